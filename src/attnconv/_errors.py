@@ -1,0 +1,30 @@
+"""The one form of the library's error messages.
+
+*argument: requirement, got value (where it came from). Fix.* The reader learns which argument is meant, what it must
+satisfy, what arrived instead, and what to do, in that order and in one line.
+"""
+
+
+def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: str = "") -> str:
+    """Format an error message; the caller raises ``ValueError`` or ``TypeError`` with it.
+
+    Args:
+        argument: name of the offending argument, in the user's spelling (``heads``, ``--batch-size``).
+        requirement: what the argument must satisfy (``must be at least 1``).
+        got: the value that arrived. Strings are taken as they stand, everything else through ``repr``; pass
+            ``repr(value)`` for a string value that needs its quotes.
+        fix: one sentence that says what to do, with its full stop. Optional.
+        origin: where the value came from (``from settings.json``). Optional.
+
+    Returns:
+        The message.
+
+    Example:
+        >>> bad("heads", "must be at least 1", 0, "Pass the number of attention heads.")
+        'heads: must be at least 1, got 0. Pass the number of attention heads.'
+        >>> bad("--lr", "must be positive", -0.1, origin="from settings.json")
+        '--lr: must be positive, got -0.1 (from settings.json).'
+    """
+    value = got if isinstance(got, str) else repr(got)
+    where = f" ({origin})" if origin else ""
+    return f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else "")

@@ -1,0 +1,23 @@
+"""What the heads of a model do, asked from the attention operators themselves."""
+
+from typing import TYPE_CHECKING
+
+from attnconv._lazy import attach
+
+if TYPE_CHECKING:
+    from attnconv.analysis.operators_of import attention_operators as attention_operators
+    from attnconv.analysis.operators_of import content_layers as content_layers
+    from attnconv.analysis.operators_of import visit_operators as visit_operators
+    from attnconv.analysis.query_maps import QueryMaps as QueryMaps
+    from attnconv.analysis.query_maps import mean_query_maps as mean_query_maps
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "QueryMaps": "query_maps",
+            "attention_operators": "operators_of",
+            "content_layers": "operators_of",
+            "mean_query_maps": "query_maps",
+            "visit_operators": "operators_of",
+        },
+    )

@@ -1,0 +1,105 @@
+"""The attention operators that a model uses on given images.
+
+A forward pre-hook on every `SelfAttention` layer sees the layer's input on its way in and asks the layer for its
+operator there: the very probabilities of this forward pass, whatever backend contracts them. The hooks are removed when
+the pass ends, also when it fails.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import AttentionOperator
+
+
+def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
+    """The operators of all attention layers of a model, by the layers' names.
+
+    Operators of content-based layers hold queries and keys of every image: use `visit_operators` where they are needed
+    one at a time.
+
+    Args:
+        model: Any module with `SelfAttention` layers. It runs in evaluation mode and without gradients, and is left in
+            the mode it was in.
+        images: What the model's forward pass takes, (b, c, height, width).
+
+    Returns:
+        Name of the layer in the model -> its operator, in the order in which the layers run. A layer that runs several
+        times keeps its last operator.
+
+    Raises:
+        ValueError: The model has no attention layer that runs.
+
+    Example:
+        >>> from attnconv import SelfAttention2d
+        >>> layer = SelfAttention2d(3, 4, heads=2)
+        >>> operators = attention_operators(nn.Sequential(layer, nn.ReLU()), torch.zeros(1, 3, 5, 6))
+        >>> {name: operator.grid.sizes for name, operator in operators.items()}
+        {'0': (5, 6)}
+    """
+    found: dict[str, AttentionOperator] = {}
+    visit_operators(model, images, found.__setitem__)
+    return found
+
+
+def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
+    """Names of the layers whose probabilities depend on what an image shows, not on positions alone.
+
+    Args:
+        model: See `attention_operators`.
+        images: (b, c, height, width), b at least 2; their values do not matter.
+
+    Raises:
+        ValueError: Fewer than two images, or no attention layer that runs.
+    """
+    if len(images) < 2:
+        raise ValueError(bad("images", "must hold at least two images", len(images)))
+    found: dict[str, bool] = {}
+
+    def look(name: str, operator: AttentionOperator) -> None:
+        found[name] = operator.batch > 1
+
+    visit_operators(model, images, look)
+    return tuple(name for name, content in found.items() if content)
+
+
+def visit_operators(model: nn.Module, images: Tensor, visit: Callable[[str, AttentionOperator], None]) -> None:
+    """Run a model once and hand each attention layer's operator to a function, just before the layer runs.
+
+    Args:
+        model: See `attention_operators`.
+        images: What the model's forward pass takes.
+        visit: Called with the layer's name and its operator, without gradients.
+
+    Raises:
+        ValueError: The model has no attention layer that runs.
+    """
+    visited = False
+
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            nonlocal visited
+            visited = True
+            assert isinstance(layer, SelfAttention)
+            visit(name, layer.operator(inputs[0]))
+
+        return hook
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
+    modes = [(module, module.training) for module in model.modules()]
+    hooks = [layer.register_forward_pre_hook(hook_of(name)) for name, layer in layers.items()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    if not visited:
+        fix = "Attention of other libraries' models is not read here."
+        raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))

@@ -1,0 +1,127 @@
+"""What an encoding is: learned parameters that say how much a query likes a shift, laid over a grid as an operator.
+
+Two open classes cover encodings of one's own. Derive from `SeparableEncoding` where the score is a sum over axes (its
+operator is a `Kronecker` product, the fast case) and from `JointEncoding` where it is not (`Toeplitz`); implement one
+method. Every other class of the room is final. `docs/own-encoding.md` walks through an example.
+"""
+
+import abc
+from typing import ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, all_queries, score_dtype
+from attnconv.operators.content import axis_sum
+from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.toeplitz import Toeplitz
+
+POSITION = "position-position"
+
+
+class Encoding(nn.Module, abc.ABC):
+    """How much each head's query likes each key, as a function of positions and perhaps of content.
+
+    Args:
+        heads: Number of heads h, at least 1.
+        dims: Number of axes, 1 to 3.
+
+    Attributes:
+        undecayed: Names of the parameters that weight decay must leave alone (a centre has no reason to be small).
+    """
+
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    heads: int
+    dims: int
+
+    def __init__(self, heads: int, dims: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ValueError(bad("heads", "must be at least 1", heads))
+        if dims not in (1, 2, 3):
+            raise ValueError(bad("dims", "must be 1, 2 or 3", dims))
+        self.heads = heads
+        self.dims = dims
+
+    @abc.abstractmethod
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
+        """The encoding laid over a grid. Position-only encodings look at no value of x."""
+
+    @abc.abstractmethod
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+        """The terms of the score, each over the whole lattice; their sum is what the softmax sees.
+
+        Keys are those of equations (7) and (8) that the encoding has: `content-content`, `content-position`,
+        `position-content`, `position-position`.
+        """
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, dims={self.dims}"
+
+
+class SeparableEncoding(Encoding):
+    """A position-only encoding whose score is a sum over axes: implement `axis_scores`."""
+
+    @abc.abstractmethod
+    def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
+        """The part of the score that one axis contributes, for each head.
+
+        Args:
+            axis: Which axis, 0 for the first (height in 2-D).
+            shifts: Key minus query along that axis, whole numbers. Column l is the l-th lattice point, row i the i-th
+                query; each row counts up by one.
+        """
+
+    @final
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker:
+        return Kronecker.from_scores(grid, self._scores(grid, x))
+
+    @final
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
+        scores = enumerate(self._scores(grid, x))
+        return {POSITION: axis_sum([over_queries(grid, dim, score) for dim, score in scores])[None]}
+
+    def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
+        dtype = score_dtype(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
+
+
+class JointEncoding(Encoding):
+    """A position-only encoding whose score couples the axes: implement `scores`."""
+
+    @abc.abstractmethod
+    def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:
+        """The score of every shift, for each head.
+
+        Args:
+            shifts: Key minus query, whole numbers, one per axis in the last dimension.
+        """
+
+    @final
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Toeplitz:
+        dtype = score_dtype(x.dtype)
+        axes = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
+        with torch.autocast(x.device.type, enabled=False):
+            return Toeplitz(grid, self.scores(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)))
+
+    @final
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
+        dtype = score_dtype(x.dtype)
+        queries = _points([axis.query_positions(x.device) for axis in grid.axes])
+        lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes])
+        with torch.autocast(x.device.type, enabled=False):
+            return {POSITION: self.scores((lattice[None, :] - queries[:, None]).to(dtype))[None]}
+
+
+def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> Float[Tensor, "h flat lattice"]:
+    """A score of one axis's queries -> the same for every query of the grid, flat and row-major."""
+    return score.index_select(1, grid.unravel(all_queries(grid, score.device))[dim])
+
+
+def _points(axes: list[Tensor]) -> Tensor:
+    """All points of a product of axes, row-major: (points, dims)."""
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)

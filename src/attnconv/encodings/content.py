@@ -1,0 +1,57 @@
+"""What encodings with content share: queries at the pixels under them, keys over the lattice, scores per axis."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv.grid import Grid
+from attnconv.operators.base import all_queries, score_dtype
+
+
+def pixel_queries(linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b h n e"]:
+    """Query vectors of the pixels under the queries, in the dtype of scores."""
+    return split_heads(linear(grid.at_queries(x)), heads)
+
+
+def lattice_keys(
+    linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]
+) -> Float[Tensor, "b h lattice e"]:
+    """Key vectors of every lattice point (a point that holds zeros has the key of a zero pixel), in the scores' dtype."""
+    return split_heads(linear(grid.extend(x)), heads)
+
+
+def position_scores(
+    query: Float[Tensor, "one_or_b h n e"], vectors: Float[Tensor, "t e"], rows: Int[Tensor, "axis_n lattice"], dim: int, grid: Grid
+) -> Float[Tensor, "one_or_b h n lattice"]:
+    """q . r[shift along axis `dim`]: every query meets every vector once, then picks those of its own shifts.
+
+    Args:
+        query: Query vectors of all queries of the grid.
+        vectors: The vectors r of all shifts along the axis.
+        rows: Which vector belongs to each of the axis's (query, lattice point) pairs.
+        dim: The axis.
+        grid: The grid.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        products = query @ vectors.mT  # (b, h, n, t)
+        picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)
+        return products.gather(-1, picked.expand(*products.shape[:2], -1, -1))
+
+
+def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
+    """The length of a head's query and key: in_channels unless said otherwise."""
+    if in_channels < 1:
+        raise ValueError(bad("in_channels", "must be at least 1", in_channels))
+    channels = in_channels if head_channels is None else head_channels
+    if channels < 1 or channels % multiple_of:
+        origin = "from in_channels" if head_channels is None else ""
+        fix = "Pass head_channels=."
+        raise ValueError(bad("head_channels", f"must be a positive multiple of {multiple_of}", channels, fix, origin=origin))
+    return channels
+
+
+def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
+    """Channels of all heads -> one vector per head and point, in the dtype of scores."""
+    split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
+    return split.transpose(1, 2).to(score_dtype(flat.dtype))

@@ -1,0 +1,149 @@
+"""Quadratic encodings: each head is a Gaussian around a shift of its own. Equations (9), (14), (18), (19).
+
+    isotropic     score_h(delta) = -alpha_h |delta - Delta_h|^2,                       alpha_h = s_h^2 / 2
+    diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
+    generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
+
+The softmax does not see a constant, so scores are taken relative to a nearby shift d0:
+
+    |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta).
+
+With d0 the row's nearest key nothing overflows or cancels, however far the centre lies or however sharp the head is.
+"""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv.encodings.base import JointEncoding, SeparableEncoding
+from attnconv.operators.base import score_dtype
+
+
+@final
+class Quadratic(SeparableEncoding):
+    """The paper's quadratic encoding, one centre and one width per head (per axis if diagonal).
+
+    Args:
+        heads: Number of heads.
+        dims: Number of axes.
+        diagonal: One width per axis instead of one per head.
+        centre_std: Standard deviation of the initial centres, in pixels. The paper writes N(0, 2 I), a variance; its
+            code draws with standard deviation 2, the default here.
+        spread_std: Standard deviation of the initial spreads s around 1.
+
+    Attributes:
+        centres: Delta, the shift that a head looks at, (h, dims) in pixels.
+        spread: s, (h, 1) or (h, dims); alpha = s^2 / 2.
+
+    Example:
+        >>> encoding = Quadratic(9, dims=2)
+        >>> sum(p.numel() for p in encoding.parameters())
+        27
+    """
+
+    undecayed = ("centres", "spread")
+
+    def __init__(
+        self, heads: int, dims: int = 2, *, diagonal: bool = False, centre_std: float = 2.0, spread_std: float = 0.01
+    ) -> None:
+        super().__init__(heads, dims)
+        self.centres = nn.Parameter(torch.randn(heads, dims) * centre_std)
+        self.spread = nn.Parameter(1 + torch.randn(heads, dims if diagonal else 1) * spread_std)
+
+    @property
+    def alpha(self) -> Float[Tensor, "h one_or_dims"]:
+        """How sharp each head is: s^2 / 2, in 1 / pixel^2."""
+        return self.spread.to(score_dtype(self.spread.dtype)).square() / 2
+
+    @property
+    def covariance(self) -> Float[Tensor, "h dims dims"]:
+        """Covariance of the Gaussian on an unbounded, continuous image: 1 / (2 alpha) on the diagonal, in pixel^2."""
+        return torch.diag_embed((0.5 / self.alpha).expand(self.heads, self.dims))
+
+    @property
+    def anchor(self) -> Float[Tensor, ""]:
+        """A number that depends on every parameter: what hard heads hang their zero gradients on."""
+        return self.centres.sum() + self.spread.sum()
+
+    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shift that each head attends alone, or None where a head is soft. Looks at values.
+
+        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps. With f the
+        distance of the centre from it along an axis and S = sum_k exp(-alpha (k^2 - 2 k f)), that mass is 1 - prod 1/S.
+        """
+        with torch.no_grad():
+            centres, alpha = self.centres.double(), self.alpha.double().expand(self.heads, self.dims)
+            nearest = centres.round()
+            steps = torch.arange(-8, 9, device=centres.device, dtype=centres.dtype)
+            weights = torch.exp(-alpha[..., None] * steps * (steps - 2 * (centres - nearest)[..., None]))
+            off = -torch.expm1(-torch.log1p(weights.sum(-1) - weights[..., 8]).sum(-1))  # without the nearest's own 1
+            if not bool((off <= torch.finfo(self.centres.dtype).eps).all()):
+                return None
+            return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
+
+    def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
+        alpha = self.alpha[:, axis if self.alpha.shape[1] > 1 else 0].to(shifts.dtype)[:, None, None]
+        centre = self.centres[:, axis].to(shifts.dtype)[:, None, None]
+        nearest = centre.detach().round().clamp(shifts[:, :1], shifts[:, -1:])  # (h, n, 1)
+        return -alpha * (shifts - nearest) * (shifts + nearest - 2 * centre)
+
+
+@final
+class GeneralizedQuadratic(JointEncoding):
+    """The paper's generalised quadratic encoding: a full covariance per head (appendix E).
+
+    Args:
+        heads: Number of heads.
+        dims: Number of axes.
+        centre_std: Standard deviation of the initial centres, in pixels.
+        spread_std: Standard deviation of the entries of the initial S around the identity.
+
+    Attributes:
+        centres: Delta, (h, dims) in pixels.
+        root_precision: S, (h, dims, dims), free; the precision P = S S^T is positive semi-definite whatever S is.
+
+    Example:
+        >>> encoding = GeneralizedQuadratic(9, dims=2)
+        >>> sum(p.numel() for p in encoding.parameters())
+        54
+    """
+
+    undecayed = ("centres", "root_precision")
+
+    def __init__(self, heads: int, dims: int = 2, *, centre_std: float = 2.0, spread_std: float = 0.01) -> None:
+        super().__init__(heads, dims)
+        self.centres = nn.Parameter(torch.randn(heads, dims) * centre_std)
+        self.root_precision = nn.Parameter(torch.eye(dims) + torch.randn(heads, dims, dims) * spread_std)
+
+    @property
+    def precision(self) -> Float[Tensor, "h dims dims"]:
+        """P = S S^T, the inverse covariance, in 1 / pixel^2."""
+        root = self.root_precision.to(score_dtype(self.root_precision.dtype))
+        return root @ root.mT
+
+    @property
+    def covariance(self) -> Float[Tensor, "h dims dims"]:
+        """P^-1 in pixel^2; raises where a head's precision is singular.
+
+        Raises:
+            ValueError: A head's precision has no inverse.
+        """
+        inverse, info = torch.linalg.inv_ex(self.precision)
+        if bool(info.any()):
+            singular = info.nonzero().flatten().tolist()
+            raise ValueError(bad("root_precision", "must be invertible to have a covariance", f"singular heads {singular}"))
+        return inverse
+
+    def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:
+        lead = (1,) * (shifts.dim() - 1)
+        root = self.root_precision.to(shifts.dtype)
+        centres = self.centres.to(shifts.dtype)
+        flat = shifts.flatten(0, -2)
+        near = centres.detach().round().clamp(flat.amin(0), flat.amax(0)).reshape(-1, *lead, self.dims)
+        centre = centres.reshape(-1, *lead, self.dims)
+        left = (shifts - near).flatten(1, -2) @ root  # (h, points, dims): S^T (delta - d0)
+        right = (shifts + near - 2 * centre).flatten(1, -2) @ root
+        return (-0.5 * (left * right).sum(-1)).unflatten(1, shifts.shape[:-1])

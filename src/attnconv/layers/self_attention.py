@@ -1,0 +1,339 @@
+"""SelfAttention1d/2d/3d: multi-head self-attention over images, a drop-in for nn.Conv1d/2d/3d.
+
+    out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b                                        equations (11) and (12)
+
+The encoding gives A, the operator contracts it with the image and with one matrix per head. W_h is one matrix (merged)
+or W_val,h W_out,h through `head_channels` numbers (factored). Images are (b, c, *sizes) outside, channels last inside;
+a tensor in channels-last memory format passes without a copy.
+"""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal, TypeAlias, final, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv.encodings.base import Encoding
+from attnconv.encodings.named import encoding_named
+from attnconv.encodings.quadratic import Quadratic
+from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
+from attnconv.operators.base import AttentionOperator
+from attnconv.operators.dense import Dense
+from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.shift import Shift
+
+Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+Plan: TypeAlias = Literal["dense", "structured", "shift"]
+DENSE_KEYS = 20 * 20  # up to this many keys one large product mixes faster than two small ones
+
+
+class SelfAttention(nn.Module, abc.ABC):
+    """Multi-head self-attention over a grid; abstract, use `SelfAttention1d`, `SelfAttention2d` or `SelfAttention3d`.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        heads: Number of heads, at least 1.
+        encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
+            `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
+        stride: Distance between queries, in pixels; one number or one per axis. The output has ceil(size / stride).
+        padding: Points that the border rule adds around the image: a number, one per axis, or (before, after) per axis.
+        border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `Grid`.
+        window: None, or the extent per axis of the convolution whose number of outputs the layer takes over.
+        bias: Add a learned vector to the output.
+        groups: Channel groups, as in a grouped convolution; divides both numbers of channels.
+        head_channels: None for merged weights W_h, or the width D_h of factored ones, W_h = W_val,h W_out,h.
+        attention_dropout: Probability of dropping an attention probability in training; runs dense.
+        backend: `auto` chooses by size; `reference` is the softmax of all scores, the formula itself; `structured` the
+            encoding's own operator; `dense` stores that operator's matrix. See also `plan`.
+        device: Where the parameters live.
+        dtype: Their dtype.
+
+    Attributes:
+        encoding: The encoding, with its parameters.
+        weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
+        value_weight, output_weight: Factored weights (heads, in_channels, head_channels) and
+            (heads, head_channels, out_channels); None if merged.
+        bias: (out_channels,), or None.
+
+    Raises:
+        ValueError: An argument is out of range, or the encoding has another number of heads or axes.
+    """
+
+    dims: ClassVar[int]
+
+    def __init__(  # noqa: PLR0913 - the public face mirrors nn.Conv2d's
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int,
+        *,
+        encoding: Encoding | str = "quadratic",
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        border: Border = "renormalise",
+        window: Sequence[int] | None = None,
+        bias: bool = True,
+        groups: int = 1,
+        head_channels: int | None = None,
+        attention_dropout: float = 0.0,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_channels(in_channels, out_channels, heads, groups, head_channels)
+        check_border(border)
+        check_device_dtype(device, dtype)
+        if not 0 <= attention_dropout < 1:
+            raise ValueError(bad("attention_dropout", "must be at least 0 and below 1", attention_dropout))
+        if backend not in BACKENDS:
+            raise ValueError(bad("backend", f"must be one of {', '.join(BACKENDS)}", repr(backend)))
+        self.in_channels, self.out_channels, self.heads, self.groups = in_channels, out_channels, heads, groups
+        self.stride = per_axis("stride", stride, self.dims, least=1)
+        self.padding = padding_pairs(padding, self.dims)
+        self.border: Border = border
+        self.window = None if window is None else per_axis("window", window, self.dims, least=1)
+        self.attention_dropout = attention_dropout
+        self.backend: Backend = backend
+        self.encoding = self._encoding(encoding)
+        self.weight: nn.Parameter | None = None
+        self.value_weight: nn.Parameter | None = None
+        self.output_weight: nn.Parameter | None = None
+        if head_channels is None:
+            self.weight = nn.Parameter(torch.empty(heads, in_channels // groups, out_channels))
+        else:
+            self.value_weight = nn.Parameter(torch.empty(heads, in_channels, head_channels))
+            self.output_weight = nn.Parameter(torch.empty(heads, head_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self._plan: Plan | None = None
+        self._shifts: tuple[tuple[int, ...], ...] = ()
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+        self.register_load_state_dict_post_hook(_after_loading)
+
+    def reset_parameters(self) -> None:
+        """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
+        if self.weight is not None:
+            fan_in = self.heads * (self.in_channels // self.groups)
+            nn.init.uniform_(self.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+        if self.value_weight is not None and self.output_weight is not None:
+            fan_in = self.heads * self.output_weight.shape[1]
+            nn.init.uniform_(self.value_weight, -1 / math.sqrt(self.in_channels), 1 / math.sqrt(self.in_channels))
+            nn.init.uniform_(self.output_weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+    @final
+    def forward(self, x: Float[Tensor, "b c *sizes"]) -> Float[Tensor, "b d *queries"]:
+        """The layer's output, equation (12).
+
+        Args:
+            x: Images of any size, (b, in_channels, *sizes).
+
+        Raises:
+            ValueError: Wrong rank or channels, or an axis without a pixel.
+            TypeError: x has another dtype than the layer, and no autocast is on.
+        """
+        self._check(x)
+        pixels = x.movedim(1, -1)
+        operator = self._operator(pixels)
+        if self.attention_dropout > 0 and self.training:
+            operator = Dense(operator.grid, F.dropout(operator.to_dense(), self.attention_dropout))
+        if self.weight is not None:
+            out = operator.contract(pixels, self.weight, self.groups)
+        else:
+            assert self.value_weight is not None and self.output_weight is not None
+            values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
+            out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
+        return (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
+
+    @final
+    def operator(self, x: Float[Tensor, "b c *sizes"]) -> AttentionOperator:
+        """The attention operator that the layer uses on x; a position-only encoding looks at x's shape alone."""
+        self._check(x)
+        return self._operator(x.movedim(1, -1))
+
+    @final
+    def score_terms(self, x: Float[Tensor, "b c *sizes"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+        """The terms of equation (7) or (8) apart, each over the lattice; the softmax of their sum is the attention."""
+        self._check(x)
+        return self.encoding.terms(self.grid(x.shape[2:]), x.movedim(1, -1))
+
+    @final
+    def grid(self, sizes: Sequence[int]) -> Grid:
+        """The grid of this layer over an image of `sizes`."""
+        return Grid.make(
+            tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window
+        )
+
+    @final
+    def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
+        """Decide now how the layer runs on images of about `sizes`, and keep to it, also when traced or exported.
+
+        A forward pass never looks at a parameter's value, and under a compiler not at a size; a plan may do both. With
+        `auto` hard heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not
+        follow later changes of the centres; `unplan`, or loading a state dict, discards the plan.
+
+        Args:
+            sizes: Pixels per axis.
+            choose: `auto`, or what to fix: `dense`, `structured`, or `shift`.
+
+        Returns:
+            What was chosen.
+
+        Raises:
+            ValueError: `shift` was asked for and some head does not attend a single key.
+        """
+        shifts = self.encoding.hard_shifts() if isinstance(self.encoding, Quadratic) else None
+        if choose == "shift" and shifts is None:
+            fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
+            raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
+        if choose == "auto":
+            choose = "dense" if math.prod(sizes) <= DENSE_KEYS else "structured"
+            choose = choose if shifts is None else "shift"
+        self._plan, self._shifts = choose, shifts or ()
+        return choose
+
+    @final
+    def unplan(self) -> None:
+        """Discard the plan: choose anew at every call."""
+        self._plan, self._shifts = None, ()
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
+        if any(pad != (0, 0) for pad in self.padding):
+            text += f", padding={self.padding}"
+        if self.groups > 1:
+            text += f", groups={self.groups}"
+        if self.output_weight is not None:
+            text += f", head_channels={self.output_weight.shape[1]}"
+        return text + ("" if self.backend == "auto" else f", backend={self.backend}")
+
+    def _encoding(self, encoding: Encoding | str) -> Encoding:
+        if isinstance(encoding, str):
+            return encoding_named(encoding, self.in_channels, self.heads, self.dims)
+        if not isinstance(encoding, Encoding):
+            raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
+        if (encoding.heads, encoding.dims) != (self.heads, self.dims):
+            got = f"heads={encoding.heads}, dims={encoding.dims}"
+            raise ValueError(bad("encoding", f"must have heads={self.heads} and dims={self.dims} as the layer does", got))
+        return encoding
+
+    def _operator(self, pixels: Tensor) -> AttentionOperator:
+        grid = self.grid(pixels.shape[1:-1])
+        if self._plan == "shift":
+            assert isinstance(self.encoding, Quadratic)
+            return Shift(grid, self._shifts, self.encoding.anchor)
+        if self.backend == "reference":
+            return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
+        operator = self.encoding.operator(grid, pixels)
+        if self._plan == "dense" or self.backend == "dense" or self._small(operator):
+            return Dense.of(operator)
+        return operator
+
+    def _terms(self, grid: Grid, pixels: Tensor) -> list[Tensor]:
+        return list(self.encoding.terms(grid, pixels).values())
+
+    def _small(self, operator: AttentionOperator) -> bool:
+        """Whether auto prefers the product of small factors as one matrix; no question under a compiler."""
+        if self._plan is not None or self.backend != "auto" or torch.compiler.is_compiling():
+            return False
+        return isinstance(operator, Kronecker) and operator.grid.key_count <= DENSE_KEYS
+
+    def _check(self, x: Tensor) -> None:
+        kind = f"SelfAttention{self.dims}d"
+        if x.dim() != self.dims + 2:
+            sizes = ", ".join(("length", "height, width", "depth, height, width")[self.dims - 1].split(", "))
+            raise ValueError(bad("x", f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
+        if x.shape[1] != self.in_channels:
+            raise ValueError(bad("x", f"{kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}"))
+        if any(size < 1 for size in x.shape[2:]):
+            raise ValueError(bad("x", "every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
+        dtype = next(self.parameters()).dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            fix = f"Convert with x.to({dtype}) or layer.to({x.dtype})."
+            raise TypeError(bad("x", f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+
+
+@final
+class SelfAttention1d(SelfAttention):
+    """Multi-head self-attention over sequences: (b, in_channels, length) -> (b, out_channels, length).
+
+    See `SelfAttention` for the arguments.
+
+    Example:
+        >>> import torch
+        >>> SelfAttention1d(2, 3, heads=5)(torch.zeros(1, 2, 10)).shape
+        torch.Size([1, 3, 10])
+    """
+
+    dims = 1
+
+
+@final
+class SelfAttention2d(SelfAttention):
+    """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
+
+    See `SelfAttention` for the arguments.
+
+    Example:
+        >>> import torch
+        >>> layer = SelfAttention2d(3, 8, heads=9, stride=2)
+        >>> layer(torch.zeros(1, 3, 5, 6)).shape
+        torch.Size([1, 8, 3, 3])
+        >>> layer.operator(torch.zeros(1, 3, 5, 6)).rows(torch.tensor([0, 4])).shape
+        torch.Size([1, 9, 2, 30])
+    """
+
+    dims = 2
+
+
+@final
+class SelfAttention3d(SelfAttention):
+    """Multi-head self-attention over volumes: (b, in, depth, height, width) -> (b, out, depth, height, width).
+
+    See `SelfAttention` for the arguments.
+
+    Example:
+        >>> import torch
+        >>> SelfAttention3d(1, 2, heads=4)(torch.zeros(1, 1, 3, 4, 5)).shape
+        torch.Size([1, 2, 3, 4, 5])
+    """
+
+    dims = 3
+
+
+def check_device_dtype(device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    """Refuse what no layer can hold: dtypes that are not floating, and float64 on Apple's MPS."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(bad("dtype", "must be a floating dtype", str(dtype)))
+    if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
+        raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
+
+
+def _check_channels(inputs: int, outputs: int, heads: int, groups: int, head_channels: int | None) -> None:
+    for name, value in (("in_channels", inputs), ("out_channels", outputs), ("heads", heads), ("groups", groups)):
+        if value < 1:
+            raise ValueError(bad(name, "must be at least 1", value))
+    if inputs % groups or outputs % groups:
+        got = f"groups={groups} for {inputs} -> {outputs} channels"
+        raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
+    if head_channels is not None and (head_channels < 1 or groups > 1):
+        got = f"head_channels={head_channels} with groups={groups}"
+        raise ValueError(bad("head_channels", "must be at least 1, and factored weights have one group", got))
+
+
+def _after_loading(layer: nn.Module, _incompatible: object) -> None:
+    """A plan made for other values no longer holds, and values that are not numbers must not go unnoticed."""
+    assert isinstance(layer, SelfAttention)
+    layer.unplan()
+    for name, value in layer.named_parameters():
+        if not value.is_meta and not bool(torch.isfinite(value).all()):
+            raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin="from the loaded state dict"))

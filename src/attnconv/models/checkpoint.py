@@ -1,0 +1,271 @@
+"""Checkpoints: a model's weights and everything needed to use them, in one safetensors file.
+
+The tensors are the model's state dict. The header's map of strings says what they are:
+
+    format            "attnconv"
+    format_version    a whole number; what is written today is FORMAT_VERSION
+    settings          JSON, `settings.to_dict`: from it the model is built
+    classes           JSON list of names, in the order of the logits
+    mean, std         JSON lists: the normalisation of each image channel
+    attnconv_version  the library that wrote it
+    extra             JSON: whatever the writer wants to remember (metrics, epoch, preset)
+
+Older versions are brought up to date by `MIGRATIONS`, one step at a time; newer ones are refused.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import attnconv
+from attnconv._errors import bad
+from attnconv.models.atomic import write_atomically
+from attnconv.models.build import build
+from attnconv.models.settings import ModelSettings, from_dict, to_dict
+from attnconv.models.weights_file import read_metadata
+
+FORMAT = "attnconv"
+FORMAT_VERSION = 1
+
+Contents: TypeAlias = tuple[dict[str, str], dict[str, Tensor]]  # metadata, tensors
+Migration: TypeAlias = Callable[[dict[str, str], dict[str, Tensor]], Contents]
+
+# version -> what turns its contents into the next version's. Version 1 is the first, so there is none yet.
+MIGRATIONS: Mapping[int, Migration] = {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        tensors: the model's state dict, on the CPU.
+        settings: of the model.
+        classes: names in the order of the logits; empty where the writer had none.
+        mean: of each image channel in the training set, for images in [0, 1]; empty where the writer had none.
+        std: deviation of each image channel, likewise.
+        extra: whatever the writer wanted to remember.
+        version: of the library that wrote it.
+        source: where it was read.
+    """
+
+    tensors: Mapping[str, Tensor]
+    settings: ModelSettings
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""
+    source: str = ""
+
+
+def save_weights(
+    path: str | Path,
+    model: nn.Module,
+    settings: ModelSettings,
+    *,
+    classes: tuple[str, ...] = (),
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint. The file is either whole or, after a full disk or a kill, the one that was there before.
+
+    Args:
+        path: the file, usually `*.safetensors`; missing folders are made.
+        model: built from `settings`; its tensors may lie on any device.
+        settings: of the model.
+        classes: names in the order of the logits.
+        mean: normalisation of the images, for each channel.
+        std: likewise.
+        extra: plain JSON values to remember.
+
+    Raises:
+        ValueError: if the model's tensors are not those of the settings, or one of them holds NaN or infinity.
+        TypeError: if `extra` is not made of plain JSON values.
+        OSError: if the file cannot be written.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    check_tensors(tensors, settings, argument="model")
+    _refuse_nonfinite(tensors, argument="model", origin="")
+    metadata = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "settings": json.dumps(to_dict(settings)),
+        "classes": json.dumps(list(classes)),
+        "mean": json.dumps([float(value) for value in mean]),
+        "std": json.dumps([float(value) for value in std]),
+        "attnconv_version": attnconv.__version__,
+        "extra": _as_json(extra),
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, safetensors.torch.save(tensors, metadata))
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read and check a checkpoint. Nothing in the file is executed.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is a pickle, truncated, not a safetensors file, not written by this library, or written
+            in a newer version of its format; if its tensors are not those of its settings, or not finite.
+    """
+    path = Path(path)
+    metadata = read_metadata(path)
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
+    version = _format_version(metadata, path)
+    metadata, tensors = migrate(metadata, tensors, version=version, origin=str(path))
+    checkpoint = _interpret(metadata, tensors, path)
+    check_tensors(checkpoint.tensors, checkpoint.settings, argument="checkpoint", origin=str(path))
+    _refuse_nonfinite(checkpoint.tensors, argument="checkpoint", origin=str(path))
+    return checkpoint
+
+
+def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint into a model that exists already.
+
+    Raises:
+        ValueError: if the model's tensors differ from the checkpoint's in name or shape; the message says which.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _refuse_mismatch(checkpoint.tensors, shapes, argument="checkpoint", origin=checkpoint.source)
+    model.load_state_dict(dict(checkpoint.tensors))
+
+
+def migrate(
+    metadata: dict[str, str],
+    tensors: dict[str, Tensor],
+    *,
+    version: int,
+    target: int = FORMAT_VERSION,
+    migrations: Mapping[int, Migration] = MIGRATIONS,
+    origin: str = "",
+) -> Contents:
+    """Bring contents of an older format version up to `target`, one version at a time.
+
+    Raises:
+        ValueError: if the version is newer than the target, or no migration leads on from one on the way.
+    """
+    if version > target:
+        requirement = f"must have format version {target} or older"
+        fix = f"It was written by attnconv {metadata.get('attnconv_version', 'unknown')}; install that or a newer one."
+        raise ValueError(bad("checkpoint", requirement, version, fix, origin=origin))
+    while version < target:
+        if version not in migrations:
+            requirement = f"must have a format version that leads to {target} ({sorted(migrations)} do)"
+            raise ValueError(bad("checkpoint", requirement, version, origin=origin))
+        metadata, tensors = migrations[version](metadata, tensors)
+        version += 1
+    return metadata, tensors
+
+
+def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, argument: str, origin: str = "") -> None:
+    """Hold tensors against those that a model of these settings has, without the memory for a second model.
+
+    Raises:
+        ValueError: if a name is missing or unknown, or a shape differs.
+    """
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in build(settings).state_dict().items()}
+    _refuse_mismatch(tensors, expected, argument=argument, origin=origin)
+
+
+def _format_version(metadata: Mapping[str, str], path: Path) -> int:
+    if metadata.get("format") != FORMAT:
+        got = f"a safetensors file with the metadata {sorted(metadata)}" if metadata else "one without metadata"
+        fix = "Build the model, load these tensors into it, and write it with attnconv.models.save_weights."
+        raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=str(path)))
+    text = metadata.get("format_version", "")
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise ValueError(bad("checkpoint", "must say its format version", repr(text), origin=str(path)))
+    return int(text)
+
+
+def _interpret(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], path: Path) -> Checkpoint:
+    origin = f"from {path}"
+    settings = from_dict(_json_value(metadata, "settings", dict, path), origin=origin)
+    return Checkpoint(
+        tensors=tensors,
+        settings=settings,
+        classes=_json_list(metadata, "classes", str, path),
+        mean=_json_list(metadata, "mean", float, path),
+        std=_json_list(metadata, "std", float, path),
+        extra=_json_value(metadata, "extra", dict, path),
+        version=metadata.get("attnconv_version", ""),
+        source=str(path),
+    )
+
+
+def _json_value(metadata: Mapping[str, str], name: str, kind: type, path: Path) -> Any:
+    text = metadata.get(name)
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        requirement = f"must hold a JSON {'map' if kind is dict else 'list'} under {name!r}"
+        raise ValueError(bad("checkpoint", requirement, repr(text), origin=str(path)))
+    return value
+
+
+def _json_list(metadata: Mapping[str, str], name: str, kind: type, path: Path) -> tuple[Any, ...]:
+    values = _json_value(metadata, name, list, path)
+    if not all(isinstance(value, kind) for value in values):
+        requirement = f"must hold a JSON list of {'names' if kind is str else 'numbers with a point'} under {name!r}"
+        raise ValueError(bad("checkpoint", requirement, values, origin=str(path)))
+    return tuple(values)
+
+
+def _as_json(extra: Mapping[str, Any] | None) -> str:
+    values = {} if extra is None else dict(extra)
+    try:
+        return json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(bad("extra", "must be made of plain JSON values", f"{values!r} ({error})")) from error
+
+
+def _refuse_mismatch(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], *, argument: str, origin: str
+) -> None:
+    missing = [name for name in expected if name not in tensors]
+    unknown = [name for name in tensors if name not in expected]
+    shapes = [
+        f"{name} of shape {tuple(tensors[name].shape)} in place of {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    differences = [_some("no", missing), _some("unexpected", unknown), _some("", shapes)]
+    if any(differences):
+        got = "; ".join(text for text in differences if text)
+        fix = "It belongs to a model of another preset or with other settings."
+        raise ValueError(bad(argument, f"must hold the {len(expected)} tensors of its model", got, fix, origin=origin))
+
+
+def _some(label: str, names: list[str]) -> str:
+    """The first three names and the number of the others."""
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{label} {', '.join(names[:3])}{more}".strip()
+
+
+def _refuse_nonfinite(tensors: Mapping[str, Tensor], *, argument: str, origin: str) -> None:
+    wrong = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if wrong:
+        fix = "The training that made it diverged; use an earlier checkpoint, or a lower learning rate."
+        got = f"NaN or infinity in {_some('', wrong)}"
+        raise ValueError(bad(argument, "must hold finite numbers only", got, fix, origin=origin))

@@ -1,0 +1,169 @@
+"""The paper's image classifier, attention only: section 4.1 and the counts of its Tables 1 and 4.
+
+    positions   space to depth: a square of p x p pixels becomes one position of c p^2 channels (invertible)
+    embedding   linear
+    blocks      attention with a merged W^(h) per head (equation 11), a second linear map, residual, layer norm;
+                MLP with exact GELU, residual, layer norm
+    head        mean over positions, linear
+
+Nothing says where a position is except the relative scores inside the attention layers, so one model serves images of
+any size and shape that p divides. The hidden state lies in memory as (b, height, width, c), the form in which both the
+linear maps and the attention layers are fastest; the attention layers take and give (b, c, height, width) *views*.
+"""
+
+from typing import final
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv.encodings import (
+    Absolute,
+    Encoding,
+    GeneralizedQuadratic,
+    LearnedPositions,
+    LearnedRelative,
+    LearnedRelativeContent,
+    Quadratic,
+    Relative,
+    SinusoidalPositions,
+)
+from attnconv.layers import SelfAttention2d
+from attnconv.models.images import check_images
+from attnconv.models.settings import AttentionSettings, problems
+
+
+@final
+class AttentionClassifier(nn.Module):
+    """Space to depth, linear embedding, attention blocks, mean over positions, linear head.
+
+    Args:
+        settings: sizes, encoding, norms and dropouts. The default is the paper's quadratic model.
+
+    Raises:
+        ValueError: if the settings are not legal; all problems are named together.
+
+    Example:
+        >>> import torch
+        >>> settings = AttentionSettings(layers=1, heads=4, width=16, mlp_width=16)
+        >>> AttentionClassifier(settings)(torch.zeros(2, 3, 8, 12)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, settings: AttentionSettings) -> None:
+        super().__init__()
+        wrong = problems(settings, prefix="settings")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        self.image_channels = settings.image_channels
+        self.downsampling = settings.downsampling
+        self.embedding = nn.Linear(settings.image_channels * settings.downsampling**2, settings.width)
+        self.blocks = nn.Sequential(*(AttentionBlock(settings, heads) for heads in settings.heads_per_layer))
+        # Post-norm blocks end with a norm; pre-norm blocks leave a bare sum of branches.
+        pre_norm = settings.norm == "pre"
+        self.norm = nn.LayerNorm(settings.width, settings.norm_epsilon) if pre_norm else nn.Identity()
+        self.head = nn.Linear(settings.width, settings.classes)
+
+    def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
+        """Logits of images (b, c, height, width); the downsampling divides height and width.
+
+        Raises:
+            TypeError: if the images are not floating point.
+            ValueError: if their rank, number of channels or size is wrong.
+        """
+        check_images(images, channels=self.image_channels, multiple=self.downsampling)
+        hidden = self.embedding(space_to_depth(images, self.downsampling))
+        hidden = self.norm(self.blocks(hidden))
+        logits: Tensor = self.head(hidden.mean((1, 2)))
+        return logits
+
+
+@final
+class AttentionBlock(nn.Module):
+    """Attention and an MLP, each on a residual branch with a layer norm after the sum or before the branch.
+
+        post (the paper)    x <- norm(x + branch(x))
+        pre                 x <- x + branch(norm(x))
+
+    Args:
+        settings: of the whole model.
+        heads: number of heads of this block.
+    """
+
+    def __init__(self, settings: AttentionSettings, heads: int) -> None:
+        super().__init__()
+        width = settings.width
+        self.pre_norm = settings.norm == "pre"
+        self.attention = SelfAttention2d(
+            width,
+            width,
+            heads,
+            encoding=make_encoding(settings, heads),
+            head_channels=settings.head_channels,
+            attention_dropout=settings.attention_dropout,
+        )
+        self.output = nn.Linear(width, width)  # in the authors' code, not in the paper's equations
+        self.attention_norm = nn.LayerNorm(width, settings.norm_epsilon)
+        self.mlp_in = nn.Linear(width, settings.mlp_width)
+        self.mlp_out = nn.Linear(settings.mlp_width, width)
+        self.mlp_norm = nn.LayerNorm(width, settings.norm_epsilon)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, hidden: Float[Tensor, "b height width c"]) -> Float[Tensor, "b height width c"]:
+        if self.pre_norm:
+            hidden = hidden + self._attention_branch(self.attention_norm(hidden))
+            return hidden + self._mlp_branch(self.mlp_norm(hidden))
+        hidden = self.attention_norm(hidden + self._attention_branch(hidden))
+        normed: Tensor = self.mlp_norm(hidden + self._mlp_branch(hidden))
+        return normed
+
+    def _attention_branch(self, hidden: Tensor) -> Tensor:
+        attended = self.attention(hidden.movedim(-1, 1)).movedim(1, -1)
+        branch: Tensor = self.dropout(self.output(attended))
+        return branch
+
+    def _mlp_branch(self, hidden: Tensor) -> Tensor:
+        branch: Tensor = self.dropout(self.mlp_out(F.gelu(self.mlp_in(hidden))))
+        return branch
+
+
+def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
+    """The invertible down-sampling of Jacobsen et al. (2018), channels last.
+
+    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square, as in
+    `torch.nn.functional.pixel_unshuffle`.
+
+    Args:
+        images: their sides are multiples of `side`.
+        side: side of the square of pixels that becomes one position, at least 1.
+
+    Example:
+        >>> import torch
+        >>> space_to_depth(torch.arange(4.0).reshape(1, 1, 2, 2), 2).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    batch, channels, height, width = images.shape
+    split = images.reshape(batch, channels, height // side, side, width // side, side)
+    return split.permute(0, 2, 4, 1, 3, 5).reshape(batch, height // side, width // side, channels * side * side)
+
+
+def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
+    """A fresh encoding of the settings' name and sizes, for a layer with this many heads."""
+    width, keys = settings.width, settings.key_channels
+    positions = settings.image_size // settings.downsampling
+    match settings.encoding:
+        case "quadratic":
+            return Quadratic(heads, centre_std=settings.centre_std, spread_std=settings.spread_std)
+        case "quadratic-generalized":
+            return GeneralizedQuadratic(heads, centre_std=settings.centre_std, spread_std=settings.spread_std)
+        case "learned":
+            return LearnedRelative(heads, channels=width, max_shift=settings.max_shift)
+        case "learned-content":
+            return LearnedRelativeContent(width, heads, head_channels=keys, max_shift=settings.max_shift)
+        case "sinusoidal":
+            return Relative(width, heads, head_channels=keys)
+        case "absolute-sinusoidal":
+            return Absolute(width, heads, head_channels=keys, positions=SinusoidalPositions(width, 2))
+        case "absolute-learned":
+            table = LearnedPositions(width, (positions, positions))
+            return Absolute(width, heads, head_channels=keys, positions=table)

@@ -1,0 +1,100 @@
+"""The named models: the paper's, with the paper's hyper-parameters, and small ones that train on two CPU cores.
+
+A name stands for an architecture only; how it is trained stands in `attnconv.training.recipes` under the same name.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from attnconv._errors import bad
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with a name and one sentence about it."""
+
+    settings: ModelSettings
+    description: str
+
+
+_PAPER = AttentionSettings()
+
+# 8 x 8 positions of 48 channels: an hour on two CPU cores is some dozens of epochs of CIFAR-10. The norm stands before
+# each branch, which trains at a higher rate from the first step, and the run is too short to need dropout.
+_SMALL = AttentionSettings(
+    layers=4, width=128, mlp_width=256, downsampling=4, dropout=0.0, norm="pre", norm_epsilon=1e-5, max_shift=7
+)
+
+# Grey images of 8 x 8 pixels: every pixel is a position.
+_DIGITS = AttentionSettings(
+    layers=3,
+    width=64,
+    mlp_width=128,
+    downsampling=1,
+    dropout=0.0,
+    norm="pre",
+    norm_epsilon=1e-5,
+    max_shift=7,
+    image_size=8,
+    image_channels=1,
+)
+
+CATALOGUE: Mapping[str, Preset] = {
+    "resnet18": Preset(ResNetSettings(), "The residual network the paper compares with: ResNet-18 for 32 x 32 images."),
+    "quadratic": Preset(
+        _PAPER, "The paper's model: six layers of nine heads, each a round Gaussian with a centre and a spread."
+    ),
+    "quadratic-generalized": Preset(
+        replace(_PAPER, encoding="quadratic-generalized"),
+        "The paper's model with heads whose Gaussians may be ellipses (a full covariance).",
+    ),
+    "learned": Preset(
+        replace(_PAPER, encoding="learned"),
+        "The paper's model with learned scores for each row shift and each column shift.",
+    ),
+    "learned-content": Preset(
+        replace(_PAPER, encoding="learned-content"),
+        "The paper's model with learned relative positions and with queries and keys from the content.",
+    ),
+    "quadratic-16-heads": Preset(replace(_PAPER, heads=16), "The paper's model with sixteen heads in each layer."),
+    "quadratic-small": Preset(_SMALL, "Four layers of nine round Gaussians on 8 x 8 positions, for two CPU cores."),
+    "quadratic-generalized-small": Preset(
+        replace(_SMALL, encoding="quadratic-generalized"), "The small model with ellipses for heads."
+    ),
+    "learned-small": Preset(
+        replace(_SMALL, encoding="learned"), "The small model with learned row and column shifts, no content."
+    ),
+    "learned-content-small": Preset(
+        replace(_SMALL, encoding="learned-content"), "The small model with learned shifts and content."
+    ),
+    "resnet-small": Preset(
+        ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
+        "A residual network with about as many operations as quadratic-small.",
+    ),
+    "quadratic-digits": Preset(_DIGITS, "Three layers of nine round Gaussians for scikit-learn's 8 x 8 digits."),
+    "resnet-digits": Preset(
+        ResNetSettings(widths=(32, 64), blocks=(1, 1), image_size=8, image_channels=1),
+        "A residual network for scikit-learn's 8 x 8 digits.",
+    ),
+}
+
+PRESETS: Mapping[str, ModelSettings] = {name: preset.settings for name, preset in CATALOGUE.items()}
+
+
+def preset_settings(name: str) -> ModelSettings:
+    """Settings of the preset with this name.
+
+    Raises:
+        ValueError: if there is no such preset; the message names the nearest ones.
+
+    Example:
+        >>> preset_settings("quadratic-16-heads").heads
+        16
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+    fix = f"Did you mean {' or '.join(near)}?" if near else f"The presets are {', '.join(PRESETS)}."
+    raise ValueError(bad("preset", "must be the name of a preset", repr(name), fix))

@@ -1,0 +1,91 @@
+"""Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
+
+    score_h[q, k] = scale * (q_h . k_h)  +  sum over axes a of  B_a,h[q, k_a]
+
+Every two-dimensional relative encoding in use is such a sum over axes (a row part and a column part), so the position
+part is one (queries x positions along the axis) array per axis and no n x n bias exists.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.blockwise import apply_in_blocks, contract_in_blocks
+
+
+@final
+class Content(AttentionOperator):
+    """Attention by content, with an optional position part that is a sum over axes.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        queries: (b, h, n, e); b may be 1 for scores that no image enters.
+        keys: (b, h, lattice points, e).
+        scale: Factor on the products of queries and keys.
+        biases: None, or per axis a score (1 or b, h, n, lattice_a) that is added as it is.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        queries: Float[Tensor, "one_or_b h n e"],
+        keys: Float[Tensor, "one_or_b h lattice e"],
+        *,
+        scale: float,
+        biases: Sequence[Float[Tensor, "one_or_b h n _"]] = (),
+    ) -> None:
+        self.grid = grid
+        self.queries = queries
+        self.keys = keys
+        self.scale = scale
+        self.biases = tuple(biases)
+        self.heads = queries.shape[1]
+        self.batch = queries.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.queries.device
+
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        return contract_in_blocks(self.grid, self._rows, x, weight, groups=groups, row_elements=self._row_elements)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return apply_in_blocks(self.grid, self._rows, values, row_elements=self._row_elements)
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r m"]:
+        check_queries(queries, self.grid)
+        return self._rows(queries)
+
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r"]:
+        check_queries(queries, self.grid)
+        return (self._lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
+
+    @property
+    def _row_elements(self) -> int:
+        return self.batch * self.heads * self.grid.lattice_count
+
+    def _rows(self, queries: Tensor) -> Tensor:
+        return self.grid.fold(self._lattice_rows(queries))
+
+    def _lattice_rows(self, queries: Tensor) -> Tensor:
+        """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
+        with torch.autocast(self.device.type, enabled=False):
+            scores = (self.queries.index_select(2, queries) * self.scale) @ self.keys.transpose(-1, -2)
+            if self.biases:
+                scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
+            return torch.softmax(scores, -1)
+
+
+def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:
+    """Scores per axis -> scores over the product lattice: s[.., (l1, l2)] = s1[.., l1] + s2[.., l2]."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[..., :, None] + part[..., None, :]).flatten(-2)
+    return total

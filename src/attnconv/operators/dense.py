@@ -1,0 +1,77 @@
+"""Dense: the matrix of probabilities itself, the reference form beside which every fast form stands.
+
+    contract:  out_q = sum_h sum_k A_h[q, k] X_k W_h
+
+On small grids this is also the fastest form: one large product for the mixing, one for the projection.
+"""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, all_queries, check_queries, score_dtype
+from attnconv.operators.products import apply_rows, contract_rows
+
+
+@final
+class Dense(AttentionOperator):
+    """Attention by a stored matrix.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        probabilities: Over the image's keys, (1 or b, h, n, m).
+        padding_mass: What the rows put on lattice points that hold zeros, (1 or b, h, n); None for nothing.
+
+    Example:
+        >>> import torch
+        >>> from attnconv.grid import Grid
+        >>> operator = Dense.from_scores(Grid.make((2,)), torch.zeros(1, 1, 2, 2))
+        >>> operator.to_dense().tolist()
+        [[[[0.5, 0.5], [0.5, 0.5]]]]
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        probabilities: Float[Tensor, "one_or_b h n m"],
+        padding_mass: Float[Tensor, "one_or_b h n"] | None = None,
+    ) -> None:
+        self.grid = grid
+        self.probabilities = probabilities
+        self.batch, self.heads = probabilities.shape[:2]
+        self._padding_mass = probabilities.new_zeros(probabilities.shape[:-1]) if padding_mass is None else padding_mass
+
+    @staticmethod
+    def from_scores(grid: Grid, scores: Float[Tensor, "one_or_b h n lattice"]) -> "Dense":
+        """softmax over the lattice, folded onto the image's keys: the definition that every operator must equal."""
+        lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
+        return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
+
+    @staticmethod
+    def of(operator: AttentionOperator) -> "Dense":
+        """Another operator's matrix, stored."""
+        return Dense(operator.grid, operator.to_dense(), operator.padding_mass(all_queries(operator.grid, operator.device)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.probabilities.device
+
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        out = contract_rows(self.probabilities, x.flatten(1, -2), weight, groups)
+        return out.unflatten(1, self.grid.query_sizes)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return apply_rows(self.probabilities, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r m"]:
+        check_queries(queries, self.grid)
+        return self.probabilities.index_select(2, queries)
+
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r"]:
+        check_queries(queries, self.grid)
+        return self._padding_mass.index_select(2, queries)

@@ -1,0 +1,112 @@
+"""Kronecker: one small factor per axis, for scores that are a sum over axes.
+
+The softmax of a sum over axes is the product of the axes' softmaxes,
+
+    softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)        (exactly)
+
+under every border rule, because lattices are products of axes too. So A_h = F_h,1 (x) F_h,2, and A_h X mixes the image
+along its columns and then along its rows: n * (height + width) multiply-adds per channel instead of n^2, and nothing of
+size n x n exists.
+
+Band: a key whose weight is below eps^2 of the row's largest is left out of the sum (eps of the score's dtype). The rest
+of the row holds it to rounding, gradients included, and no product ever meets a denormal number, which would slow a CPU
+several times.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.products import project, project_heads
+
+
+@final
+class Kronecker(AttentionOperator):
+    """Attention whose matrix is a Kronecker product of one factor per axis, for each head.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
+        padding_masses: What each factor's rows put on lattice points that hold zeros, one (h, n_a) for each axis.
+    """
+
+    batch = 1
+
+    def __init__(
+        self,
+        grid: Grid,
+        factors: Sequence[Float[Tensor, "h _ _"]],
+        padding_masses: Sequence[Float[Tensor, "h _"]],
+    ) -> None:
+        self.grid = grid
+        self.factors = tuple(factors)
+        self.padding_masses = tuple(padding_masses)
+        self.heads = self.factors[0].shape[0]
+
+    @staticmethod
+    def from_scores(grid: Grid, scores: Sequence[Float[Tensor, "h _ _"]]) -> "Kronecker":
+        """softmax along each axis's lattice, cut to the band and folded onto the image's keys.
+
+        Args:
+            grid: Where the queries stand over the keys.
+            scores: One (h, n_a, lattice_a) for each axis a, in float32 or float64.
+        """
+        factors, masses = [], []
+        for axis, score in zip(grid.axes, scores, strict=True):
+            lattice = banded_softmax(score)
+            factors.append(axis.fold(lattice))
+            masses.append(axis.empty_mass(lattice))
+        return Kronecker(grid, factors, masses)
+
+    @property
+    def device(self) -> torch.device:
+        return self.factors[0].device
+
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        if weight.shape[2] < x.shape[-1]:
+            values = project_heads(x, weight, groups).movedim(-2, 1)  # (b, h, *sizes, d)
+            return self._mix(values).sum(1)
+        mixed = self._mix(x[:, None])  # (b, h, *queries, c)
+        return project(mixed.movedim(1, -2), weight, groups)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return self._mix(values)
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
+        check_queries(queries, self.grid)
+        indices = self.grid.unravel(queries)
+        rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
+        for factor, index in zip(self.factors[1:], indices[1:], strict=True):
+            rows = (rows[..., None] * factor.index_select(1, index)[..., None, :]).flatten(2)
+        return rows[None]
+
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
+        check_queries(queries, self.grid)
+        indices = self.grid.unravel(queries)
+        mass = self.padding_masses[0].index_select(1, indices[0])
+        for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
+            mass = mass + (1 - mass) * factor.index_select(1, index)
+        return mass[None]
+
+    def _mix(self, values: Float[Tensor, "b one_or_h *sizes c"]) -> Float[Tensor, "b h *queries c"]:
+        """Apply the factors one axis after the other; `values` may be shared by all heads (second axis 1)."""
+        for dim, factor in enumerate(self.factors, start=2):
+            moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
+            matrix = factor.to(values.dtype).reshape(self.heads, *(1,) * (dim - 2), *factor.shape[1:])
+            values = (matrix @ moved).unflatten(-1, values.shape[dim + 1 :])
+        return values
+
+
+def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
+    """softmax over the last axis without the keys whose weight is below eps^2 of the largest."""
+    relative = scores - scores.amax(-1, keepdim=True).detach()
+    cut = 2 * math.log(torch.finfo(scores.dtype).eps)
+    return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)

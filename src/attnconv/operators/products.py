@@ -1,0 +1,58 @@
+"""The products every operator is built from: mixing keys by given probabilities, and projecting by per-head weights."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def project(
+    mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int
+) -> Float[Tensor, "*lead d"]:
+    """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product over heads and channels.
+
+    With groups, i = c / groups and the j-th d / groups outputs see the j-th i inputs, as in a grouped convolution.
+    """
+    heads, inputs, outputs = weight.shape
+    if groups == 1:
+        return mixed.flatten(-2) @ weight.reshape(heads * inputs, outputs)
+    grouped = mixed.unflatten(-1, (groups, inputs))  # (*lead, h, g, i)
+    blocks = weight.unflatten(-1, (groups, outputs // groups))  # (h, i, g, d/g)
+    return torch.einsum("...hgi,higd->...gd", grouped, blocks).flatten(-2)
+
+
+def project_heads(
+    x: Float[Tensor, "*lead c"], weight: Float[Tensor, "h i d"], groups: int
+) -> Float[Tensor, "*lead h d"]:
+    """X W_h for every head, before any mixing; groups as in `project`."""
+    heads, inputs, outputs = weight.shape
+    if groups == 1:
+        flat = weight.movedim(0, 1).reshape(inputs, heads * outputs)
+        return (x @ flat).unflatten(-1, (heads, outputs))
+    grouped = x.unflatten(-1, (groups, inputs))  # (*lead, g, i)
+    blocks = weight.unflatten(-1, (groups, outputs // groups))  # (h, i, g, d/g)
+    return torch.einsum("...gi,higd->...hgd", grouped, blocks).flatten(-2)
+
+
+def contract_rows(
+    probabilities: Float[Tensor, "one_or_b h n m"],
+    keys: Float[Tensor, "b m c"],
+    weight: Float[Tensor, "h i d"],
+    groups: int,
+) -> Float[Tensor, "b n d"]:
+    """sum_h A_h X W_h for given rows of A, in whichever order meets fewer channels while mixing."""
+    probabilities = probabilities.to(keys.dtype)
+    heads = weight.shape[0]
+    if weight.shape[2] < keys.shape[-1]:
+        values = project_heads(keys, weight, groups)  # (b, m, h, d)
+        wide = probabilities.transpose(1, 2).flatten(2)  # (1 or b, n, h m)
+        return wide @ values.transpose(1, 2).flatten(1, 2)
+    tall = probabilities.transpose(1, 2).flatten(1, 2)  # (1 or b, n h, m)
+    mixed = tall @ keys  # (b, n h, c), already in the order that the projection wants
+    return project(mixed.unflatten(1, (-1, heads)), weight, groups)
+
+
+def apply_rows(
+    probabilities: Float[Tensor, "one_or_b h n m"], values: Float[Tensor, "b h m e"]
+) -> Float[Tensor, "b h n e"]:
+    """A_h V_h for given rows of A."""
+    return probabilities.to(values.dtype) @ values

@@ -1,0 +1,135 @@
+"""Shift: every query of a head attends a single key, at one shift: condition (10) of Lemma 1.
+
+Then sum_h A_h X W_h is a convolution whose kernel holds W_h at the head's shift, and runs as one. A head that looks
+outside the lattice attends its nearest point, as the softmax of a hard head does; under `renormalise` that equals
+replicate padding.
+
+The probabilities do not move with small changes of centre or width, so their gradients are zeros (not absent).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv._errors import bad
+from attnconv.grid import Axis, Grid
+from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.products import project
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@final
+class Shift(AttentionOperator):
+    """Attention of hard heads: one key per query, at a fixed shift for each head.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        shifts: One whole-number shift (key minus query) per head and axis.
+        anchor: A tensor from which dtype and device are taken and to which zero gradients flow, such as the centres.
+
+    Example:
+        >>> import torch
+        >>> from attnconv.grid import Grid
+        >>> right = Shift(Grid.make((3,)), [(1,)], torch.zeros(()))
+        >>> right.to_dense()[0, 0].tolist()
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+    """
+
+    batch = 1
+
+    def __init__(self, grid: Grid, shifts: Sequence[Sequence[int]], anchor: Float[Tensor, "*any"]) -> None:
+        self.grid = grid
+        self.shifts = tuple(tuple(shift) for shift in shifts)
+        self.heads = len(self.shifts)
+        self._anchor = anchor
+        if any(len(shift) != grid.dims for shift in self.shifts):
+            raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
+
+    @property
+    def device(self) -> torch.device:
+        return self._anchor.device
+
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        taps = [_progression(sorted({shift[dim] for shift in self.shifts})) for dim in range(self.grid.dims)]
+        if math.prod(count for _, _, count in taps) > 2 * self.heads:  # scattered heads: a kernel would be mostly empty
+            out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
+        else:
+            out = self._convolve(x, weight, groups, taps)
+        return out + self._zero.to(out.dtype)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return self._shifted(values) + self._zero.to(values.dtype)
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
+        check_queries(queries, self.grid)
+        rows = self._zero.new_ones((self.heads, queries.shape[0], 1))
+        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
+            keys = self._keys(dim, axis, index)  # (h, r)
+            factor = (keys[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
+            rows = (rows[..., None] * factor[..., None, :]).flatten(2)
+        return rows[None] + self._zero
+
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
+        check_queries(queries, self.grid)
+        inside = torch.ones((), dtype=torch.bool, device=self.device)
+        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
+            inside = inside & (self._keys(dim, axis, index) >= 0)
+        return (~inside).to(self._zero.dtype)[None] + self._zero
+
+    @property
+    def _zero(self) -> Tensor:
+        return self._anchor.sum() * 0
+
+    def _keys(self, dim: int, axis: Axis, index: Tensor) -> Tensor:
+        """The key each head attends for queries `index` along one axis, (h, r); -1 where that point holds zeros."""
+        shifts = torch.tensor([shift[dim] for shift in self.shifts], device=self.device)
+        positions = axis.offset + axis.stride * index + shifts[:, None]
+        lattice = axis.lattice_positions(self.device)
+        return axis.sources(positions.clamp(lattice[0], lattice[-1]))
+
+    def _shifted(self, values: Tensor) -> Tensor:
+        """Every head's image moved by its shift: (b, h, *sizes, e) -> (b, h, *queries, e)."""
+        moved = []
+        for head, shift in enumerate(self.shifts):
+            image = values[:, head]
+            for dim, (axis, step) in enumerate(zip(self.grid.axes, shift, strict=True), start=1):
+                image = axis.take(image, dim, axis.query_positions(image.device) + step)
+            moved.append(image)
+        return torch.stack(moved, 1)
+
+    def _convolve(self, x: Tensor, weight: Tensor, groups: int, taps: list[tuple[int, int, int]]) -> Tensor:
+        """One convolution whose kernel holds each head's weight at its shift; taps are (first, step, count) per axis."""
+        places = [0] * self.heads
+        for dim, (first, step, count) in enumerate(taps):
+            places = [
+                place * count + (shift[dim] - first) // step for place, shift in zip(places, self.shifts, strict=True)
+            ]
+        counts = [count for _, _, count in taps]
+        flat = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
+        flat = flat.index_add(0, torch.tensor(places, device=weight.device), weight)  # heads that share a shift add up
+        kernel = flat.permute(2, 1, 0).unflatten(2, counts)  # (d, i, *kernel)
+        for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
+            start = axis.offset + first
+            length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
+            x = axis.take(x, dim, torch.arange(length, device=x.device) + start)
+        convolution = _CONVOLUTIONS[self.grid.dims]
+        strides = [axis.stride for axis in self.grid.axes]
+        dilations = [step for _, step, _ in taps]
+        out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=strides, dilation=dilations, groups=groups)
+        return out.movedim(1, -1)
+
+
+def _progression(values: list[int]) -> tuple[int, int, int]:
+    """The tightest arithmetic progression that holds all of the sorted values: (first, step, count)."""
+    if len(values) == 1:
+        return values[0], 1, 1
+    step = math.gcd(*(value - values[0] for value in values[1:]))
+    return values[0], step, (values[-1] - values[0]) // step + 1

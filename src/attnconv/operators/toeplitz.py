@@ -1,0 +1,71 @@
+"""Toeplitz: scores that depend on the shift alone but not as a sum over axes, such as those of a full covariance.
+
+    A_h[q, k] = softmax_k s_h(k - q)
+
+The scores of all shifts are a table with one entry per shift that occurs, (n - 1) * stride + lattice of them along each
+axis; a row of the matrix is a window of the table, normalised. Rows are made a block of queries at a time.
+"""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.blockwise import apply_in_blocks, contract_in_blocks
+
+
+@final
+class Toeplitz(AttentionOperator):
+    """Attention from a table of scores over shifts.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
+    """
+
+    batch = 1
+
+    def __init__(self, grid: Grid, table: Float[Tensor, "h *shifts"]) -> None:
+        self.grid = grid
+        self.table = table
+        self.heads = table.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        return contract_in_blocks(self.grid, self._rows, x, weight, groups=groups, row_elements=self._row_elements)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return apply_in_blocks(self.grid, self._rows, values, row_elements=self._row_elements)
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
+        check_queries(queries, self.grid)
+        return self._rows(queries)
+
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
+        check_queries(queries, self.grid)
+        return (self._lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
+
+    @property
+    def _row_elements(self) -> int:
+        return self.heads * self.grid.lattice_count
+
+    def _rows(self, queries: Tensor) -> Tensor:
+        return self.grid.fold(self._lattice_rows(queries))
+
+    def _lattice_rows(self, queries: Tensor) -> Tensor:
+        """Probabilities of chosen queries over the lattice, (1, h, r, lattice points)."""
+        windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=self.device)
+        for axis, index in zip(self.grid.axes, self.grid.unravel(queries), strict=True):
+            start = axis.stride * (axis.queries - 1 - index)  # where this query's window of the table begins
+            window = start[:, None] + torch.arange(axis.lattice_size, device=self.device)
+            windows = (windows[:, :, None] * axis.shift_count + window[:, None, :]).flatten(1)  # (r, points so far)
+        scores = self.table.flatten(1)[:, windows]  # (h, r, lattice points)
+        return torch.softmax(scores, -1)[None]

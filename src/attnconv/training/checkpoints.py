@@ -1,0 +1,74 @@
+"""The trainer's own state on disk: written in one step, read without executing anything."""
+
+import io
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from attnconv._errors import bad
+from attnconv.models.atomic import write_atomically
+
+
+@final
+class AtomicIO(CheckpointIO):
+    """How Lightning writes and reads ``state.ckpt``.
+
+    A file is either the new state or the one before it, whatever happens during the save. Reading goes through torch's
+    weights-only unpickler, which knows tensors and plain values and calls nothing.
+    """
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | os.PathLike[str],
+        storage_options: Any = None,
+    ) -> None:
+        """Replace the file by a new state.
+
+        Raises:
+            OSError: if it cannot be written; the state before it is as it was.
+        """
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        write_atomically(Path(path), buffer.getvalue())
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: Any = "cpu",  # always the CPU; Lightning moves tensors on from there
+        weights_only: bool | None = None,  # always true
+    ) -> dict[str, Any]:
+        """Read a state. See ``read_state``."""
+        return read_state(Path(path))
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a state."""
+        Path(path).unlink(missing_ok=True)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The trainer's state, of tensors and plain values only.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated, or holds anything but tensors and plain values (none of which is executed).
+    """
+    if not path.is_file():
+        raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
+    fix = "Restore the file, or start the run anew in another folder; its weights files can still be read."
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        got = "something else in it; none of it was executed"
+        raise ValueError(bad("state", "must hold tensors and plain values only", got, fix, origin=str(path))) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(bad("state", "must be a whole file that torch wrote", first, fix, origin=str(path))) from error
+    if not isinstance(state, Mapping):
+        raise ValueError(bad("state", "must hold the trainer's state", type(state).__name__, fix, origin=str(path)))
+    return dict(state)

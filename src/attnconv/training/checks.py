@@ -1,0 +1,113 @@
+"""What can only be found wrong with a run on the machine, in the data or in its folder; all before any work."""
+
+from typing import Any
+
+import torch
+
+from attnconv._errors import bad
+from attnconv.data.images import Splits
+from attnconv.data.settings import settle
+from attnconv.models.settings import AttentionSettings
+from attnconv.training.plain import to_plain
+from attnconv.training.processes import is_first_process
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings, SettingsError
+
+# Moving the data, or fetching it, changes nothing about a run.
+_FREE = (("data", "root"), ("data", "cache"), ("data", "download"))
+
+
+def machine_problems(settings: RunSettings) -> list[str]:
+    """What the settings ask of this machine that it does not have, in the spelling of the flags."""
+    train, found = settings.train, []
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if train.accelerator == "cuda" and not cuda:
+        fix = "Pass --accelerator cpu."
+        found.append(bad("--accelerator", "must be here to train on", "'cuda', but torch finds no CUDA device", fix))
+    if train.accelerator == "mps" and not mps:
+        fix = "Pass --accelerator cpu."
+        found.append(bad("--accelerator", "must be here to train on", "'mps', but torch finds no such device", fix))
+    if train.accelerator in ("auto", "cuda") and cuda and train.devices > torch.cuda.device_count():
+        requirement = f"must be at most the {torch.cuda.device_count()} GPUs of this machine"
+        found.append(bad("--devices", requirement, train.devices))
+    if train.accelerator == "auto" and mps and not cuda and train.precision == "64":
+        fix = "Pass --accelerator cpu."
+        found.append(bad("--precision", "must be 32 or bf16 on mps, which has no 64-bit numbers", "'64'", fix))
+    return found
+
+
+def data_problems(settings: RunSettings, data: Splits) -> list[str]:
+    """How the images that were read do not fit the settings, in the spelling of the flags."""
+    model, train, images, found = settings.model, settings.train, data.train, []
+    height, width = images.size
+    where = f"from {data.source}" if data.source else ""
+    wanted = {
+        "image_channels": images.channels,
+        "classes": len(data.classes),
+        "image_size": max(height, width),
+    }
+    for name, value in wanted.items():
+        got = getattr(model, name)
+        if got != value:
+            flag = "--" + name.replace("_", "-")
+            found.append(bad(flag, f"must be {value} for these images", got, f"Pass {flag} {value}.", origin=where))
+    side = model.downsampling if isinstance(model, AttentionSettings) else 1
+    if height % side or width % side:
+        requirement = f"must divide the images' {height} x {width} pixels"
+        found.append(bad("--downsampling", requirement, side, origin=where))
+    if train.batch_size > len(images):
+        requirement = f"must be at most the {len(images)} training images"
+        found.append(bad("--batch-size", requirement, train.batch_size, origin=where))
+    try:
+        settle(settings.augment, channels=images.channels, size=min(height, width))
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+
+def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> None:
+    """Refuse a folder that cannot take this run.
+
+    Only the first process looks: it fills the folder while the others start.
+
+    Raises:
+        ValueError: if the folder is not empty (without ``resume``), or holds a run of other settings (with it).
+    """
+    if not is_first_process():
+        return
+    path = folder.path
+    if path.exists() and not path.is_dir():
+        raise ValueError(bad("--run-dir", "must be a folder", f"the file {path}"))
+    if not resume and path.exists() and any(path.iterdir()):
+        held = "a run" if folder.exists() else "other files"
+        fix = "Add --resume to continue it, or name another folder." if folder.exists() else "Name another folder."
+        raise ValueError(bad("--run-dir", "must be new or empty", f"{path}, which holds {held}", fix))
+    if resume and folder.exists():
+        fix = "Leave it as it was, or start anew in another folder."
+        changed = [
+            bad(name, f"must stay {before!r} when a run is resumed", repr(now), fix, origin=f"run {path}")
+            for name, before, now in differences(folder.settings(), settings)
+        ]
+        if changed:
+            raise SettingsError(changed)
+
+
+def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
+    """Settings in which two runs differ, as (flag, before, now). Where the data lie is no difference.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from attnconv.training.recipes import recipe
+        >>> run = recipe("quadratic-digits")
+        >>> differences(run, replace(run, train=replace(run.train, seed=7)))
+        [('--seed', 42, 7)]
+    """
+    old, new = to_plain(before), to_plain(now)
+    found = []
+    for group in (name for name in new if name != "preset"):
+        prefix = "--" if group in ("model", "train") else f"--{group}."
+        for name in dict.fromkeys([*old[group], *new[group]]):
+            pair = old[group].get(name), new[group].get(name)
+            if pair[0] != pair[1] and (group, name) not in _FREE:
+                found.append((prefix + name.replace("_", "-"), *pair))
+    return found

@@ -1,0 +1,71 @@
+"""What a run ran on, as plain values: versions, commit, device, command. A number without these is an anecdote."""
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnconv
+
+
+def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """The part of ``settings.json`` that says what the run ran on.
+
+    Args:
+        command: words of the command line that started it, or nothing.
+        device: that it trains on.
+    """
+    return {
+        "versions": {
+            "attnconv": attnconv.__version__,
+            "lightning": importlib.metadata.version("lightning"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "commit": source_commit(Path(attnconv.__file__).parent),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "command": list(command),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words, with the processor's own name where the system tells it."""
+    if device.type == "cuda":
+        return f"{device}: {torch.cuda.get_device_name(device)}"
+    return f"{device.type}: {_processor()}"
+
+
+def source_commit(folder: Path) -> str | None:
+    """Commit of the checkout that holds a folder of sources, with "+" where it has changes; None outside a checkout."""
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:  # installed, or in someone else's checkout
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+" if _git(folder, "status", "--porcelain", "--", ".") else "")
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git here
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _processor() -> str:
+    table = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

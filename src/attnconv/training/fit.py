@@ -1,0 +1,200 @@
+"""A run from its settings to its folder: check, load, build, train, measure. Reads top to bottom.
+
+Lightning moves the loop, the processes and the precision; what one step computes is in ``module``, what is kept of it
+in ``recorder``. A run that was killed at any moment continues with ``resume=True`` and ends, on a CPU with as many
+threads, with the same weights bit for bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+
+from attnconv._errors import bad
+from attnconv.data.images import ImageSet, Splits
+from attnconv.data.load import load as load_data
+from attnconv.models.build import build
+from attnconv.models.load import load as load_model
+from attnconv.models.settings import ResNetSettings
+from attnconv.training.checkpoints import AtomicIO, read_state
+from attnconv.training.checks import check_folder, data_problems, machine_problems
+from attnconv.training.environment import environment
+from attnconv.training.evaluate import evaluate
+from attnconv.training.feed import EpochBatches, evaluation_batches
+from attnconv.training.module import TrainingModule
+from attnconv.training.numerics import numerics
+from attnconv.training.processes import is_first_process
+from attnconv.training.progress import Watcher
+from attnconv.training.recorder import Recorder
+from attnconv.training.run_folder import RunFolder, write_json
+from attnconv.training.settings import RunSettings, SettingsError, problems
+
+_PRECISIONS: Mapping[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}
+
+
+def fit(
+    settings: RunSettings,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> RunFolder:
+    """Train a model and leave everything about it in a folder.
+
+    With several devices Lightning starts the calling script once more for each of them; what comes after ``fit`` then
+    runs in every process, and only the first one finds the folder complete.
+
+    Args:
+        settings: of the run.
+        run_dir: its folder: new or empty, or with ``resume`` one that holds a run of the same settings.
+        resume: continue after the last complete epoch of the run in the folder; begin where there is none.
+        progress: show a bar (on a terminal) or a line per epoch on standard error.
+        command: words to remember as what started the run.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        SettingsError: if anything is wrong with the settings, naming all of it; nothing was done.
+        ValueError: if the folder holds something else, or its state cannot be read.
+        OSError: if the data are not there, or the folder cannot be written; what was saved before stays good.
+        DivergedError: if the loss is no longer finite; the last good checkpoint stays.
+    """
+    wrong = problems(settings) or machine_problems(settings)
+    if wrong:
+        raise SettingsError(wrong)
+    folder = RunFolder(Path(run_dir))
+    check_folder(folder, settings, resume=resume)
+    data = load_data(settings.data)
+    wrong = data_problems(settings, data)
+    if wrong:
+        raise SettingsError(wrong)
+    watcher = Watcher(
+        settings.train.epochs, len(data.train) // settings.train.batch_size, shown=progress and is_first_process()
+    )
+    recorder = Recorder(folder, data.classes, watcher)
+    with numerics(settings):
+        trainer = make_trainer(settings, recorder)
+        device = trainer.strategy.root_device
+        if trainer.is_global_zero:
+            _prepare(folder, settings, environment(command, device), watcher)
+        _train(settings, data, trainer, recorder)
+        if trainer.is_global_zero:
+            result = _measure(settings, data, recorder, device)
+            write_json(folder.result_file, result)
+            watcher.say(_sentence(result))
+    return folder
+
+
+def make_trainer(settings: RunSettings, recorder: Recorder) -> Trainer:
+    """Lightning's trainer for these settings."""
+    train = settings.train
+    return Trainer(
+        accelerator=train.accelerator,
+        devices=train.devices,
+        num_nodes=train.nodes,
+        strategy="ddp" if train.devices * train.nodes > 1 else "auto",
+        precision=_PRECISIONS[train.precision],
+        max_epochs=train.epochs,
+        accumulate_grad_batches=train.accumulate,
+        gradient_clip_val=settings.optim.clip,
+        plugins=[AtomicIO()],
+        callbacks=[recorder],
+        default_root_dir=str(recorder.folder.path),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+    )
+
+
+def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str, Any], watcher: Watcher) -> None:
+    """Make the folder, or bring it back to the end of the last complete epoch."""
+    if not folder.exists():
+        folder.begin(settings, environment)
+    if not folder.state_file.is_file():
+        folder.rewind(-1)
+        return
+    epoch = complete_epochs(folder.state_file)
+    folder.rewind(epoch)
+    watcher.say(f"Resuming the run in {folder.path} after epoch {epoch} of {settings.train.epochs}.")
+
+
+def complete_epochs(state_file: Path) -> int:
+    """How many epochs were complete when a trainer's state was written.
+
+    Raises:
+        ValueError: if the file is not a trainer's state.
+    """
+    epoch = read_state(state_file).get("epoch")
+    if not isinstance(epoch, int):
+        raise ValueError(bad("state", "must say its epoch", repr(epoch), origin=str(state_file)))
+    return epoch + 1
+
+
+def _train(settings: RunSettings, data: Splits, trainer: Trainer, recorder: Recorder) -> None:
+    train = settings.train
+    torch.manual_seed(train.seed)
+    model = build(settings.model)
+    if isinstance(settings.model, ResNetSettings):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
+    measured: dict[str, ImageSet] = {"validation": data.validation, "test": data.test}
+    splits = [name for name in measured if len(measured[name]) and (name != "test" or train.test_curve)]
+    batches = EpochBatches(data.train, train, trainer)
+    module = TrainingModule(
+        model,
+        settings,
+        mean=data.mean,
+        std=data.std,
+        steps_per_epoch=len(batches) // train.accumulate,
+        splits=splits,
+    )
+    if train.compile:
+        model.compile()
+    state = recorder.folder.state_file
+    loaders = [evaluation_batches(measured[name], train, trainer) for name in splits]
+    trainer.fit(module, batches, loaders or None, ckpt_path=str(state) if state.is_file() else None)
+
+
+def _measure(settings: RunSettings, data: Splits, recorder: Recorder, device: torch.device) -> dict[str, Any]:
+    """Scores of the last epoch and of the one chosen on held-out images, from the weights files."""
+    folder = recorder.folder
+    files = {"last": (settings.train.epochs, folder.last_weights)}
+    if recorder.best[0]:
+        files["best"] = (recorder.best[0], folder.best_weights)
+    result: dict[str, Any] = {"seconds": round(recorder.seconds, 1)}
+    for name, (epoch, path) in files.items():
+        model: nn.Module = load_model(path).model
+        result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        result[name] = {"epoch": epoch}
+        for split, images in (("validation", data.validation), ("test", data.test)):
+            if len(images):
+                found = evaluate(
+                    model,
+                    images,
+                    mean=data.mean,
+                    std=data.std,
+                    batch_size=settings.train.eval_batch_size,
+                    precision=settings.train.precision,
+                    device=device,
+                )
+                result[name][split] = asdict(found)
+    return result
+
+
+def _sentence(result: Mapping[str, Any]) -> str:
+    """What came out, in one line: on the test set or, where there is none, on the held-out images."""
+    split = "test" if "test" in result["last"] else "validation"
+    words = {"last": "after the last epoch", "best": "at the epoch chosen on held-out images"}
+    parts = [
+        f"{result[name][split]['accuracy']:.2%} {text} ({result[name]['epoch']})"
+        for name, text in words.items()
+        if split in result.get(name, {})
+    ]
+    return f"{split} accuracy: " + (", ".join(parts) or "no images to measure")

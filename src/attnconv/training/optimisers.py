@@ -1,0 +1,67 @@
+"""The optimiser of a run, and which parameters get weight decay.
+
+Weight decay pulls a parameter towards 0. For a weight that is a prior; for the centre of a head it would mean "look at
+your own pixel", for its spread "look everywhere". An encoding names such parameters in ``undecayed``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnconv.encodings import Encoding
+from attnconv.training.settings import OptimSettings
+
+
+def undecayed_names(model: nn.Module, *, decay_vectors: bool = True) -> set[str]:
+    """Names of the parameters that get no weight decay.
+
+    Args:
+        model: any module.
+        decay_vectors: whether biases and norm scales (tensors of at most one axis) are decayed.
+
+    Returns:
+        What the model's encodings name as ``undecayed`` and, unless they are decayed, all vectors.
+
+    Example:
+        >>> from attnconv.models.build import build
+        >>> sorted(undecayed_names(build("quadratic-digits")))[:2]
+        ['blocks.0.attention.encoding.centres', 'blocks.0.attention.encoding.spread']
+    """
+    names = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, Encoding)
+        for name in module.undecayed
+    }
+    if not decay_vectors:
+        names |= {name for name, parameter in model.named_parameters() if parameter.ndim <= 1}
+    return names
+
+
+def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
+    """The parameters in two groups for an optimiser: with weight decay and without, each in the model's order."""
+    spared = undecayed_names(model, decay_vectors=optim.decay_vectors)
+    decayed = [parameter for name, parameter in model.named_parameters() if name not in spared]
+    others = [parameter for name, parameter in model.named_parameters() if name in spared]
+    groups = [
+        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimizer:
+    """The optimiser that the settings describe, over all parameters of the model."""
+    groups = parameter_groups(model, optim)
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.momentum, optim.second_beta))
+    return torch.optim.SGD(groups, lr=optim.learning_rate, momentum=optim.momentum, nesterov=optim.nesterov)
+
+
+def make_scheduler(
+    optimiser: torch.optim.Optimizer, factor: Callable[[int], float]
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A scheduler whose learning rate at step t is ``factor(t)`` times the optimiser's own."""
+    return torch.optim.lr_scheduler.LambdaLR(optimiser, factor)

@@ -1,0 +1,96 @@
+"""How each preset is trained unless the user says otherwise, free of torch.
+
+``paper``: the paper's hyper-parameters. SGD with momentum 0.9, weight decay 1e-4, learning rate 0.1, batches of 100,
+300 epochs, half a cosine after 5 % of linear warm-up (stepped at every iteration, not once per epoch as in the paper's
+code); the residual network divides its rate by 10 at epochs 80, 150 and 250. Crops and mirroring.
+
+``modern``: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from attnconv.data.settings import AugmentSettings, DataSettings
+from attnconv.models.presets import PRESETS, preset_settings
+from attnconv.models.settings import ModelSettings, ResNetSettings
+from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
+
+RecipeName = Literal["paper", "modern"]
+
+_SMALL_SUFFIXES = ("-small", "-digits")
+
+
+def default_recipe(preset: str) -> RecipeName:
+    """The recipe that a preset is made for.
+
+    Example:
+        >>> default_recipe("quadratic"), default_recipe("quadratic-small")
+        ('paper', 'modern')
+    """
+    return "modern" if preset.endswith(_SMALL_SUFFIXES) else "paper"
+
+
+def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
+    """All settings of a run of a preset.
+
+    Args:
+        preset: its name.
+        name: which recipe; None takes the one that the preset is made for.
+
+    Raises:
+        ValueError: if there is no such preset.
+
+    Example:
+        >>> settings = recipe("quadratic")
+        >>> settings.train.epochs, settings.optim.learning_rate, settings.schedule.name
+        (300, 0.1, 'cosine')
+    """
+    model = preset_settings(preset)
+    chosen = default_recipe(preset) if name is None else name
+    settings = _paper(preset, model) if chosen == "paper" else _modern(preset, model)
+    return replace(settings, data=_data(model))
+
+
+def _data(model: ModelSettings) -> DataSettings:
+    return DataSettings(name="digits") if model.image_channels == 1 else DataSettings(name="cifar10")
+
+
+def _paper(preset: str, model: ModelSettings) -> RunSettings:
+    schedule = ScheduleSettings(name="cosine", warmup=0.05)
+    if isinstance(model, ResNetSettings):
+        schedule = ScheduleSettings(name="steps", warmup=0.0, milestones=(80, 150, 250), decay=0.1)
+    return RunSettings(
+        preset=preset,
+        model=model,
+        augment=AugmentSettings(recipe="paper"),
+        optim=OptimSettings(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4),
+        schedule=schedule,
+        train=TrainSettings(epochs=300, batch_size=100, seed=42),
+    )
+
+
+def _modern(preset: str, model: ModelSettings) -> RunSettings:
+    digits = model.image_channels == 1
+    optim = OptimSettings(
+        name="adamw", learning_rate=2e-3, weight_decay=0.05, decay_vectors=False, clip=1.0, label_smoothing=0.1
+    )
+    if isinstance(model, ResNetSettings):
+        optim = OptimSettings(
+            name="sgd", learning_rate=0.1, nesterov=True, weight_decay=5e-4, decay_vectors=False, label_smoothing=0.1
+        )
+    return RunSettings(
+        preset=preset,
+        model=model,
+        augment=AugmentSettings(recipe="paper" if digits else "modern"),
+        optim=optim,
+        schedule=ScheduleSettings(name="cosine", warmup=0.1),
+        train=TrainSettings(
+            epochs=60,
+            batch_size=50 if digits else 100,
+            precision="32" if digits else "bf16",
+        ),
+    )
+
+
+RECIPES: Mapping[str, RunSettings] = {preset: recipe(preset) for preset in PRESETS}

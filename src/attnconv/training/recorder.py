@@ -1,0 +1,181 @@
+"""What is kept of a run while it trains: a Lightning callback that writes the run folder.
+
+After every epoch, in this order: lines of metrics and heads, weights, and last the trainer's state. The state is what
+makes an epoch count. A kill before it is written leaves the state of the epoch before; whatever was already written of
+the lost epoch is dropped when the run is resumed, and the epoch is computed again, with the same bits.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any, final
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from attnconv._errors import bad
+from attnconv.models.checkpoint import save_weights
+from attnconv.training.evaluate import Score
+from attnconv.training.heads import head_record
+from attnconv.training.module import TrainingModule
+from attnconv.training.progress import Watcher
+from attnconv.training.run_folder import MetricsLine, RunFolder, append_line
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+class DivergedError(ArithmeticError):
+    """The loss is no longer a finite number; the run has stopped and its last good checkpoint is kept."""
+
+
+@final
+class Recorder(Checkpoint):
+    """Writes metrics, heads, weights and state; stops a run that diverges.
+
+    Args:
+        folder: of the run; only the first process writes to it.
+        classes: names of the classes, for the weights files.
+        watcher: what a person sees.
+
+    Attributes:
+        best: the epoch with the highest accuracy on held-out images so far and that accuracy; epoch 0 is none yet.
+        seconds: spent in training by this run, over all of its resumptions.
+    """
+
+    def __init__(self, folder: RunFolder, classes: tuple[str, ...], watcher: Watcher) -> None:
+        super().__init__()
+        self.folder = folder
+        self.classes = classes
+        self.watcher = watcher
+        self.best: tuple[int, float] = (0, -1.0)
+        self.seconds = 0.0
+        self._clock = 0.0
+        self._board: "SummaryWriter | None" = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trainer's state keeps of this callback, in plain values."""
+        return {"best_epoch": self.best[0], "best_accuracy": self.best[1], "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = (int(state_dict["best_epoch"]), float(state_dict["best_accuracy"]))
+        self.seconds = float(state_dict["seconds"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = _ours(pl_module)
+        self._clock = time.monotonic()
+        if not trainer.is_global_zero:
+            return
+        self.watcher.begin(trainer.current_epoch)
+        if trainer.current_epoch == 0:
+            append_line(self.folder.heads_file, head_record(module.model, 0))
+        if module.settings.train.tensorboard:
+            from torch.utils.tensorboard.writer import SummaryWriter  # takes a second: only where it is used
+
+            self._board = SummaryWriter(str(self.folder.tensorboard), purge_step=trainer.global_step + 1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module = _ours(pl_module)
+        train = module.settings.train
+        if (batch_idx + 1) % train.accumulate:
+            return
+        if trainer.is_global_zero:
+            self.watcher.step(trainer.global_step, trainer.current_epoch + 1)
+        if trainer.global_step % train.log_every == 0:
+            point = module.take("window")
+            self._refuse_divergence(point, trainer, module)
+            if self._board is not None:
+                self._board.add_scalar("train/loss of steps", point.loss, trainer.global_step)
+                self._board.add_scalar("learning rate", _rate(trainer, module), trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module = _ours(pl_module)
+        scores = {split: module.take(split) for split in ("train", *module.splits)}
+        self._refuse_divergence(scores["train"], trainer, module)
+        now = time.monotonic()
+        self.seconds += now - self._clock
+        self._clock = now
+        epoch = trainer.current_epoch + 1
+        improved = "validation" in scores and scores["validation"].accuracy > self.best[1]
+        if improved:
+            self.best = (epoch, scores["validation"].accuracy)
+        if trainer.is_global_zero:
+            lines = self._lines(scores, trainer, module, epoch)
+            self._write(module, lines, epoch, improved=improved)
+        trainer.save_checkpoint(self.folder.state_file)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+        if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
+            self.watcher.say(f"Stopped. The last complete epoch is kept in {self.folder.path}; --resume continues.")
+
+    def _lines(
+        self, scores: dict[str, Score], trainer: Trainer, module: TrainingModule, epoch: int
+    ) -> list[MetricsLine]:
+        rate = _rate(trainer, module)
+        return [
+            {
+                "step": trainer.global_step,
+                "epoch": epoch,
+                "split": split,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "lr": rate,
+                "seconds": round(self.seconds, 3),
+            }
+            for split, result in scores.items()
+        ]
+
+    def _write(self, module: TrainingModule, lines: list[MetricsLine], epoch: int, *, improved: bool) -> None:
+        for line in lines:
+            append_line(self.folder.metrics_file, line)
+            if self._board is not None:
+                self._board.add_scalar(f"{line['split']}/loss", line["loss"], line["step"])
+                self._board.add_scalar(f"{line['split']}/accuracy", line["accuracy"], line["step"])
+        if self._board is not None:
+            self._board.flush()
+        append_line(self.folder.heads_file, head_record(module.model, epoch))
+        accuracy = {line["split"]: line["accuracy"] for line in lines}
+        extra = {"preset": module.settings.preset, "epoch": epoch, "accuracy": accuracy}
+        targets = [self.folder.last_weights, *([self.folder.best_weights] if improved else [])]
+        for path in targets:
+            save_weights(
+                path,
+                module.model,
+                module.settings.model,
+                classes=self.classes,
+                mean=module.mean,
+                std=module.std,
+                extra=extra,
+            )
+        self.watcher.epoch(lines)
+
+    def _refuse_divergence(self, point: Score, trainer: Trainer, module: TrainingModule) -> None:
+        if abs(point.loss) < float("inf"):  # false for NaN
+            return
+        epoch = trainer.current_epoch
+        kept = f"The weights of epoch {epoch} are kept in {self.folder.last_weights}." if epoch else "None were kept."
+        got = (
+            f"{point.loss} at step {trainer.global_step} (epoch {epoch + 1}, learning rate {_rate(trainer, module):g})"
+        )
+        fix = f"Lower --optim.learning-rate, raise --schedule.warmup, or set --optim.clip. {kept}"
+        raise DivergedError(bad("loss", "must stay a finite number", got, fix))
+
+    def _close(self) -> None:
+        self.watcher.end()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _rate(trainer: Trainer, module: TrainingModule) -> float:
+    """The learning rate of the last optimiser step."""
+    return module.settings.optim.learning_rate * module.rate_factor(max(0, trainer.global_step - 1))
+
+
+def _ours(module: LightningModule) -> TrainingModule:
+    assert isinstance(module, TrainingModule)  # fit builds both
+    return module

@@ -1,0 +1,225 @@
+"""What a run leaves behind, and how it is read back. No torch is needed for any of it.
+
+    settings.json     all settings, and what they ran on: versions, commit, device, command
+    metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
+    heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
+    checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs)
+    result.json       accuracy on the test set of the last epoch and of the epoch chosen on held-out images
+    tensorboard/      the same curves for TensorBoard
+    report/           figures and tables, written by ``attnconv report``
+
+Epochs are counted by how many are complete: 1 is the end of the first one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from attnconv._errors import bad
+from attnconv.models.atomic import write_atomically
+from attnconv.training.plain import from_plain, to_plain
+from attnconv.training.settings import RunSettings
+
+FORMAT = 1
+
+
+class MetricsLine(TypedDict):
+    """One line of ``metrics.jsonl``.
+
+    ``lr`` is the learning rate of the epoch's last step, ``seconds`` the time spent in training so far.
+    """
+
+    step: int
+    epoch: int
+    split: str
+    loss: float
+    accuracy: float
+    lr: float
+    seconds: float
+
+
+class LayerHeads(TypedDict):
+    """Heads of one layer: its name, centres (heads, axes) and covariances (heads, axes, axes), in positions."""
+
+    name: str
+    centres: list[list[float]]
+    covariance: list[list[list[float]]]
+
+
+class HeadsLine(TypedDict):
+    """One line of ``heads.jsonl``; a model without heads that have a centre has an empty list of layers."""
+
+    epoch: int
+    layers: list[LayerHeads]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / "settings.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def heads_file(self) -> Path:
+        return self.path / "heads.jsonl"
+
+    @property
+    def result_file(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def state_file(self) -> Path:
+        """The trainer's own state after the last complete epoch."""
+        return self.checkpoints / "state.ckpt"
+
+    @property
+    def last_weights(self) -> Path:
+        """Weights after the last complete epoch."""
+        return self.checkpoints / "last.safetensors"
+
+    @property
+    def best_weights(self) -> Path:
+        """Weights of the epoch with the highest accuracy on held-out images; the earliest of equals."""
+        return self.checkpoints / "best.safetensors"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def exists(self) -> bool:
+        """Whether a run has been started here."""
+        return self.settings_file.is_file()
+
+    def record(self) -> dict[str, Any]:
+        """All of ``settings.json``: the settings and what they ran on.
+
+        Raises:
+            ValueError: if the folder holds no run, or the file is not legal.
+        """
+        if not self.exists():
+            fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
+            raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
+        try:
+            record = json.loads(self.settings_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(bad(str(self.settings_file), "must be JSON", str(error))) from error
+        version = record.get("format") if isinstance(record, dict) else None
+        if version != FORMAT:
+            fix = "Read it with the version of attnconv that wrote it."
+            raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", repr(version), fix))
+        return dict(record)
+
+    def settings(self) -> RunSettings:
+        """The run's settings.
+
+        Raises:
+            ValueError: if the folder holds no run, or anything in its settings is not legal.
+        """
+        record = self.record()
+        values = record.get("settings")
+        if not isinstance(values, Mapping):
+            raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
+        return from_plain(values, origin=f"from {self.settings_file}")
+
+    def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
+        """Make the folder and write ``settings.json``.
+
+        Args:
+            settings: of the run.
+            environment: plain values about what it runs on; see ``attnconv.training.environment``.
+        """
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(self.settings_file, {"format": FORMAT, "settings": to_plain(settings), **environment})
+
+    def metrics(self) -> list[MetricsLine]:
+        """All lines of ``metrics.jsonl``, in the order written; empty before the first epoch is complete."""
+        return list(_lines(self.metrics_file))
+
+    def heads(self) -> list[HeadsLine]:
+        """All lines of ``heads.jsonl``: epoch 0, 1, ..., as far as the run has come."""
+        return list(_lines(self.heads_file))
+
+    def centres_history(self, layer: str) -> list[tuple[int, LayerHeads]]:
+        """The heads of one layer over the epochs.
+
+        Raises:
+            ValueError: if the run has recorded no layer of that name.
+        """
+        history = [
+            (line["epoch"], heads) for line in self.heads() for heads in line["layers"] if heads["name"] == layer
+        ]
+        if not history:
+            known = dict.fromkeys(heads["name"] for line in self.heads() for heads in line["layers"])
+            requirement = f"must be one of {', '.join(known) or 'no layers, as none has heads with a centre'}"
+            raise ValueError(bad("layer", requirement, repr(layer)))
+        return history
+
+    def result(self) -> dict[str, Any] | None:
+        """What ``result.json`` holds; None until the run is complete."""
+        if not self.result_file.is_file():
+            return None
+        return dict(json.loads(self.result_file.read_text(encoding="utf-8")))
+
+    def rewind(self, epoch: int) -> None:
+        """Drop what was recorded after an epoch: lines of later epochs, a torn last line, a result.
+
+        Args:
+            epoch: complete epochs to keep; -1 keeps nothing.
+        """
+        for file in (self.metrics_file, self.heads_file):
+            if file.is_file():
+                kept = [json.dumps(line, allow_nan=False) + "\n" for line in _lines(file) if line["epoch"] <= epoch]
+                write_text(file, "".join(kept))
+        self.result_file.unlink(missing_ok=True)
+
+
+def append_line(file: Path, line: Mapping[str, Any]) -> None:
+    """Add one JSON line to a file."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Replace a file by indented JSON in one step."""
+    write_text(file, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a text file in one step."""
+    write_atomically(file, text.encode())
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    """The complete lines of a file; a kill can leave a torn one at the end, and only there."""
+    if not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8")
+    complete = text[: text.rfind("\n") + 1].splitlines()
+    for number, line in enumerate(complete, start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            fix = "Remove the line, or restore the file."
+            raise ValueError(bad(f"{file}, line {number}", "must be JSON", repr(line[:60]), fix)) from error

@@ -1,0 +1,73 @@
+"""What every test of the suite shares: threads, denormals, hypothesis, the two options and the shared data."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# One thread per worker: the suite's tensors are small, and xdist already fills the cores.
+torch.set_num_threads(1)
+torch.set_flush_denormal(True)
+
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("fixed", derandomize=True, print_blob=True, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("explore", derandomize=False, print_blob=True, **_COMMON)  # type: ignore[arg-type]
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attnconv")
+    group.addoption(
+        "--verify-scale",
+        type=float,
+        default=0.1,
+        metavar="FRACTION",
+        help="the part of `make verify` to run: 1 re-measures every claim at full scale, 0.1 is a fixed tenth",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    scale = config.getoption("--verify-scale")
+    if not 0.0 < scale <= 1.0:
+        raise pytest.UsageError(f"--verify-scale: must lie in (0, 1], got {scale}. Use 1 for the full measurement.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything below tests/verify and tests/compile carries its tier's marker; GPU tests are skipped without one."""
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
+        for tier in ("verify", "compile"):
+            if parts[:2] == ("tests", tier):
+                item.add_marker(tier)
+        if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+
+
+@pytest.fixture(scope="session")
+def verify_scale(request: pytest.FixtureRequest) -> float:
+    """Fraction of the full measurement that a verify test performs: its number of cases, epochs or repetitions."""
+    return float(request.config.getoption("--verify-scale"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the project's shared data sets, ``../shared/data`` beside the checkout; skips where it is absent."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the shared data folder ../shared/data is not beside this checkout")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """Each test starts from the same global generator and leaves the default dtype as it found it."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)

@@ -1,0 +1,104 @@
+"""Small data sets in the forms of the real ones, for the tests of this folder."""
+
+import dataclasses
+import hashlib
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from attnconv.data.cifar import CIFARS, Cifar
+from attnconv.data.download import Remote
+from attnconv.data.official import Member
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def pixels(rows: int, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, (rows, 3, 32, 32), dtype=np.uint8)
+
+
+def python2_pickle(images: Bytes, labels: list[int], key: str = "labels") -> bytes:
+    """What Python 2's cPickle writes at protocol 2 for {'data': array, 'labels': list}, as in the official archives."""
+
+    def text(value: bytes) -> bytes:
+        return b"T" + struct.pack("<i", len(value)) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    flat = images.reshape(len(images), -1)
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
+    kind += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    )
+    array += b"(" + number(1) + number(flat.shape[0]) + number(flat.shape[1]) + b"\x86" + kind + b"\x89"
+    array += text(flat.tobytes()) + b"tb"
+    numbers = b"](" + b"".join(map(number, labels)) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(key.encode()) + numbers + b"u."
+
+
+def png(image: Bytes) -> bytes:
+    """One (3, height, width) image as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(file, "PNG")
+    return file.getvalue()
+
+
+def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
+    """A data set of 12 + 8 training and 10 test images, with the facts that describe it and the pickles by name."""
+    real = CIFARS[name]
+    key = real.labels["fine"].key
+    sizes = {"data_batch_1": 12, "data_batch_2": 8, "test_batch": 10}
+    files = {
+        member: python2_pickle(pixels(rows, seed), [row % 10 for row in range(rows)], key)
+        for seed, (member, rows) in enumerate(sizes.items())
+    }
+    members = [Member(member, hashlib.md5(content).hexdigest(), sizes[member]) for member, content in files.items()]
+    official = dataclasses.replace(real.official, train=tuple(members[:2]), test=tuple(members[2:]))
+    return with_archive(dataclasses.replace(real, official=official), tar_gz(official.folder, files)), files
+
+
+def with_archive(facts: Cifar, archive: bytes, url: str | None = None) -> Cifar:
+    """The same facts, with another archive at home."""
+    url = facts.official.remote.url if url is None else url
+    remote = Remote(url, len(archive), hashlib.sha256(archive).hexdigest())
+    return dataclasses.replace(facts, official=dataclasses.replace(facts.official, remote=remote))
+
+
+def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        directory = tarfile.TarInfo(folder)
+        directory.type = tarfile.DIRTYPE
+        archive.addfile(directory)
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return target.getvalue()
+
+
+def write_parquet(
+    path: Path, images: list[bytes | None], labels: list[int | None], *, column: str = "label", image: str = "img"
+) -> None:
+    rows = [{"bytes": content, "path": f"{row}.png"} for row, content in enumerate(images)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({image: pa.array(rows, kind), column: pa.array(labels, pa.int64())})
+    pq.write_table(table, path)
+
+
+def write_hub_folder(folder: Path, *, column: str = "label") -> None:
+    """The images of `small_cifar` in the hub's layout: two training files and one test file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")
+    for seed, (name, rows) in enumerate(zip(names, (12, 8, 10), strict=True)):
+        images = [png(image) for image in pixels(rows, seed)]
+        write_parquet(folder / f"{name}.parquet", [*images], [row % 10 for row in range(rows)], column=column)

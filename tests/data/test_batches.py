@@ -1,0 +1,97 @@
+"""Batches: every image once, the same global batches on any number of processes, and resuming in between."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnconv.data.batches import Batches
+from attnconv.data.images import ImageSet
+
+
+def numbered(n: int) -> ImageSet:
+    """Images that know their number by their first pixel."""
+    images = torch.arange(n).remainder(256).to(torch.uint8)[:, None, None, None].expand(n, 1, 2, 2).contiguous()
+    return ImageSet(images, torch.arange(n) * 10)
+
+
+class TestOrder:
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_every_image_comes_once_with_its_label(self, shuffle: bool) -> None:
+        batches = Batches(numbered(23), batch_size=5, shuffle=shuffle)
+        found = list(batches)
+        assert [len(batch.samples) for batch in found] == [5, 5, 5, 5, 3]
+        assert len(batches) == 5
+        samples = torch.cat([batch.samples for batch in found])
+        assert (samples.tolist() == list(range(23))) is not shuffle
+        assert sorted(samples.tolist()) == list(range(23))
+        assert torch.equal(torch.cat([batch.labels for batch in found]), samples * 10)
+        assert torch.equal(torch.cat([batch.images for batch in found])[:, 0, 0, 0].long(), samples)
+
+    def test_each_epoch_has_its_order_and_keeps_it(self) -> None:
+        batches = Batches(numbered(30), batch_size=30, seed=4, shuffle=True)
+
+        def order(epoch: int) -> list[int]:
+            batches.set_epoch(epoch)
+            (batch,) = batches
+            return batch.samples.tolist()
+
+        first, second, again = order(0), order(1), order(0)
+        assert first == again
+        assert first != second
+
+    def test_an_incomplete_batch_can_be_dropped(self) -> None:
+        batches = Batches(numbered(23), batch_size=5, drop_last=True)
+        assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5]
+        assert len(batches) == 4
+
+    def test_resuming_inside_an_epoch(self) -> None:
+        whole = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
+        rest = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
+        for batches, start in ((whole, 0), (rest, 3)):
+            batches.set_epoch(6, start=start)
+        assert [b.samples.tolist() for b in rest] == [b.samples.tolist() for b in whole][3:]
+        assert len(rest) == len(whole)
+
+
+class TestProcesses:
+    @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 4), st.booleans())
+    def test_together_they_see_the_global_batches(self, n: int, each: int, world: int, drop: bool) -> None:
+        size = each * world
+        if drop and n < size:
+            return
+        one = list(Batches(numbered(n), batch_size=size, seed=2, shuffle=True, drop_last=drop))
+        shares = [
+            Batches(numbered(n), batch_size=size, seed=2, shuffle=True, drop_last=drop, rank=rank, world=world)
+            for rank in range(world)
+        ]
+        parts = [list(share) for share in shares]
+        assert [len(part) for part in parts] == [len(share) for share in shares]
+        assert all(len(batch.samples) > 0 for part in parts for batch in part)
+        for number, batch in enumerate(one):
+            together = [part[number].samples for part in parts if number < len(part)]
+            assert torch.cat(together).tolist() == batch.samples.tolist()
+            if len(batch.samples) == size:
+                assert [len(part) for part in together] == [each] * world
+
+
+class TestBadInput:
+    def test_batch_size(self) -> None:
+        with pytest.raises(ValueError, match=r"batch_size: must be at least 1, got 0"):
+            Batches(numbered(3), batch_size=0)
+        with pytest.raises(ValueError, match=r"batch_size: must be a multiple of the 2 processes, got 3"):
+            Batches(numbered(9), batch_size=3, world=2)
+        with pytest.raises(ValueError, match=r"batch_size: must be at most the 9 images .*, got 10"):
+            Batches(numbered(9), batch_size=10, drop_last=True)
+
+    @pytest.mark.parametrize("rank", [-1, 2])
+    def test_rank(self, rank: int) -> None:
+        with pytest.raises(ValueError, match=rf"rank: must be 0 to world - 1 = 1, got {rank}"):
+            Batches(numbered(9), batch_size=4, rank=rank, world=2)
+
+    def test_epoch_and_start(self) -> None:
+        batches = Batches(numbered(9), batch_size=4)
+        with pytest.raises(ValueError, match=r"epoch: must be at least 0, got -1"):
+            batches.set_epoch(-1)
+        with pytest.raises(ValueError, match=r"start: must be 0 to the epoch's 3 batches, got 4"):
+            batches.set_epoch(0, start=4)

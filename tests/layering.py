@@ -1,0 +1,67 @@
+"""The rooms of the library and which may import which: the architecture as a table that a test enforces."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+# Lowest first. A room imports from rooms of earlier lines only, and freely within itself.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"_errors"}),
+    frozenset({"_lazy"}),
+    frozenset({"grid"}),
+    frozenset({"operators"}),
+    frozenset({"encodings"}),
+    frozenset({"layers"}),
+    frozenset({"theorem", "models"}),
+    frozenset({"data"}),
+    frozenset({"training", "analysis"}),
+    frozenset({"report"}),
+    frozenset({"cli"}),
+)
+RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+
+
+def room_of(path: Path, package: Path) -> str:
+    """The first component below the package: ``models/build.py`` is in ``models``, ``grid.py`` in ``grid``."""
+    first = path.relative_to(package).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of every module that a file imports anywhere, in function bodies and for types as well."""
+    own = (package.name, *path.relative_to(package).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name != package.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == package.name:
+            yield node.lineno, f"{package.name}.{node.attr}"  # `import attnconv`, then `attnconv.__version__`
+        elif isinstance(node, ast.ImportFrom):
+            parent = ".".join(own[: len(own) - node.level]) if node.level else ""
+            base = ".".join(part for part in (parent, node.module) if part)
+            if base == package.name:  # `from attnconv import grid`
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, base
+
+
+def violations(package: Path) -> list[str]:
+    """Every import that points upwards or sideways, as ``file:line: reason``."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if path == package / "__init__.py":
+            continue
+        room = room_of(path, package)
+        if room not in RANKS:
+            found.append(f"{path.name}: the room {room!r} has no place in tests/layering.py")
+            continue
+        for line, module in imported_modules(path, package):
+            head, _, rest = module.partition(".")
+            target = rest.partition(".")[0]
+            if head != package.name or target == room or target.startswith("__"):  # __version__, __file__
+                continue
+            where = f"{path.relative_to(package)}:{line}"
+            if target not in RANKS:
+                found.append(f"{where}: imports {module!r}; name the room that defines it")
+            elif RANKS[target] >= RANKS[room]:
+                found.append(f"{where}: {room!r} may not import {target!r}")
+    return found

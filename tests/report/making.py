@@ -1,0 +1,87 @@
+"""Run folders as a training leaves them, without the training, and a look at the texts of a figure."""
+
+import io
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from attnconv.models.build import build
+from attnconv.models.checkpoint import save_weights
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+from attnconv.training.heads import head_record
+from attnconv.training.recipes import recipe
+from attnconv.training.run_folder import RunFolder, append_line, write_json
+from attnconv.training.settings import RunSettings
+
+SMALL = AttentionSettings(
+    layers=2, heads=4, width=8, mlp_width=8, downsampling=1, max_shift=7, image_size=8, image_channels=1, norm="pre"
+)
+SMALL_RESNET = ResNetSettings(widths=(4,), blocks=(1,), image_size=8, image_channels=1)
+
+
+def settings_of(model: ModelSettings, *, epochs: int = 3) -> RunSettings:
+    settings = recipe("quadratic-digits")
+    return replace(settings, model=model, train=replace(settings.train, epochs=epochs))
+
+
+def make_run(
+    path: Path, model: ModelSettings = SMALL, *, epochs: int = 3, complete: bool = True, **record: Any
+) -> RunFolder:
+    """A run of `epochs` epochs whose heads take a step each; `record` goes into settings.json."""
+    run, settings = RunFolder(path), settings_of(model)
+    environment = {"versions": {"attnconv": "0.1.0", "torch": "2"}, "commit": None, "device": "cpu: a processor"}
+    run.begin(settings, {**environment, "command": ["attnconv", "train", "quadratic-digits"], **record})
+    network = build(model)
+    append_line(run.heads_file, head_record(network, 0))
+    for epoch in range(1, epochs + 1):
+        for split, accuracy in (("train", 0.2 * epoch), ("validation", 0.25 * epoch)):
+            line = {"step": 10 * epoch, "epoch": epoch, "split": split, "loss": 1.0, "accuracy": accuracy}
+            append_line(run.metrics_file, {**line, "lr": 0.1, "seconds": 2.0 * epoch})
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name.endswith("centres"):
+                    parameter.mul_(0.8)
+        append_line(run.heads_file, head_record(network, epoch))
+    save_weights(run.last_weights, network, model, mean=(0.5,), std=(0.25,))
+    if complete:
+        score = {"loss": 0.5, "accuracy": 0.8125, "images": 360}
+        final = {"epoch": epochs, "validation": {**score, "images": 200}, "test": score}
+        chosen = {**final, "epoch": epochs - 1, "test": {**score, "accuracy": 0.875}}
+        write_json(run.result_file, {"seconds": 7385.0, "parameters": 4321, "last": final, "chosen": chosen})
+    return run
+
+
+def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Every visible text of a figure and where it stands, in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.print_figure(io.BytesIO(), format="png", dpi=figure.dpi)  # lays everything out
+    texts: list[Any] = figure.findobj(Text)
+    off = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _beyond(axis)}
+    shown = [text for text in texts if text.get_visible() and text.get_text().strip() and text not in off]
+    return [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in shown]  # type: ignore[no-untyped-call]
+
+
+def _beyond(axis: Axis) -> list[Text]:
+    """Tick labels beyond the ends of an axis: they exist, but are not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    return [tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
+
+
+def overlaps(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of texts that meet, by more than a hair."""
+    boxes = [(text, box.shrunk(0.9, 0.9)) for text, box in text_boxes(figure)]
+    return [(one, other) for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b)]
+
+
+def outside(figure: Figure) -> list[str]:
+    """Texts that are cut off by the edge of the figure."""
+    page = figure.bbox.padded(1.0)
+    return [text for text, box in text_boxes(figure) if not (page.contains(*box.min) and page.contains(*box.max))]

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, reading_order
+from tests.report.making import outside, overlaps, text_boxes
+
+
+def layer_of(heads: int, rows: int, columns: int, query: tuple[float, float] = (0.0, 0.0), seed: int = 0) -> LayerMaps:
+    maps = np.random.default_rng(seed).random((heads, rows, columns)) ** 8
+    return LayerMaps.of(f"layer {seed + 1}", maps / maps.sum((1, 2), keepdims=True), query)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "columns", "layers"),
+    [(1, 1, 1, 1), (9, 16, 16, 6), (16, 4, 32, 2), (3, 32, 4, 2), (40, 8, 8, 1), (16, 64, 64, 2)],
+)
+def test_texts_neither_meet_nor_leave_the_page(heads: int, rows: int, columns: int, layers: int) -> None:
+    maps = [layer_of(heads, rows, columns, seed=seed) for seed in range(layers)]
+    figure = draw_attention_maps(maps, title="a run whose name is rather long: attention of the query pixel in row 1")
+    assert overlaps(figure) == []
+    assert outside(figure) == []
+
+
+def test_most_concentrated_head_comes_first_and_broken_ones_last() -> None:
+    maps = np.full((4, 2, 2), 0.25)
+    maps[1] = [[0.9, 0.1], [0.0, 0.0]]
+    maps[2, 0, 0] = np.nan
+    maps[3] = [[0.0, 1.0], [0.0, 0.0]]
+    assert reading_order(maps) == [3, 1, 0, 2]
+
+
+def test_labels_name_heads_and_peaks() -> None:
+    maps = LayerMaps.of("layer 1", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
+    texts = [text for text, _ in text_boxes(draw_attention_maps([maps], title="t"))]
+    assert [text for text in texts if text.isdigit() or text.endswith("%") or text == "NaN"] == [
+        "2",
+        "96%",
+        "1",
+        "50%",
+        "3",
+        "NaN",
+    ]
+
+
+def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
+    maps = LayerMaps.of("layer 1", np.arange(1.0, 37.0).reshape(1, 6, 6) / 666.0, (0.0, 5.0))
+    (axes,) = draw_attention_maps([maps], title="t", zoom=3).axes
+    (image,) = axes.images
+    shown = np.ma.filled(np.ma.asarray(image.get_array()), np.nan) * 666.0
+    expected = [[np.nan] * 3, [5.0, 6.0, np.nan], [11.0, 12.0, np.nan]]
+    np.testing.assert_allclose(shown, expected)
+    np.testing.assert_allclose(image.get_clim(), (0.0, 36.0 / 666.0))  # the scale of the whole map
+
+
+def test_whole_window_outside_the_image_is_blank() -> None:
+    far = LayerMaps.of("layer 1", np.full((1, 2, 2), 0.25), (30.0, 30.0))
+    (image,) = draw_attention_maps([far], title="t", zoom=3).axes[0].images
+    assert np.ma.getmaskarray(image.get_array()).all()  # type: ignore[arg-type]
+
+
+def test_given_orders_are_kept() -> None:
+    layer = layer_of(3, 4, 4)
+    texts = [text for text, _ in text_boxes(draw_attention_maps([layer], title="t", orders=[[2, 0, 1]]))]
+    assert [text for text in texts if text.isdigit()] == ["3", "1", "2"]
+
+
+def test_bad_input() -> None:
+    layer = layer_of(2, 3, 3)
+    with pytest.raises(ValueError, match="layers: must hold the maps of at least one layer, got none"):
+        draw_attention_maps([], title="t")
+    for zoom in (0, 4, -1):
+        with pytest.raises(ValueError, match=rf"zoom: must be an odd number of pixels, at least 1, got {zoom}"):
+            draw_attention_maps([layer], title="t", zoom=zoom)
+    with pytest.raises(ValueError, match=r"orders: must hold every head of every layer once, got \[\[0, 0\]\]"):
+        draw_attention_maps([layer], title="t", orders=[[0, 0]])
+    for shape in ((3, 3), (0, 3, 3), (2, 3, 0)):
+        with pytest.raises(ValueError, match="maps: must have the shape") as caught:
+            LayerMaps.of("layer 1", np.zeros(shape), (0.0, 0.0))
+        assert str(shape) in str(caught.value)

@@ -1,0 +1,98 @@
+import math
+
+import numpy as np
+import pytest
+from matplotlib.patches import Ellipse
+
+from attnconv.report.centres import draw_centres
+from attnconv.report.centres_over_training import choose_epochs, draw_centres_over_training
+from attnconv.report.gaussians import HeadGaussians
+from attnconv.report.head_panels import draw_panels
+from attnconv.report.marks import colour_of, shape_of
+from tests.report.making import outside, overlaps, text_boxes
+
+
+def heads_of(count: int, *, seed: int = 0, broken: bool = False) -> HeadGaussians:
+    generator = np.random.default_rng(seed)
+    roots = generator.normal(0.0, 1.0, (count, 2, 2))
+    centres, covariances = generator.normal(0.0, 2.0, (count, 2)), roots @ roots.transpose(0, 2, 1)
+    if broken:
+        centres[0], covariances[1], centres[2, 0] = (400.0, -3.0), 1e12 * np.eye(2), math.nan
+        covariances[3], covariances[4], covariances[5] = [[1e9, 0], [0, 1e-9]], 0.0, 1e300
+    return HeadGaussians.of(centres, covariances)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 16), (4, 9), (6, 9), (7, 3), (12, 17), (1, 40)])
+def test_texts_neither_meet_nor_leave_the_page(layers: int, heads: int) -> None:
+    figure = draw_centres(
+        [heads_of(heads, seed=seed, broken=heads >= 9) for seed in range(layers)],
+        title="a run whose name is long, as names of runs are when they say what was changed: heads after epoch 300",
+        sizes=(16, 16),
+    )
+    assert overlaps(figure) == []
+    assert outside(figure) == []
+
+
+def test_a_panel_holds_two_ellipses_and_one_mark_per_head() -> None:
+    heads = HeadGaussians.of([[1, 2], [-1, 0]], [np.diag([4.0, 1.0])] * 2)
+    (panel,) = draw_panels_axes(heads)
+    ellipses = [patch for patch in panel.patches if isinstance(patch, Ellipse)]
+    assert [ellipse.get_linestyle() for ellipse in ellipses] == ["-", ":", "-", ":"]
+    np.testing.assert_allclose(ellipses[0].center, (2, 1))  # column, row
+    np.testing.assert_allclose([ellipses[0].width, ellipses[0].height], [4 * 1.17741, 2 * 1.17741], rtol=1e-5)
+    np.testing.assert_allclose(abs(ellipses[0].angle) % 180, 90)  # the long axis runs along the rows
+    assert [line.get_marker() for line in panel.lines] == [shape_of(0), shape_of(1)]
+    assert panel.get_ylim()[0] > panel.get_ylim()[1]  # rows grow downwards
+
+
+def draw_panels_axes(heads: HeadGaussians) -> list:  # type: ignore[type-arg]
+    return draw_centres([heads], title="t", sizes=(16, 16), view=5.5).axes
+
+
+def test_heads_that_cannot_be_drawn_are_counted() -> None:
+    figure = draw_centres([heads_of(9, broken=True)], title="t", sizes=(16, 16))
+    texts = " ".join(text.replace("\n", " ") for text, _ in text_boxes(figure))
+    assert "1 head outside the view, 1 wider than the view, 1 not a number" in texts
+    assert "outside the view" not in " ".join(text for text, _ in text_boxes(draw_centres([heads_of(2)], title="t")))
+
+
+def test_layers_without_heads_can_be_drawn() -> None:
+    empty = HeadGaussians.of(np.zeros((0, 2)), np.zeros((0, 2, 2)))
+    assert overlaps(draw_centres([empty, heads_of(3)], title="pruned")) == []
+    assert overlaps(draw_centres([empty], title="pruned")) == []
+
+
+def test_over_training_shows_first_and_last_epoch() -> None:
+    history = [(epoch, heads_of(9, seed=epoch)) for epoch in range(61)]
+    figure = draw_centres_over_training(history, title="t", sizes=(8, 8))
+    titles = [axes.get_title() for axes in figure.axes]
+    assert (titles[0], titles[-1], len(titles)) == ("epoch 0", "epoch 60", 6)
+    assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("last", [0, 1, 4, 7, 300])
+def test_chosen_epochs(last: int, count: int) -> None:
+    chosen = choose_epochs(range(last + 1), count)
+    assert len(chosen) == min(count, last + 1)
+    assert chosen == sorted(set(chosen))
+    assert chosen[-1] == last
+    assert chosen[0] == 0 or count == 1
+
+
+def test_marks_repeat_late() -> None:
+    assert len({(colour_of(i), shape_of(i)) for i in range(72)}) == 72
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="panels: must hold at least one layer or epoch, got none"):
+        draw_panels([], title="t")
+    for view in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"view: must be a positive number of pixels, got {view}"):
+            draw_centres([heads_of(1)], title="t", view=view)
+    with pytest.raises(ValueError, match=r"history: must hold at least one epoch, and epochs that grow, got \[\]"):
+        draw_centres_over_training([], title="t")
+    with pytest.raises(ValueError, match=r"history: .* got \[1, 1\]"):
+        draw_centres_over_training([(1, heads_of(1)), (1, heads_of(1))], title="t")
+    with pytest.raises(ValueError, match="panels: must be at least 1, got 0"):
+        draw_centres_over_training([(1, heads_of(1))], title="t", panels=0)

@@ -1,0 +1,234 @@
+"""The project as a whole: what it exports, what importing it costs, who imports whom, and that its papers agree."""
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import attnconv
+from attnconv._errors import bad
+from attnconv._lazy import attach
+from tests.layering import violations
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "attnconv"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PUBLIC: list[str] = vars(attnconv)["__all__"]
+LAZY_PACKAGES = sorted(
+    ".".join(("attnconv", *path.parent.relative_to(PACKAGE).parts))
+    for path in PACKAGE.rglob("__init__.py")
+    if "attach(" in path.read_text(encoding="utf-8")
+)
+# Modules that `--help` goes through, or that settings are read from: none may import torch.
+TORCH_FREE = [
+    "attnconv",
+    "attnconv.cli",
+    "attnconv.data.settings",
+    "attnconv.models.presets",
+    "attnconv.models.settings",
+    "attnconv.training.recipes",
+    "attnconv.training.settings",
+]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+
+
+def commands() -> list[str]:
+    """The subcommands, as the script that writes docs/cli.md finds them."""
+    return list(cli_pages().commands())
+
+
+def cli_pages() -> Any:
+    """The module docs/generate_cli.py, a script, loaded by its path."""
+    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestSurface:
+    @pytest.mark.parametrize("name", PUBLIC)
+    def test_every_public_name_exists(self, name: str) -> None:
+        assert getattr(attnconv, name) is not None
+
+    @pytest.mark.parametrize("package", LAZY_PACKAGES)
+    def test_every_lazy_name_exists_and_is_declared_for_type_checkers(self, package: str) -> None:
+        module = importlib.import_module(package)
+        assert module.__file__ is not None
+        declared = type_checking_imports(Path(module.__file__))
+        lazy = {name for name in module.__all__ if not is_submodule(package, name) and name != "__version__"}
+        assert lazy == declared
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+    def test_a_name_that_does_not_exist_is_an_attribute_error(self) -> None:
+        with pytest.raises(AttributeError, match="module 'attnconv' has no attribute 'Convolution'"):
+            getattr(attnconv, "Convolution")  # noqa: B009
+
+    def test_a_lazy_name_may_not_be_its_own_submodule(self) -> None:
+        with pytest.raises(ValueError, match=r"names: .* got 'build' for attnconv\.models\.build"):
+            attach("attnconv.models", {"build": "build"})
+
+    def test_dir_lists_the_public_names(self) -> None:
+        assert set(PUBLIC) <= set(dir(attnconv))
+
+    def test_the_surface_stays_small(self) -> None:
+        names = [name for name in PUBLIC if not is_submodule("attnconv", name)]
+        assert len(names) <= 24
+
+    @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
+    def test_every_public_name_has_an_entry_in_the_reference(self, name: str) -> None:
+        reference = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+        assert re.search(rf"auto(class|function|module)::\s+attnconv\.{name}\s*$", reference, re.MULTILINE), (
+            f"docs/api: give attnconv.{name} an autoclass, autofunction or automodule directive"
+        )
+
+
+class TestErrors:
+    def test_the_parts_stand_in_order(self) -> None:
+        message = bad("--lr", "must be positive", -0.1, "Pass --lr 0.1.", origin="from settings.json")
+        assert message == "--lr: must be positive, got -0.1 (from settings.json). Pass --lr 0.1."
+
+    def test_origin_and_fix_are_optional(self) -> None:
+        assert bad("heads", "must be at least 1", 0) == "heads: must be at least 1, got 0."
+
+
+class TestImports:
+    def test_imports_run_downwards_only(self) -> None:
+        assert violations(PACKAGE) == []
+
+    def test_an_upward_import_is_found(self, tmp_path: Path) -> None:
+        package = tmp_path / "attnconv"
+        (package / "operators").mkdir(parents=True)
+        (package / "operators" / "dense.py").write_text("from attnconv.layers import SelfAttention2d\n")
+        (package / "grid.py").write_text("def late():\n    from . import operators\n")
+        (package / "attic.py").write_text("")
+        assert violations(package) == [
+            "attic.py: the room 'attic' has no place in tests/layering.py",
+            "grid.py:2: 'grid' may not import 'operators'",
+            "operators/dense.py:1: 'operators' may not import 'layers'",
+        ]
+
+    def test_settings_presets_and_the_command_line_do_not_import_torch(self) -> None:
+        imports = "".join(f"import {module}; " for module in TORCH_FREE)
+        result = python("-c", f"{imports}import sys; print([m for m in ('torch', 'lightning') if m in sys.modules])")
+        assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "[]", "")
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", [[], *([name] for name in commands())], ids=" ".join)
+    def test_help_answers_without_torch(self, command: list[str]) -> None:
+        program = (
+            "import sys\nfrom attnconv.cli import main\n"
+            f"sys.argv = ['attnconv', *{command!r}, '--help']\n"
+            "try:\n    main()\n"
+            "except SystemExit as end:\n    print('exit', end.code, 'torch' in sys.modules, file=sys.stderr)\n"
+        )
+        result = python("-c", program)
+        assert result.stderr.strip() == "exit 0 False"
+        assert "usage" in result.stdout.lower()
+
+    def test_help_answers_in_well_under_half_a_second(self) -> None:
+        seconds = min(processor_seconds("-c", "from attnconv.cli import main; main()", "--help") for _ in range(3))
+        assert seconds < 0.5
+
+    def test_the_reference_of_the_command_line_is_not_stale(self) -> None:
+        script = cli_pages()
+        page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+        if script.made_with(page) != script.tyro_version():
+            pytest.skip(f"docs/cli.md was made with tyro {script.made_with(page)}, whose help is laid out differently")
+        assert page == script.render(), "docs/cli.md is stale: run `make cli-reference`"
+
+
+class TestPapers:
+    def test_the_version_is_the_same_everywhere(self) -> None:
+        version = PYPROJECT["version"]
+        assert attnconv.__version__ == version
+        assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+        assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+    def test_every_requirement_is_pinned_and_every_lower_bound_is_tested(self) -> None:
+        pinned, oldest = pins("constraints.txt"), pins("constraints-oldest.txt")
+        extras = [line for lines in PYPROJECT["optional-dependencies"].values() for line in lines]
+        bounds = dict(lower_bound(line) for line in [*PYPROJECT["dependencies"], *extras])
+        bounds.pop("attnconv")
+        assert sorted(bounds.keys() - pinned.keys()) == []
+        runtime = dict(lower_bound(line) for line in PYPROJECT["dependencies"])
+        assert {name: oldest.get(name) for name in runtime} == runtime
+
+    def test_torch_has_no_upper_bound_and_is_no_build_requirement(self) -> None:
+        build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+        assert [line for line in build if "torch" in line] == []
+        assert [line for line in PYPROJECT["dependencies"] if line.startswith("torch")] == ["torch>=2.6"]
+
+    def test_the_package_is_typed(self) -> None:
+        assert (PACKAGE / "py.typed").is_file()
+
+    @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+    def test_links_to_files_lead_somewhere(self, page: str) -> None:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+        assert [target for target in targets if not (ROOT / target).exists()] == []
+
+    @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
+    def test_make_targets_that_are_mentioned_exist(self, page: str) -> None:
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+        mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))
+        assert mentioned
+        assert mentioned - targets == set()
+
+
+def is_submodule(package: str, name: str) -> bool:
+    return importlib.util.find_spec(f"{package}.{name}") is not None
+
+
+def type_checking_imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for statement in node.body:
+                if isinstance(statement, ast.ImportFrom):
+                    names |= {alias.asname or alias.name for alias in statement.names}
+    return names
+
+
+def processor_seconds(*arguments: str) -> float:
+    """User and system time of one child: unlike wall time it does not depend on who else is using the machine."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert python(*arguments).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return {normalised(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+
+
+def lower_bound(requirement: str) -> tuple[str, str]:
+    name, _, version = requirement.partition(">=")
+    return normalised(name.partition("[")[0]), version
+
+
+def normalised(name: str) -> str:
+    """A distribution's name as the index compares it: lower case, hyphens."""
+    return re.sub(r"[-_.]+", "-", name).lower()
