@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -62,6 +63,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared data folder ../shared/data is not beside this checkout")
     return folder
+
+
+@pytest.fixture
+def unhooked() -> Iterator[None]:
+    """Runs a test as a user does, without the import hook's type checks: for arguments that are wrong on purpose."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,9 @@ def test_law_2_free_layer_has_as_many_queries_as_a_strided_image(size: int, stri
 
 
 @given(st.integers(4, 12), st.integers(1, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 2))
-def test_law_2_window_gives_the_convolutions_count(size: int, stride: int, pad: int, kernel: int, dilation: int) -> None:
+def test_law_2_window_gives_the_convolutions_count(
+    size: int, stride: int, pad: int, kernel: int, dilation: int
+) -> None:
     window = dilation * (kernel - 1) + 1
     if size + 2 * pad < window:
         return
@@ -128,6 +130,7 @@ def test_law_6_rows_in_the_padding_are_zero(border: Border) -> None:
     torch.testing.assert_close(rows.sum(-1), torch.full((1, 1, 3), 0.0 if border == "zero" else 1.0))
 
 
+@pytest.mark.usefixtures("unhooked")
 def test_bad_grids_are_refused() -> None:
     with pytest.raises(ValueError, match=r"sizes: every axis needs at least one pixel, got \(0, 3\)"):
         Grid.make((0, 3))

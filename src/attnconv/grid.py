@@ -1,9 +1,9 @@
 """Where queries stand over keys: the geometry that every attention operator shares.
 
 Along one axis an image has keys at the positions k = 0 .. m-1, spread `spacing` apart, and query i stands at
-`stride * i + offset`. The *shift* is key position minus query position, everywhere. Attention may look at more than the
-image: the **lattice** is the ordered list of all positions that take part in the softmax, and every lattice point either
-is an image key, is a copy of one, or holds zeros. The border rule decides which:
+`stride * i + offset`. The *shift* is key position minus query position, everywhere. Attention may look at more than
+the image: the **lattice** is the ordered list of all positions that take part in the softmax, and every lattice point
+either is an image key, is a copy of one, or holds zeros. The border rule decides which:
 
     renormalise   lattice = the image's keys; rows over them sum to 1 (the paper's softmax)
     zero          lattice = keys, gaps and padding; gaps and padding hold zeros but take their share of the softmax
@@ -183,7 +183,9 @@ class Grid:
             queries = -(-size // step) if window is None else (size + pad[0] + pad[1] - window[axis]) // step + 1
             if queries < 1:
                 got = f"window {tuple(window or ())} over an image of {tuple(sizes)} padded by {paddings}"
-                raise ValueError(bad("window", "must not exceed the padded image", got, "Use a larger image or padding."))
+                raise ValueError(
+                    bad("window", "must not exceed the padded image", got, "Use a larger image or padding.")
+                )
             axes.append(Axis(size=size, queries=queries, stride=step, padding=pad, border=border))
         return Grid(tuple(axes))
 
@@ -277,17 +279,21 @@ class Grid:
 def per_axis(name: str, value: int | Sequence[int], dims: int, *, least: int) -> tuple[int, ...]:
     """One whole number per axis, each at least `least`; a single number serves every axis."""
     values = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(values) != dims or any(not isinstance(v, int) or v < least for v in values):
-        raise ValueError(bad(name, f"must be a whole number of at least {least}, or one for each of {dims} axes", value))
+    if len(values) != dims or any(v < least for v in values):
+        raise ValueError(
+            bad(name, f"must be a whole number of at least {least}, or one for each of {dims} axes", value)
+        )
     return values
 
 
 def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
     """Padding as (before, after) for every axis."""
-    values = (padding,) * dims if isinstance(padding, int) else tuple(padding)
-    pairs = tuple((v, v) if isinstance(v, int) else tuple(v) for v in values)
-    if len(pairs) != dims or any(len(p) != 2 or not all(isinstance(v, int) and v >= 0 for v in p) for p in pairs):
-        requirement = f"must be a whole number of at least 0, one for each of {dims} axes, or a (before, after) pair each"
+    values: list[int | tuple[int, int]] = [padding] * dims if isinstance(padding, int) else list(padding)
+    pairs = tuple((v, v) if isinstance(v, int) else v for v in values)
+    if len(pairs) != dims or {len(p) for p in pairs} != {2} or any(min(p) < 0 for p in pairs):
+        requirement = (
+            f"must be a whole number of at least 0, one for each of {dims} axes, or a (before, after) pair each"
+        )
         raise ValueError(bad("padding", requirement, padding))
     return tuple((p[0], p[1]) for p in pairs)
 

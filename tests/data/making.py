@@ -5,6 +5,7 @@ import hashlib
 import io
 import struct
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,12 @@ def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:
 
 
 def write_parquet(
-    path: Path, images: list[bytes | None], labels: list[int | None], *, column: str = "label", image: str = "img"
+    path: Path,
+    images: Sequence[bytes | None],
+    labels: Sequence[int | None],
+    *,
+    column: str = "label",
+    image: str = "img",
 ) -> None:
     rows = [{"bytes": content, "path": f"{row}.png"} for row, content in enumerate(images)]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -101,4 +107,4 @@ def write_hub_folder(folder: Path, *, column: str = "label") -> None:
     names = ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")
     for seed, (name, rows) in enumerate(zip(names, (12, 8, 10), strict=True)):
         images = [png(image) for image in pixels(rows, seed)]
-        write_parquet(folder / f"{name}.parquet", [*images], [row % 10 for row in range(rows)], column=column)
+        write_parquet(folder / f"{name}.parquet", images, [row % 10 for row in range(rows)], column=column)

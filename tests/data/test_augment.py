@@ -95,7 +95,7 @@ class TestAgainstTheObviousForm:
         images, samples = batch()
         before = images.clone()
         for recipe in ("none", "paper", "modern"):
-            augment(images, samples, settings=AugmentSettings(recipe), **CONSTANTS)  # type: ignore[arg-type]
+            augment(images, samples, settings=AugmentSettings(recipe), **CONSTANTS)
         assert torch.equal(images, before)
 
     @pytest.mark.gpu

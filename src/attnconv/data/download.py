@@ -88,10 +88,18 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
 
                 with contextlib.suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-                if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+                if not _is_open_as(part, file):
                     continue  # whoever held it has put it in place
             yield file
             return
+
+
+def _is_open_as(path: Path, file: BinaryIO) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _complete(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:
@@ -130,6 +138,8 @@ def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, p
             reason: Exception | str = "the connection was closed"
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             reason = error
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection
         now = file.seek(0, os.SEEK_END)
         idle = 0 if now > have else idle + 1
         refused = isinstance(reason, urllib.error.HTTPError) and 400 <= reason.code < 500

@@ -51,13 +51,15 @@ class Absolute(Encoding):
         key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
         return Content(grid, query, key, scale=1 / math.sqrt(self.head_channels))
 
-    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         at_queries, at_lattice = self._positions(grid, x)
         queries = {"content": grid.at_queries(x), "position": at_queries[None]}
         keys = {"content": grid.extend(x), "position": at_lattice[None]}
         scale = 1 / math.sqrt(self.head_channels)
         return {
-            f"{left}-{right}": split_heads(self.query(query), self.heads) @ split_heads(self.key(key), self.heads).mT * scale
+            f"{left}-{right}": split_heads(self.query(query), self.heads)
+            @ split_heads(self.key(key), self.heads).mT
+            * scale
             for left, query in queries.items()
             for right, key in keys.items()
         }

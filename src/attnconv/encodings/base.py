@@ -51,7 +51,7 @@ class Encoding(nn.Module, abc.ABC):
         """The encoding laid over a grid. Position-only encodings look at no value of x."""
 
     @abc.abstractmethod
-    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         """The terms of the score, each over the whole lattice; their sum is what the softmax sees.
 
         Keys are those of equations (7) and (8) that the encoding has: `content-content`, `content-position`,

@@ -9,7 +9,9 @@ from attnconv.grid import Grid
 from attnconv.operators.base import all_queries, score_dtype
 
 
-def pixel_queries(linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b h n e"]:
+def pixel_queries(
+    linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]
+) -> Float[Tensor, "b h n e"]:
     """Query vectors of the pixels under the queries, in the dtype of scores."""
     return split_heads(linear(grid.at_queries(x)), heads)
 
@@ -17,13 +19,17 @@ def pixel_queries(linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b
 def lattice_keys(
     linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]
 ) -> Float[Tensor, "b h lattice e"]:
-    """Key vectors of every lattice point (a point that holds zeros has the key of a zero pixel), in the scores' dtype."""
+    """Key vectors of every lattice point, in the scores' dtype; a point that holds zeros has a zero pixel's key."""
     return split_heads(linear(grid.extend(x)), heads)
 
 
 def position_scores(
-    query: Float[Tensor, "one_or_b h n e"], vectors: Float[Tensor, "t e"], rows: Int[Tensor, "axis_n lattice"], dim: int, grid: Grid
-) -> Float[Tensor, "one_or_b h n lattice"]:
+    query: Float[Tensor, "#b h n e"],
+    vectors: Float[Tensor, "t e"],
+    rows: Int[Tensor, "axis_n lattice"],
+    dim: int,
+    grid: Grid,
+) -> Float[Tensor, "#b h n lattice"]:
     """q . r[shift along axis `dim`]: every query meets every vector once, then picks those of its own shifts.
 
     Args:
@@ -47,7 +53,9 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
     if channels < 1 or channels % multiple_of:
         origin = "from in_channels" if head_channels is None else ""
         fix = "Pass head_channels=."
-        raise ValueError(bad("head_channels", f"must be a positive multiple of {multiple_of}", channels, fix, origin=origin))
+        raise ValueError(
+            bad("head_channels", f"must be a positive multiple of {multiple_of}", channels, fix, origin=origin)
+        )
     return channels
 
 

@@ -107,7 +107,9 @@ class LearnedRelativeContent(Encoding):
         return scores
 
 
-def table_rows(shifts: Float[Tensor, "n lattice"] | Int[Tensor, "n lattice"], max_shift: int) -> Int[Tensor, "n lattice"]:
+def table_rows(
+    shifts: Float[Tensor, "n lattice"] | Int[Tensor, "n lattice"], max_shift: int
+) -> Int[Tensor, "n lattice"]:
     """The table row of each shift: shifts beyond the table take its outermost rows."""
     return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift
 
@@ -117,5 +119,3 @@ def check_max_shift(max_shift: int) -> int:
     if max_shift < 0:
         raise ValueError(bad("max_shift", "must be at least 0", max_shift))
     return max_shift
-
-

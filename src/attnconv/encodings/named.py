@@ -1,6 +1,5 @@
 """Encodings by name: what a layer builds when it is given a name instead of an encoding."""
 
-from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 from attnconv._errors import bad
@@ -22,23 +21,6 @@ EncodingName: TypeAlias = Literal[
 ]
 TABLE_SIZE = 16  # positions per axis that a table learned by name covers, as in the paper's models
 
-_MAKERS: Mapping[str, Callable[[int, int, int], Encoding]] = {
-    "quadratic": lambda channels, heads, dims: Quadratic(heads, dims),
-    "quadratic-generalized": lambda channels, heads, dims: GeneralizedQuadratic(heads, dims),
-    "learned": lambda channels, heads, dims: LearnedRelative(
-        heads, dims, channels=channels, max_shift=TABLE_SIZE - 1
-    ),
-    "learned-content": lambda channels, heads, dims: LearnedRelativeContent(
-        channels, heads, dims, max_shift=TABLE_SIZE - 1
-    ),
-    "sinusoidal": lambda channels, heads, dims: Relative(channels, heads, dims),
-    "absolute-sinusoidal": lambda channels, heads, dims: Absolute(
-        channels, heads, dims, positions=SinusoidalPositions(channels, dims)
-    ),
-    "absolute-learned": lambda channels, heads, dims: Absolute(
-        channels, heads, dims, positions=LearnedPositions(channels, (TABLE_SIZE,) * dims)
-    ),
-}
 ENCODING_NAMES: tuple[str, ...] = get_args(EncodingName)
 
 
@@ -48,6 +30,19 @@ def encoding_named(name: str, in_channels: int, heads: int, dims: int) -> Encodi
     Raises:
         ValueError: There is no encoding of that name.
     """
-    if name not in _MAKERS:
-        raise ValueError(bad("encoding", f"must be an Encoding or one of {', '.join(_MAKERS)}", repr(name)))
-    return _MAKERS[name](in_channels, heads, dims)
+    match name:
+        case "quadratic":
+            return Quadratic(heads, dims)
+        case "quadratic-generalized":
+            return GeneralizedQuadratic(heads, dims)
+        case "learned":
+            return LearnedRelative(heads, dims, channels=in_channels, max_shift=TABLE_SIZE - 1)
+        case "learned-content":
+            return LearnedRelativeContent(in_channels, heads, dims, max_shift=TABLE_SIZE - 1)
+        case "sinusoidal":
+            return Relative(in_channels, heads, dims)
+        case "absolute-sinusoidal":
+            return Absolute(in_channels, heads, dims, positions=SinusoidalPositions(in_channels, dims))
+        case "absolute-learned":
+            return Absolute(in_channels, heads, dims, positions=LearnedPositions(in_channels, (TABLE_SIZE,) * dims))
+    raise ValueError(bad("encoding", f"must be an Encoding or one of {', '.join(ENCODING_NAMES)}", repr(name)))

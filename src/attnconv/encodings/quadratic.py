@@ -54,7 +54,7 @@ class Quadratic(SeparableEncoding):
         self.spread = nn.Parameter(1 + torch.randn(heads, dims if diagonal else 1) * spread_std)
 
     @property
-    def alpha(self) -> Float[Tensor, "h one_or_dims"]:
+    def alpha(self) -> Float[Tensor, "h #dims"]:
         """How sharp each head is: s^2 / 2, in 1 / pixel^2."""
         return self.spread.to(score_dtype(self.spread.dtype)).square() / 2
 
@@ -134,7 +134,9 @@ class GeneralizedQuadratic(JointEncoding):
         inverse, info = torch.linalg.inv_ex(self.precision)
         if bool(info.any()):
             singular = info.nonzero().flatten().tolist()
-            raise ValueError(bad("root_precision", "must be invertible to have a covariance", f"singular heads {singular}"))
+            raise ValueError(
+                bad("root_precision", "must be invertible to have a covariance", f"singular heads {singular}")
+            )
         return inverse
 
     def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:

@@ -130,18 +130,20 @@ class Relative(Encoding):
         left, right = self._content_vectors(grid, x, query)
         return Content(grid, left, right, scale=self.scale, biases=biases)
 
-    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         found: dict[str, Tensor] = {}
         query = self._query(grid, x)
         key = None if self.key is None else lattice_keys(self.key, self.heads, grid, x)
         if "content-content" in self.used:
-            assert query is not None and key is not None
+            assert query is not None
+            assert key is not None
             found["content-content"] = query @ key.mT * self.scale
         if "content-position" in self.used:
             assert query is not None
             found["content-position"] = axis_sum(self._content_positions(grid, query))
         if "position-content" in self.used:
-            assert key is not None and self.content_bias is not None
+            assert key is not None
+            assert self.content_bias is not None
             score = torch.einsum("he,bhle->bhl", self.content_bias.to(key.dtype), key) * self.scale
             found["position-content"] = score[:, :, None].expand(-1, -1, grid.query_count, -1)
         if "position-position" in self.used:

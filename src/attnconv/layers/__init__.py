@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
-        {name: "self_attention" for name in ("SelfAttention", "SelfAttention1d", "SelfAttention2d", "SelfAttention3d")},
+        dict.fromkeys(("SelfAttention", "SelfAttention1d", "SelfAttention2d", "SelfAttention3d"), "self_attention"),
     )

@@ -116,7 +116,7 @@ class SelfAttention(nn.Module, abc.ABC):
         self._shifts: tuple[tuple[int, ...], ...] = ()
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
-        self.register_load_state_dict_post_hook(_after_loading)
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
@@ -130,7 +130,6 @@ class SelfAttention(nn.Module, abc.ABC):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
-    @final
     def forward(self, x: Float[Tensor, "b c *sizes"]) -> Float[Tensor, "b d *queries"]:
         """The layer's output, equation (12).
 
@@ -149,7 +148,8 @@ class SelfAttention(nn.Module, abc.ABC):
         if self.weight is not None:
             out = operator.contract(pixels, self.weight, self.groups)
         else:
-            assert self.value_weight is not None and self.output_weight is not None
+            assert self.value_weight is not None
+            assert self.output_weight is not None
             values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
             out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
         return (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
@@ -161,7 +161,7 @@ class SelfAttention(nn.Module, abc.ABC):
         return self._operator(x.movedim(1, -1))
 
     @final
-    def score_terms(self, x: Float[Tensor, "b c *sizes"]) -> dict[str, Float[Tensor, "one_or_b h n lattice"]]:
+    def score_terms(self, x: Float[Tensor, "b c *sizes"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         """The terms of equation (7) or (8) apart, each over the lattice; the softmax of their sum is the attention."""
         self._check(x)
         return self.encoding.terms(self.grid(x.shape[2:]), x.movedim(1, -1))
@@ -169,9 +169,7 @@ class SelfAttention(nn.Module, abc.ABC):
     @final
     def grid(self, sizes: Sequence[int]) -> Grid:
         """The grid of this layer over an image of `sizes`."""
-        return Grid.make(
-            tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window
-        )
+        return Grid.make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -207,7 +205,9 @@ class SelfAttention(nn.Module, abc.ABC):
         self._plan, self._shifts = None, ()
 
     def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
+        text = (
+            f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
+        )
         if any(pad != (0, 0) for pad in self.padding):
             text += f", padding={self.padding}"
         if self.groups > 1:
@@ -223,7 +223,9 @@ class SelfAttention(nn.Module, abc.ABC):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):
             got = f"heads={encoding.heads}, dims={encoding.dims}"
-            raise ValueError(bad("encoding", f"must have heads={self.heads} and dims={self.dims} as the layer does", got))
+            raise ValueError(
+                bad("encoding", f"must have heads={self.heads} and dims={self.dims} as the layer does", got)
+            )
         return encoding
 
     def _operator(self, pixels: Tensor) -> AttentionOperator:

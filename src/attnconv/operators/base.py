@@ -52,11 +52,11 @@ class AttentionOperator(abc.ABC):
         """A_h V_h for every head: the weighted means of per-head values."""
 
     @abc.abstractmethod
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r m"]:
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
         """Probabilities of chosen queries (flat, row-major) over all image keys (flat, row-major)."""
 
     @abc.abstractmethod
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r"]:
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
         """The probability that chosen queries put on lattice points that hold zeros; 0 without zero padding."""
 
     @property
@@ -65,7 +65,7 @@ class AttentionOperator(abc.ABC):
         """Where the operator's tensors live."""
 
     @final
-    def to_dense(self) -> Float[Tensor, "one_or_b h n m"]:
+    def to_dense(self) -> Float[Tensor, "#b h n m"]:
         """The matrix of all probabilities: n * m numbers per head, so for small grids only."""
         return self.rows(all_queries(self.grid, self.device))
 

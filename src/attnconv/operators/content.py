@@ -33,11 +33,11 @@ class Content(AttentionOperator):
     def __init__(
         self,
         grid: Grid,
-        queries: Float[Tensor, "one_or_b h n e"],
-        keys: Float[Tensor, "one_or_b h lattice e"],
+        queries: Float[Tensor, "#b h n e"],
+        keys: Float[Tensor, "#b h lattice e"],
         *,
         scale: float,
-        biases: Sequence[Float[Tensor, "one_or_b h n _"]] = (),
+        biases: Sequence[Float[Tensor, "#b h n _"]] = (),
     ) -> None:
         self.grid = grid
         self.queries = queries
@@ -45,7 +45,7 @@ class Content(AttentionOperator):
         self.scale = scale
         self.biases = tuple(biases)
         self.heads = queries.shape[1]
-        self.batch = queries.shape[0]
+        self.batch = max(queries.shape[0], keys.shape[0])
 
     @property
     def device(self) -> torch.device:
@@ -59,11 +59,11 @@ class Content(AttentionOperator):
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return apply_in_blocks(self.grid, self._rows, values, row_elements=self._row_elements)
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r m"]:
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
         check_queries(queries, self.grid)
         return self._rows(queries)
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r"]:
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
         check_queries(queries, self.grid)
         return (self._lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
 

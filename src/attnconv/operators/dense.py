@@ -36,8 +36,8 @@ class Dense(AttentionOperator):
     def __init__(
         self,
         grid: Grid,
-        probabilities: Float[Tensor, "one_or_b h n m"],
-        padding_mass: Float[Tensor, "one_or_b h n"] | None = None,
+        probabilities: Float[Tensor, "#b h n m"],
+        padding_mass: Float[Tensor, "#b h n"] | None = None,
     ) -> None:
         self.grid = grid
         self.probabilities = probabilities
@@ -45,7 +45,7 @@ class Dense(AttentionOperator):
         self._padding_mass = probabilities.new_zeros(probabilities.shape[:-1]) if padding_mass is None else padding_mass
 
     @staticmethod
-    def from_scores(grid: Grid, scores: Float[Tensor, "one_or_b h n lattice"]) -> "Dense":
+    def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
         """softmax over the lattice, folded onto the image's keys: the definition that every operator must equal."""
         lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
         return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
@@ -53,7 +53,9 @@ class Dense(AttentionOperator):
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
         """Another operator's matrix, stored."""
-        return Dense(operator.grid, operator.to_dense(), operator.padding_mass(all_queries(operator.grid, operator.device)))
+        return Dense(
+            operator.grid, operator.to_dense(), operator.padding_mass(all_queries(operator.grid, operator.device))
+        )
 
     @property
     def device(self) -> torch.device:
@@ -68,10 +70,10 @@ class Dense(AttentionOperator):
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return apply_rows(self.probabilities, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r m"]:
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
         check_queries(queries, self.grid)
         return self.probabilities.index_select(2, queries)
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "one_or_b h r"]:
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
         check_queries(queries, self.grid)
         return self._padding_mass.index_select(2, queries)

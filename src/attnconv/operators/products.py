@@ -5,9 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def project(
-    mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int
-) -> Float[Tensor, "*lead d"]:
+def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "*lead d"]:
     """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product over heads and channels.
 
     With groups, i = c / groups and the j-th d / groups outputs see the j-th i inputs, as in a grouped convolution.
@@ -34,7 +32,7 @@ def project_heads(
 
 
 def contract_rows(
-    probabilities: Float[Tensor, "one_or_b h n m"],
+    probabilities: Float[Tensor, "#b h n m"],
     keys: Float[Tensor, "b m c"],
     weight: Float[Tensor, "h i d"],
     groups: int,
@@ -51,8 +49,6 @@ def contract_rows(
     return project(mixed.unflatten(1, (-1, heads)), weight, groups)
 
 
-def apply_rows(
-    probabilities: Float[Tensor, "one_or_b h n m"], values: Float[Tensor, "b h m e"]
-) -> Float[Tensor, "b h n e"]:
+def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
     """A_h V_h for given rows of A."""
     return probabilities.to(values.dtype) @ values

@@ -106,7 +106,7 @@ class Shift(AttentionOperator):
         return torch.stack(moved, 1)
 
     def _convolve(self, x: Tensor, weight: Tensor, groups: int, taps: list[tuple[int, int, int]]) -> Tensor:
-        """One convolution whose kernel holds each head's weight at its shift; taps are (first, step, count) per axis."""
+        """One convolution whose kernel holds each head's weight at its shift; taps: (first, step, count) per axis."""
         places = [0] * self.heads
         for dim, (first, step, count) in enumerate(taps):
             places = [

@@ -91,7 +91,8 @@ def hard_alpha(dtype: torch.dtype) -> float:
 
 def _fill(layer: SelfAttention, centres: Tensor, alpha: float, conv: Convolution) -> None:
     encoding = layer.encoding
-    assert isinstance(encoding, Quadratic) and layer.weight is not None
+    assert isinstance(encoding, Quadratic)
+    assert layer.weight is not None
     with torch.no_grad():
         encoding.centres.copy_(centres)
         encoding.spread.fill_(math.sqrt(2 * alpha))

@@ -29,25 +29,32 @@ def undecayed_names(model: nn.Module, *, decay_vectors: bool = True) -> set[str]
         >>> sorted(undecayed_names(build("quadratic-digits")))[:2]
         ['blocks.0.attention.encoding.centres', 'blocks.0.attention.encoding.spread']
     """
-    names = {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        if isinstance(module, Encoding)
-        for name in module.undecayed
-    }
+    names = position_names(model)
     if not decay_vectors:
         names |= {name for name, parameter in model.named_parameters() if parameter.ndim <= 1}
     return names
 
 
+def position_names(model: nn.Module) -> set[str]:
+    """Names of the parameters that are centres or spreads of heads: what the model's encodings name as ``undecayed``."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, Encoding)
+        for name in module.undecayed
+    }
+
+
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """The parameters in two groups for an optimiser: with weight decay and without, each in the model's order."""
+    """The parameters in groups for an optimiser: decayed, not decayed, centres and spreads; each in the model's order."""
     spared = undecayed_names(model, decay_vectors=optim.decay_vectors)
-    decayed = [parameter for name, parameter in model.named_parameters() if name not in spared]
-    others = [parameter for name, parameter in model.named_parameters() if name in spared]
+    positions = position_names(model)
+    named = list(model.named_parameters())
+    rate = optim.learning_rate * optim.position_rate
     groups = [
-        {"params": decayed, "weight_decay": optim.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [value for name, value in named if name not in spared], "weight_decay": optim.weight_decay},
+        {"params": [value for name, value in named if name in spared - positions], "weight_decay": 0.0},
+        {"params": [value for name, value in named if name in positions], "weight_decay": 0.0, "lr": rate},
     ]
     return [group for group in groups if group["params"]]
 

@@ -40,6 +40,9 @@ class OptimSettings:
     """Strength of weight decay, at least 0."""
     decay_vectors: bool = True
     """Also decay biases and the scales of normalisation layers, as the paper's code does."""
+    position_rate: float = 1.0
+    """Learning rate of centres and spreads, as a multiple of the others'. Pixels are a larger unit than weights: with
+    AdamW 1 leaves heads almost where they began in a short run."""
     clip: float | None = None
     """Scale the gradient down to this norm when it is longer; None never does."""
     label_smoothing: float = 0.0
@@ -152,6 +155,7 @@ def _optim_problems(optim: OptimSettings) -> list[str]:
     check = _Checks(optim, "--optim.")
     check.choice("name", get_args(OptimiserName))
     check.above("learning_rate", 0.0)
+    check.above("position_rate", 0.0)
     for name in ("momentum", "second_beta", "label_smoothing"):
         check.fraction(name)
     check.at_least("weight_decay", 0.0)

@@ -1,0 +1,64 @@
+"""torch.compile without graph breaks or a compilation for each size, and torch.export with free sizes."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.export import Dim, export
+
+from attnconv import SelfAttention2d, from_conv
+from attnconv.encodings import ENCODING_NAMES
+from tests.tolerances import tolerance
+
+every_encoding = pytest.mark.parametrize("name", ENCODING_NAMES)
+every_border = pytest.mark.parametrize("border", ["renormalise", "zero", "reflect"])
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+@every_encoding
+@every_border
+def test_compiles_whole_and_once_for_all_sizes(name: str, border: str) -> None:
+    layer = SelfAttention2d(12, 5, 3, encoding=name, stride=2, padding=1, border=border)
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    for sizes in ((6, 5), (8, 7), (9, 11), (12, 4), (13, 17)):
+        x = torch.randn(2, 12, *sizes)
+        torch.testing.assert_close(compiled(x), layer(x), **tolerance(torch.float32))
+    assert counter.frame_count <= 2  # the first size, then every size
+
+
+@every_encoding
+@every_border
+def test_exports_with_free_sizes(name: str, border: str) -> None:
+    layer = SelfAttention2d(12, 5, 3, encoding=name, stride=2, padding=1, border=border)
+    sizes = {0: Dim("b"), 2: Dim("height", min=3), 3: Dim("width", min=3)}
+    exported = export(layer, (torch.randn(2, 12, 8, 7),), dynamic_shapes={"x": sizes}).module()
+    for shape in ((2, 12, 8, 7), (3, 12, 10, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(exported(x), layer(x), **tolerance(torch.float32))
+
+
+def test_inductor_gives_the_same_values_and_gradients() -> None:
+    layer = SelfAttention2d(12, 5, 3)
+    compiled, x = torch.compile(layer, fullgraph=True), torch.randn(2, 12, 6, 5)
+    for run in (compiled, layer):
+        layer.zero_grad()
+        out = run(x)
+        out.square().sum().backward()
+        gradients = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
+        if run is compiled:
+            expected = (out.detach(), gradients)
+    torch.testing.assert_close(out, expected[0], **tolerance(torch.float32))
+    torch.testing.assert_close(gradients, expected[1], **tolerance(torch.float32, scale=10))
+
+
+def test_a_plan_of_shifts_exports_as_a_convolution() -> None:
+    conv = torch.nn.Conv2d(3, 4, 3, padding=1)
+    layer, x = from_conv(conv), torch.randn(1, 3, 6, 5)
+    layer.plan((6, 5))
+    program = export(layer, (x,))
+    assert any("conv" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x), conv(x), **tolerance(torch.float32))

@@ -1,0 +1,111 @@
+"""The contract of attention operators as laws, run over a registry: adding an operator adds one line to `OPERATORS`.
+
+A case is an operator on a grid with the tensors that its values depend on, so that laws can differentiate it. The
+oracle of every law is `operator.to_dense()` contracted by one einsum; that the matrix itself is right is held against
+the page (tests/test_grid.py) and against the softmax of the plain scores (tests/layers).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnconv.encodings import Encoding
+from attnconv.encodings.named import ENCODING_NAMES, encoding_named
+from attnconv.grid import BORDERS, Grid
+from attnconv.operators import AttentionOperator, Content, Dense, Kronecker, Shift, Toeplitz
+
+CHANNELS = 12  # of images: sinusoids over one, two and three axes all fit
+HEADS = 3
+
+Maker = Callable[[Grid, torch.dtype, int], tuple[AttentionOperator, list[Tensor]]]
+
+
+def numbers(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def dense(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    scores = numbers(batch, HEADS, grid.query_count, grid.lattice_count, dtype=dtype)
+    return Dense.from_scores(grid, scores), [scores]
+
+
+def kronecker(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    scores = [numbers(HEADS, axis.queries, axis.lattice_size, dtype=dtype) for axis in grid.axes]
+    return Kronecker.from_scores(grid, scores), scores
+
+
+def shift(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    anchor = numbers(2, dtype=dtype)
+    shifts = torch.randint(-2, 4, (HEADS, grid.dims)).tolist()
+    return Shift(grid, shifts, anchor), [anchor]
+
+
+def toeplitz(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    table = numbers(HEADS, *(axis.shift_count for axis in grid.axes), dtype=dtype)
+    return Toeplitz(grid, table), [table]
+
+
+def content(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    queries = numbers(batch, HEADS, grid.query_count, 4, dtype=dtype)
+    keys = numbers(batch, HEADS, grid.lattice_count, 4, dtype=dtype)
+    biases = [numbers(1, HEADS, grid.query_count, axis.lattice_size, dtype=dtype) for axis in grid.axes]
+    return Content(grid, queries, keys, scale=0.5, biases=biases), [queries, keys, *biases]
+
+
+def by_encoding(make: Callable[[int], Encoding]) -> Maker:
+    """The operator of an encoding of one's own, so that the same laws accept it."""
+
+    def maker(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+        encoding = make(grid.dims).to(dtype)
+        x = torch.randn(batch, *grid.sizes, CHANNELS, dtype=torch.float64).to(dtype)
+        return encoding.operator(grid, x), list(encoding.parameters())
+
+    return maker
+
+
+def _named(name: str) -> Maker:
+    return by_encoding(lambda dims: encoding_named(name, CHANNELS, HEADS, dims))
+
+
+OPERATORS: dict[str, Maker] = {
+    "dense": dense,
+    "kronecker": kronecker,
+    "shift": shift,
+    "toeplitz": toeplitz,
+    "content": content,
+    **{name: _named(name) for name in ENCODING_NAMES},
+}
+
+SIZES = [(1,), (6,), (1, 1), (4, 6), (5, 3), (3, 2, 4)]  # one, even, odd, non-square
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a grid lies over an image."""
+
+    sizes: tuple[int, ...]
+    border: str
+    stride: int = 1
+    padding: int = 1
+
+    def grid(self) -> Grid:
+        return Grid.make(self.sizes, stride=self.stride, padding=self.padding, border=self.border)  # type: ignore[arg-type]
+
+
+LAYOUTS = [Layout(sizes, border, 1 + i % 2) for i, sizes in enumerate(SIZES) for border in BORDERS] + [
+    Layout((5, 4), border, 3, 2) for border in BORDERS
+]
+
+
+def images(grid: Grid, dtype: torch.dtype, batch: int, channels: int = CHANNELS) -> Tensor:
+    return torch.randn(batch, *grid.sizes, channels, dtype=torch.float64).to(dtype)
+
+
+def contracted(operator: AttentionOperator, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+    """The oracle: the stored matrix, one head after the other."""
+    matrix = operator.to_dense().to(x.dtype).expand(x.shape[0], -1, -1, -1)
+    parts = zip(x.flatten(1, -2).chunk(groups, -1), weight.chunk(groups, 2), strict=True)
+    out = torch.cat([torch.einsum("bhnm,bmi,hid->bnd", matrix, part, block) for part, block in parts], -1)
+    return out.unflatten(1, operator.grid.query_sizes)

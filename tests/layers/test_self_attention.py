@@ -1,0 +1,313 @@
+"""The layers: every encoding against the formula, the face of nn.Conv*d, symmetries, and what is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv import Dense, Quadratic, Relative, SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
+from attnconv.encodings import ENCODING_NAMES
+from attnconv.grid import BORDERS
+from attnconv.layers.self_attention import SelfAttention, check_device_dtype
+from attnconv.operators import Content, Kronecker, Shift, Toeplitz
+from tests.tolerances import tolerance
+
+LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
+DOUBLE = torch.float64
+
+every_encoding = pytest.mark.parametrize("name", ENCODING_NAMES)
+every_border = pytest.mark.parametrize("border", BORDERS)
+
+
+def layer2d(name: str = "quadratic", heads: int = 3, **options: Any) -> SelfAttention2d:
+    return SelfAttention2d(12, 5, heads, encoding=name, dtype=DOUBLE, **options)
+
+
+def images(*sizes: int) -> Tensor:
+    return torch.randn(2, 12, *sizes, dtype=DOUBLE)
+
+
+@every_encoding
+@every_border
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_backend_is_the_softmax_of_the_terms(name: str, border: str, dims: int) -> None:
+    layer = LAYERS[dims](12, 5, 3, encoding=name, stride=2, padding=1, border=border, dtype=DOUBLE)
+    x = images(*(5, 4, 3)[:dims])
+    grid = layer.grid(x.shape[2:])
+    scores = torch.stack(torch.broadcast_tensors(*layer.score_terms(x).values())).sum(0)
+    expected = Dense.from_scores(grid, scores).contract(x.movedim(1, -1), layer.weight) + layer.bias
+    for backend in ("auto", "reference", "dense", "structured"):
+        layer.backend = backend
+        torch.testing.assert_close(layer(x), expected.movedim(-1, 1), **tolerance(DOUBLE, scale=10))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("quadratic", Kronecker),
+        ("quadratic-generalized", Toeplitz),
+        ("learned", Kronecker),
+        ("learned-content", Content),
+        ("sinusoidal", Content),
+        ("absolute-sinusoidal", Content),
+        ("absolute-learned", Content),
+    ],
+)
+def test_encodings_give_the_operator_that_fits_them(name: str, kind: type) -> None:
+    assert isinstance(layer2d(name, backend="structured").operator(images(4, 3)), kind)
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"stride": (2, 3)}, {"head_channels": 3}, {"bias": False}])
+def test_any_image_size_passes(options: dict[str, Any]) -> None:
+    layer = layer2d(**options)
+    for sizes in ((1, 1), (1, 7), (8, 8), (5, 12)):
+        out = layer(images(*sizes))
+        assert out.shape == (2, 5, *(-(-size // step) for size, step in zip(sizes, layer.stride, strict=True)))
+
+
+def test_channels_last_passes_without_a_copy() -> None:
+    x = images(4, 6).to(memory_format=torch.channels_last)
+    assert x.movedim(1, -1).is_contiguous()
+    assert layer2d()(x).movedim(1, -1).is_contiguous()
+
+
+def test_factored_weights_are_the_product_of_merged_ones() -> None:
+    factored, merged, x = layer2d(head_channels=4), layer2d(), images(4, 3)
+    assert factored.value_weight is not None
+    assert factored.output_weight is not None
+    assert merged.weight is not None
+    assert factored.bias is not None
+    merged.load_state_dict(
+        {
+            "weight": factored.value_weight @ factored.output_weight,
+            "bias": factored.bias,
+            "encoding.centres": factored.encoding.get_parameter("centres"),
+            "encoding.spread": factored.encoding.get_parameter("spread"),
+        }
+    )
+    torch.testing.assert_close(factored(x), merged(x), **tolerance(DOUBLE, scale=10))
+
+
+def test_groups_see_their_own_channels_only() -> None:
+    layer = SelfAttention2d(12, 6, 3, groups=3, dtype=DOUBLE)
+    x = images(4, 3).requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x)[:, 2:4].sum(), x)  # the second group's outputs
+    assert gradient[:, 4:8].abs().sum() > 0
+    assert gradient[:, :4].abs().sum() == gradient[:, 8:].abs().sum() == 0
+
+
+def test_attention_dropout_acts_in_training_only() -> None:
+    layer, x = layer2d(attention_dropout=0.5), images(4, 4)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    torch.testing.assert_close(layer(x), layer(x))
+    assert SelfAttention2d(12, 5, 3).attention_dropout == 0.0
+
+
+# Symmetries.
+
+
+def test_without_positions_the_layer_is_permutation_equivariant() -> None:
+    encoding = Relative(12, 3, 1, terms=("content-content", "position-content"))
+    layer = SelfAttention1d(12, 5, 3, encoding=encoding, dtype=DOUBLE)
+    x, order = images(9), torch.randperm(9)
+    torch.testing.assert_close(layer(x)[..., order], layer(x[..., order]), **tolerance(DOUBLE, scale=10))
+
+
+@every_encoding
+def test_relative_encodings_are_translation_equivariant_and_absolute_ones_are_not(name: str) -> None:
+    """Within a patch that does not meet the border, attention moves with the image."""
+    layer, x = layer2d(name), images(6, 6)
+    here = _patch_attention(layer, x, 0, 0)
+    there = _patch_attention(layer, x.roll((2, 1), (2, 3)), 2, 1)
+    if name.startswith("absolute"):
+        assert not torch.allclose(here, there, atol=1e-6)
+    else:
+        torch.testing.assert_close(here, there, **tolerance(DOUBLE, scale=10))
+
+
+def _patch_attention(layer: SelfAttention2d, x: Tensor, down: int, right: int) -> Tensor:
+    """softmax of the scores among the pixels of a 3 x 4 patch that begins at (down, right)."""
+    scores = torch.stack(torch.broadcast_tensors(*layer.score_terms(x).values())).sum(0)
+    places = ((torch.arange(3) + down)[:, None] * x.shape[3] + torch.arange(4) + right).flatten()
+    return scores[:, :, places][..., places].softmax(-1)
+
+
+# The tools of PyTorch.
+
+
+@every_encoding
+def test_double_backward(name: str) -> None:
+    layer, x = layer2d(name, heads=2), images(2, 3).requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (x,), fast_mode=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+@every_encoding
+def test_vmap_over_images_and_over_parameters(name: str) -> None:
+    layer, many = layer2d(name), torch.randn(3, 2, 12, 4, 3, dtype=DOUBLE)
+    torch.testing.assert_close(torch.func.vmap(layer)(many), torch.stack([layer(x) for x in many]))
+    ensemble = {name: torch.stack([value, 1.1 * value]) for name, value in layer.named_parameters()}
+    out = torch.func.vmap(lambda values: torch.func.functional_call(layer, values, (many[0],)))(ensemble)
+    torch.testing.assert_close(out[0], layer(many[0]))
+
+
+@every_encoding
+def test_deepcopy_and_state_dicts(name: str) -> None:
+    layer, other, x = layer2d(name), layer2d(name), images(4, 3)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x), layer(x))
+
+
+@every_encoding
+def test_bf16_autocast_keeps_scores_in_float32(name: str) -> None:
+    layer, x = SelfAttention2d(12, 5, 3, encoding=name), torch.randn(2, 12, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, rows = layer(x), layer.operator(x).to_dense()
+    assert out.dtype == torch.bfloat16
+    assert rows.dtype == torch.float32
+    torch.testing.assert_close(out.float(), layer(x), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_whole_layer_in_one_dtype(dtype: torch.dtype) -> None:
+    for name in ENCODING_NAMES:
+        layer = SelfAttention2d(12, 5, 3, encoding=name, dtype=dtype)
+        out = layer(torch.randn(2, 12, 4, 3, dtype=dtype))
+        assert out.dtype == dtype
+        assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("centre", [0.0, 0.5, 1e3, -1e8])
+@every_border
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_heads_stay_finite(alpha: float, centre: float, border: str, dtype: torch.dtype) -> None:
+    for name in ("quadratic", "quadratic-generalized"):
+        layer = SelfAttention2d(2, 2, 2, encoding=name, border=border, padding=1, dtype=dtype)
+        with torch.no_grad():
+            layer.encoding.get_parameter("centres").fill_(centre)
+            if name == "quadratic":
+                layer.encoding.get_parameter("spread").fill_((2 * alpha) ** 0.5)
+            else:
+                layer.encoding.get_parameter("root_precision").copy_((2 * alpha) ** 0.5 * torch.eye(2))
+        x = torch.randn(1, 2, 4, 3, dtype=dtype, requires_grad=True)
+        out = layer(x)
+        out.square().sum().backward()
+        assert torch.isfinite(out).all()
+        assert all(torch.isfinite(p.grad).all() for p in [x, *layer.parameters()] if p.grad is not None)
+
+
+# Plans.
+
+
+def test_plan_freezes_hard_heads_as_shifts_with_zero_gradients() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer, x = from_conv(conv), torch.randn(2, 3, 5, 6)
+    assert layer.plan((5, 6)) == "shift"
+    assert isinstance(layer.operator(x), Shift)
+    layer(x).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.abs().sum() == 0) == name.startswith("encoding")
+    torch.testing.assert_close(layer(x), conv(x), **tolerance(torch.float32))
+
+
+def test_plan_looks_at_the_size_and_loading_discards_it() -> None:
+    layer = SelfAttention2d(2, 2, 3)
+    assert layer.plan((8, 8)) == "dense"
+    assert isinstance(layer.operator(torch.zeros(1, 2, 64, 64)), Dense)
+    assert layer.plan((64, 64)) == "structured"
+    assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Kronecker)
+    layer.load_state_dict(layer.state_dict())
+    assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Dense)
+
+
+def test_plan_refuses_shifts_for_soft_heads() -> None:
+    with pytest.raises(ValueError, match="choose: 'shift' needs every head to attend a single key, got soft heads"):
+        SelfAttention2d(2, 2, 3).plan((4, 4), choose="shift")
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((12, 4, 4), r"x: SelfAttention2d takes \(batch, channels, height, width\), got shape \(12, 4, 4\)"),
+        ((1, 3, 4, 4), r"x: SelfAttention2d was made for 12 channels, got shape \(1, 3, 4, 4\)"),
+        ((1, 12, 0, 4), r"x: every axis needs at least one pixel, got shape \(1, 12, 0, 4\)"),
+    ],
+)
+def test_wrong_images_are_refused(shape: tuple[int, ...], message: str) -> None:
+    for call in (layer2d(), layer2d().operator, layer2d().score_terms):
+        with pytest.raises(ValueError, match=message):
+            call(torch.zeros(shape, dtype=DOUBLE))
+
+
+def test_wrong_dtypes_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"x: must have the layer's dtype torch.float64, got torch.float32\. Convert"):
+        layer2d()(torch.zeros(1, 12, 4, 4))
+    with pytest.raises(TypeError, match=r"dtype: must be a floating dtype, got torch.int64"):
+        SelfAttention2d(2, 2, 1, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"dtype: Apple's MPS has no float64, got torch.float64"):
+        check_device_dtype("mps", torch.float64)
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_channels": 0}, "in_channels: must be at least 1, got 0"),
+        ({"out_channels": -1}, "out_channels: must be at least 1, got -1"),
+        ({"heads": 0}, "heads: must be at least 1, got 0"),
+        ({"groups": 5}, "groups: must divide in_channels and out_channels, got groups=5 for 4 -> 6"),
+        ({"groups": 0}, "groups: must be at least 1, got 0"),
+        ({"head_channels": 0}, "head_channels: must be at least 1.* got head_channels=0"),
+        ({"head_channels": 2, "groups": 2}, "head_channels: .* got head_channels=2 with groups=2"),
+        ({"attention_dropout": 1.0}, "attention_dropout: must be at least 0 and below 1, got 1.0"),
+        ({"backend": "fast"}, "backend: must be one of auto, .* got 'fast'"),
+        ({"border": "wrap"}, "border: must be one of .* got 'wrap'"),
+        ({"stride": (1, 2, 3)}, r"stride: must be a whole number .* got \(1, 2, 3\)"),
+        ({"window": 0}, "window: must be a whole number .* got 0"),
+        ({"encoding": "cubic"}, "encoding: must be an Encoding or one of quadratic, .* got 'cubic'"),
+        ({"encoding": Quadratic(4)}, "encoding: must have heads=3 and dims=2 as the layer does, got heads=4, dims=2"),
+        ({"encoding": Quadratic(3, 1)}, "encoding: must have heads=3 and dims=2 .* got heads=3, dims=1"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SelfAttention2d(**{"in_channels": 4, "out_channels": 6, "heads": 3, **options})
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_an_encoding_of_another_kind_is_refused() -> None:
+    with pytest.raises(TypeError, match="encoding: must be an Encoding or the name of one, got int"):
+        SelfAttention2d(2, 2, 1, encoding=3)  # type: ignore[arg-type]
+
+
+def test_values_that_are_not_finite_are_refused_on_loading() -> None:
+    layer = SelfAttention2d(2, 2, 1)
+    state = {name: torch.full_like(value, torch.nan) for name, value in layer.state_dict().items()}
+    with pytest.raises(ValueError, match=r"weight: must be finite, got NaN or infinite values \(from the loaded"):
+        layer.load_state_dict(state)
+
+
+def test_content_needs_every_query_on_a_pixel() -> None:
+    layer = layer2d("learned-content", window=(1, 1), padding=2, border="zero")
+    with pytest.raises(
+        ValueError, match=r"encoding: content-based scores need .* got queries from 0 to 7 over 4 pixels"
+    ):
+        layer(images(4, 4))
+
+
+def test_representation_names_what_matters() -> None:
+    text = repr(layer2d(stride=2, padding=1, border="zero", head_channels=3))
+    assert "heads=3, stride=(2, 2), border=zero, padding=((1, 1), (1, 1)), head_channels=3" in text
