@@ -101,7 +101,7 @@ class TestOneImage:
         Image.fromarray(original.transpose(1, 2, 0).copy()).save(tmp_path / "one.png")
         assert torch.equal(read_image(tmp_path / "one.png", 32), torch.from_numpy(original))
 
-    @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
+    @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
     def test_modes(self, mode: str, tmp_path: Path) -> None:
         suffix = "png" if mode in ("L", "LA", "P", "RGBA", "1") else "tif"
         Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(tmp_path / f"image.{suffix}")
@@ -109,7 +109,7 @@ class TestOneImage:
         assert read_image(tmp_path / f"image.{suffix}", 8, channels=1).shape == (1, 8, 8)
 
     def test_a_palette_with_transparency(self, tmp_path: Path) -> None:
-        Image.new("P", (9, 9), 0).save(tmp_path / "image.png", transparency=b"\x00\xff")
+        Image.new("P", (9, 9), 0).save(tmp_path / "image.png", transparency=b"\x00\x80")
         assert read_image(tmp_path / "image.png", 8).shape == (3, 8, 8)
 
     def test_it_is_turned_upright(self, tmp_path: Path) -> None:

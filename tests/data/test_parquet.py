@@ -107,12 +107,14 @@ class TestDamaged:
             ):
                 read(tmp_path)
 
-    def test_an_image_of_another_kind(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("mode", "size"), [("L", (32, 32)), ("RGB", (32, 31)), ("RGB", (31, 32))])
+    def test_an_image_of_another_kind(self, mode: str, size: tuple[int, int], tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         good, file = png(pixels(1)[0]), io.BytesIO()
-        Image.new("L", (32, 31)).save(file, "PNG")
+        Image.new(mode, size).save(file, "PNG")
         write_parquet(tmp_path / TEST, [file.getvalue()] + [good] * 9, [0] * 10)
-        with pytest.raises(ValueError, match=r"row 0 of .*: must be an RGB image of 32 x 32 pixels, got L of 32 x 31"):
+        expected = rf"row 0 of .*: must be an RGB image of 32 x 32 pixels, got {mode} of {size[0]} x {size[1]}"
+        with pytest.raises(ValueError, match=expected):
             read(tmp_path)
 
     def test_a_missing_image_and_a_missing_label(self, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_soft_heads_approach_the_convolution_as_alpha_grows() -> None:
 
 
 def test_what_is_no_convolution_is_refused() -> None:
-    with pytest.raises(ValueError, match="alpha: must be positive and finite, got -1.0"):
+    with pytest.raises(ValueError, match=r"alpha: must be positive and finite, got -1\.0"):
         from_conv(nn.Conv1d(1, 1, 1), alpha=-1.0)
 
 

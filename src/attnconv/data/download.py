@@ -131,8 +131,6 @@ def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, p
     """Append what is missing, in as many requests as it takes while each brings something."""
     idle, restarted = 0, False
     while (have := file.seek(0, os.SEEK_END)) != remote.size:
-        if have > remote.size:
-            file.truncate(0)
         try:
             _append(remote, file, timeout=timeout, progress=progress)
             reason: Exception | str = "the connection was closed"

@@ -1,0 +1,238 @@
+"""Encodings: counts, formulas written out once more, and what is refused."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnconv import Absolute, GeneralizedQuadratic, Grid, LearnedRelative, LearnedRelativeContent, Quadratic, Relative
+from attnconv.encodings import LearnedPositions, QuadraticFeatures, SinusoidalFeatures, SinusoidalPositions
+from attnconv.encodings.base import Encoding
+from attnconv.encodings.positions import sinusoids
+from attnconv.encodings.relative import TERMS
+from tests.tolerances import tolerance
+
+DOUBLE = torch.float64
+
+
+def count(encoding: Encoding) -> int:
+    return sum(parameter.numel() for parameter in encoding.parameters())
+
+
+def image(grid: Grid, channels: int = 12) -> Tensor:
+    return torch.randn(2, *grid.sizes, channels, dtype=DOUBLE)
+
+
+def scores(encoding: Encoding, grid: Grid, x: Tensor) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*encoding.terms(grid, x).values())).sum(0)
+
+
+def test_parameter_counts_are_the_papers() -> None:
+    assert count(Quadratic(9)) == 27
+    assert count(GeneralizedQuadratic(9)) == 54
+    assert count(LearnedRelative(9, channels=400, max_shift=15)) == 2 * 31 * 400 + 2 * 400 * 9
+    assert count(LearnedRelativeContent(400, 9)) == 2 * 31 * 200 + 2 * (400 * 3600 + 3600)
+
+
+def test_initial_heads_are_drawn_as_in_the_papers_code() -> None:
+    encoding = Quadratic(20_000)
+    assert encoding.centres.std().item() == pytest.approx(2, rel=0.02)
+    assert encoding.spread.mean().item() == pytest.approx(1, abs=1e-3)
+    assert encoding.spread.std().item() == pytest.approx(0.01, rel=0.05)
+    assert Quadratic(20_000, centre_std=math.sqrt(2)).centres.var().item() == pytest.approx(2, rel=0.05)
+    general = GeneralizedQuadratic(20_000)
+    assert (general.root_precision - torch.eye(2)).std().item() == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_quadratic_is_equation_14_up_to_a_constant(diagonal: bool) -> None:
+    encoding, grid = Quadratic(3, diagonal=diagonal).double(), Grid.make((4, 5), padding=1, border="zero")
+    rows, columns = (axis.shifts().double() for axis in grid.axes)
+    rows, columns = rows[:, None, :, None], columns[None, :, None, :]  # (n1, n2, l1, l2)
+    expected = []
+    for centre, spread in zip(encoding.centres.detach(), encoding.spread.detach(), strict=True):
+        first, last = spread[0] ** 2 / 2, spread[-1] ** 2 / 2
+        expected.append(-(first * (rows - centre[0]) ** 2 + last * (columns - centre[1]) ** 2).flatten(2).flatten(0, 1))
+    got = scores(encoding, grid, image(grid)).softmax(-1)[0]
+    torch.testing.assert_close(got.detach(), torch.stack(expected).softmax(-1), **tolerance(DOUBLE, scale=10))
+
+
+def test_generalised_is_equation_19_up_to_a_constant_and_extends_the_quadratic() -> None:
+    encoding, grid = GeneralizedQuadratic(3, spread_std=0.5).double(), Grid.make((4, 5))
+    got = scores(encoding, grid, image(grid)).softmax(-1)[0].detach()
+    points = torch.cartesian_prod(torch.arange(4), torch.arange(5)).double()
+    shifts = points[None] - points[:, None]
+    away = shifts[None] - encoding.centres.detach()[:, None, None]
+    expected = -0.5 * torch.einsum("hnmi,hij,hnmj->hnm", away, encoding.precision.detach(), away)
+    torch.testing.assert_close(got, expected.softmax(-1), **tolerance(DOUBLE, scale=10))
+    inverse = torch.linalg.inv(encoding.precision.detach())
+    torch.testing.assert_close(encoding.covariance.detach(), inverse, **tolerance(DOUBLE, scale=10))
+    plain = Quadratic(3).double()
+    with torch.no_grad():
+        encoding.centres.copy_(plain.centres)
+        encoding.root_precision.copy_(plain.spread[:, :, None] * torch.eye(2))
+    torch.testing.assert_close(
+        scores(encoding, grid, image(grid)).softmax(-1),
+        scores(plain, grid, image(grid)).softmax(-1),
+        **tolerance(DOUBLE, scale=10),
+    )
+    torch.testing.assert_close(encoding.covariance, plain.covariance, **tolerance(DOUBLE, scale=10))
+
+
+def test_singular_precisions_have_no_covariance_but_attend_all_the_same() -> None:
+    encoding, grid = GeneralizedQuadratic(2), Grid.make((3, 3))
+    with torch.no_grad():
+        encoding.root_precision[1] = 0
+    with pytest.raises(ValueError, match=r"root_precision: must be invertible .* got singular heads \[1\]"):
+        _ = encoding.covariance
+    rows = encoding.operator(grid, torch.zeros(1, 3, 3, 1)).to_dense()
+    torch.testing.assert_close(rows[0, 1], torch.full((9, 9), 1 / 9))
+
+
+def test_learned_scores_look_up_rows_and_columns_and_clamp_far_shifts() -> None:
+    encoding = LearnedRelative(2, channels=6, max_shift=2).double()
+    grid = Grid.make((5, 4))
+    got = scores(encoding, grid, image(grid))[0].unflatten(1, (5, 4)).unflatten(3, (5, 4))
+    tables = [
+        (table @ projection.weight.T).detach()  # type: ignore[operator]
+        for table, projection in zip(encoding.tables, encoding.projections, strict=True)
+    ]
+    for q1, q2, k1, k2 in ((0, 0, 4, 3), (2, 1, 2, 1), (4, 3, 0, 1)):
+        row, column = (max(-2, min(2, shift)) + 2 for shift in (k1 - q1, k2 - q2))
+        torch.testing.assert_close(got[:, q1, q2, k1, k2].detach(), tables[0][row] + tables[1][column])
+
+
+def test_learned_content_is_the_reference_formula() -> None:
+    encoding, grid = LearnedRelativeContent(12, 2, head_channels=6, max_shift=4).double(), Grid.make((3, 4))
+    x = image(grid)
+    q, k = (linear(x.flatten(1, 2)).unflatten(-1, (2, 6)).transpose(1, 2) for linear in (encoding.query, encoding.key))
+    got = encoding.terms(grid, x)
+    torch.testing.assert_close(got["content-content"], q @ k.mT / math.sqrt(6))
+    for query, key in ((0, 11), (7, 2), (5, 5)):
+        down, right = key // 4 - query // 4 + 4, key % 4 - query % 4 + 4
+        expected = q[:, :, query, :3] @ encoding.tables[0][down] + q[:, :, query, 3:] @ encoding.tables[1][right]
+        torch.testing.assert_close(got["content-position"][:, :, query, key], expected / math.sqrt(6))
+
+
+@pytest.mark.parametrize("features", [lambda: SinusoidalFeatures(12, 2), lambda: QuadraticFeatures(2)])
+def test_relative_is_equation_8_term_by_term(features: Callable[[], SinusoidalFeatures | QuadraticFeatures]) -> None:
+    grid = Grid.make((3, 4), stride=2, padding=1, border="zero")
+    encoding = Relative(12, 2, head_channels=5, features=features(), scaled=False).double()
+    x = image(grid)
+    got = encoding.terms(grid, x)
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1, 1, 1)).flatten(1, 2)
+    assert encoding.query is not None
+    assert encoding.key is not None
+    assert encoding.position_key is not None
+    assert encoding.content_bias is not None
+    assert encoding.position_bias is not None
+    keys = encoding.key(padded).unflatten(-1, (2, 5))  # (b, lattice, h, e)
+    pixels = x[:, ::2, ::2].flatten(1, 2)
+    queries = encoding.query(pixels).unflatten(-1, (2, 5))
+    torch.testing.assert_close(got["content-content"], torch.einsum("bnhe,bmhe->bhnm", queries, keys))
+    torch.testing.assert_close(
+        got["position-content"],
+        torch.einsum("he,bmhe->bhm", encoding.content_bias, keys)[:, :, None].expand_as(got["content-content"]),
+    )
+    for query, (down, right) in ((0, (1, 2)), (3, (-2, 1))):
+        i, j = divmod(query, 2)
+        place = (2 * i + down + 1) * 6 + 2 * j + right + 1
+        vector = sum(
+            encoding.features.along(axis, torch.tensor([[shift]], dtype=DOUBLE))[0, 0]
+            for axis, shift in enumerate((down, right))
+        )
+        assert isinstance(vector, Tensor)
+        key = encoding.position_key(vector).unflatten(-1, (2, 5))
+        expected = torch.einsum("bhe,he->bh", queries[:, query], key)
+        torch.testing.assert_close(got["content-position"][:, :, query, place], expected)
+        torch.testing.assert_close(
+            got["position-position"][0, :, query, place], torch.einsum("he,he->h", encoding.position_bias, key)
+        )
+
+
+@pytest.mark.parametrize("size", range(1, 16))
+def test_every_choice_of_terms_stands_alone(size: int) -> None:
+    """Each of the 15 subsets: only its parameters exist, all get gradients, and the operator is their softmax."""
+    terms = tuple(term for i, term in enumerate(TERMS) if size >> i & 1)
+    encoding, grid = Relative(12, 2, terms=terms).double(), Grid.make((3, 2), padding=1, border="replicate")
+    x = image(grid)
+    found = encoding.terms(grid, x)
+    assert set(found) == set(terms)
+    rows = encoding.operator(grid, x).to_dense()
+    expected = grid.fold(scores(encoding, grid, x).softmax(-1))
+    torch.testing.assert_close(rows, expected.expand_as(rows), **tolerance(DOUBLE, scale=10))
+    rows.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in encoding.parameters())
+
+
+@pytest.mark.parametrize("positions", [lambda: SinusoidalPositions(12, 2), lambda: LearnedPositions(12, (3, 4))])
+def test_absolute_is_equation_7(positions: Callable[[], SinusoidalPositions | LearnedPositions]) -> None:
+    encoding, grid = Absolute(12, 2, positions=positions(), head_channels=5).double(), Grid.make((3, 4))
+    x = image(grid)
+    places = encoding.positions(grid, [torch.arange(3), torch.arange(4)], DOUBLE).flatten(0, 1)
+    pixels = x.flatten(1, 2)
+    w_query, w_key = (linear.weight.unflatten(0, (2, 5)) for linear in (encoding.query, encoding.key))
+    got = encoding.terms(grid, x)
+    for name, left, right in (
+        ("content-content", pixels, pixels),
+        ("content-position", pixels, places.expand_as(pixels)),
+        ("position-content", places.expand_as(pixels), pixels),
+        ("position-position", places.expand_as(pixels), places.expand_as(pixels)),
+    ):
+        expected = torch.einsum("bnc,hec,hed,bmd->bhnm", left, w_query, w_key, right) / math.sqrt(5)
+        torch.testing.assert_close(got[name].expand_as(expected), expected)
+    summed = encoding.operator(grid, x).to_dense()
+    torch.testing.assert_close(summed, scores(encoding, grid, x).softmax(-1), **tolerance(DOUBLE, scale=10))
+
+
+def test_learned_positions_are_their_table_at_its_size_and_resampled_at_others() -> None:
+    positions = LearnedPositions(3, (2, 3))
+    table = positions.table[0].movedim(0, -1)
+    torch.testing.assert_close(positions(Grid.make((2, 3)), [torch.arange(2), torch.arange(3)], torch.float32), table)
+    larger = positions(Grid.make((4, 6)), [torch.arange(4), torch.arange(-2, 6)], torch.float32)
+    assert larger.shape == (4, 8, 3)
+    torch.testing.assert_close(larger[:, 0], larger[:, 2])  # outside: the nearest pixel's
+
+
+def test_sinusoids_of_a_shift_are_rotations() -> None:
+    """p(a + d) is a fixed rotation of p(a): what makes sinusoids good for relative positions."""
+    here, there = sinusoids(torch.tensor([3.0, 8.0], dtype=DOUBLE), 8), sinusoids(torch.tensor([5.0, 10.0]).double(), 8)
+    torch.testing.assert_close((here[0] * there[0]).sum(), (here[1] * there[1]).sum())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Quadratic(0), "heads: must be at least 1, got 0"),
+        (lambda: Quadratic(1, 4), "dims: must be 1, 2 or 3, got 4"),
+        (lambda: LearnedRelative(1, channels=0), "channels: must be at least 1, got 0"),
+        (lambda: LearnedRelative(1, max_shift=-1), "max_shift: must be at least 0, got -1"),
+        (lambda: LearnedRelativeContent(0, 1), "in_channels: must be at least 1, got 0"),
+        (lambda: LearnedRelativeContent(5, 1), r"head_channels: must be .* multiple of 2, got 5 \(from in_channels\)"),
+        (lambda: LearnedRelativeContent(4, 1, head_channels=0), "head_channels: must be .*, got 0"),
+        (lambda: Relative(6, 1), "position_channels: must be a positive multiple of 4 .* got 6"),
+        (lambda: SinusoidalPositions(2, 2), "in_channels: must be a positive multiple of 4 .* got 2"),
+        (lambda: LearnedPositions(4, (3, 0)), r"sizes: must be at least 1 for every axis, got \(3, 0\)"),
+        (lambda: Relative(4, 1, terms=()), r"terms: must be some of content-content, .* got \(\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_hard_shifts_are_found_only_where_heads_are_hard() -> None:
+    encoding = Quadratic(2)
+    with torch.no_grad():
+        encoding.centres.copy_(torch.tensor([[1.0, -2.0], [0.0, 3.0]]))
+        encoding.spread.fill_(math.sqrt(2 * 18))
+    assert encoding.hard_shifts() == ((1, -2), (0, 3))
+    with torch.no_grad():
+        encoding.spread[1] = math.sqrt(2 * 10)
+    assert encoding.hard_shifts() is None
+    with torch.no_grad():
+        encoding.spread.fill_(100.0)
+        encoding.centres[0, 0] = 1.5
+    assert encoding.hard_shifts() is None  # between two pixels: half on each, however sharp
