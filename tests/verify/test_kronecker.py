@@ -58,7 +58,9 @@ def test_kronecker_equals_dense(dtype: torch.dtype, verify_scale: float) -> None
         # What cancels to nothing, such as the gradient of a constant score, is measured against its layer; a layer
         # that looks into zero padding altogether, where Kronecker leaves out weights below eps^2, against 1e-6.
         floor = max(0.1 * max(float(value.abs().max()) for value in slow), 1e-6)
-        errors = [float((a - b).abs().max()) / max(float(b.abs().max()), floor) for a, b in zip(fast, slow, strict=True)]
+        errors = [
+            float((a - b).abs().max()) / max(float(b.abs().max()), floor) for a, b in zip(fast, slow, strict=True)
+        ]
         worst = max(worst, *errors)
         assert max(errors) <= LIMITS[dtype], f"case {case}: {grid}, {encoding}: {errors}"
     print(f"Kronecker against Dense, {dtype}: {cases} cases, largest relative difference {worst:.1e}")
