@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnconv.encodings import Encoding
 from attnconv.encodings.named import ENCODING_NAMES, encoding_named
-from attnconv.grid import BORDERS, Grid
+from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import AttentionOperator, Content, Dense, Kronecker, Shift, Toeplitz
 
 CHANNELS = 12  # of images: sinusoids over one, two and three axes all fit
@@ -86,12 +86,12 @@ class Layout:
     """How a grid lies over an image."""
 
     sizes: tuple[int, ...]
-    border: str
+    border: Border
     stride: int = 1
     padding: int = 1
 
     def grid(self) -> Grid:
-        return Grid.make(self.sizes, stride=self.stride, padding=self.padding, border=self.border)  # type: ignore[arg-type]
+        return Grid.make(self.sizes, stride=self.stride, padding=self.padding, border=self.border)
 
 
 LAYOUTS = [Layout(sizes, border, 1 + i % 2) for i, sizes in enumerate(SIZES) for border in BORDERS] + [

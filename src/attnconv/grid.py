@@ -26,7 +26,7 @@ from torch import Tensor
 from attnconv._errors import bad
 
 Border: TypeAlias = Literal["renormalise", "zero", "replicate", "reflect", "circular"]
-BORDERS: tuple[str, ...] = get_args(Border)
+BORDERS: tuple[Border, ...] = get_args(Border)
 Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]]
 
 

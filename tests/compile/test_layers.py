@@ -7,6 +7,7 @@ from torch.export import Dim, export
 
 from attnconv import SelfAttention2d, from_conv
 from attnconv.encodings import ENCODING_NAMES
+from attnconv.grid import Border
 from tests.tolerances import tolerance
 
 every_encoding = pytest.mark.parametrize("name", ENCODING_NAMES)
@@ -20,7 +21,7 @@ def fresh() -> None:
 
 @every_encoding
 @every_border
-def test_compiles_whole_and_once_for_all_sizes(name: str, border: str) -> None:
+def test_compiles_whole_and_once_for_all_sizes(name: str, border: Border) -> None:
     layer = SelfAttention2d(12, 5, 3, encoding=name, stride=2, padding=1, border=border)
     counter = CompileCounter()
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
@@ -32,7 +33,7 @@ def test_compiles_whole_and_once_for_all_sizes(name: str, border: str) -> None:
 
 @every_encoding
 @every_border
-def test_exports_with_free_sizes(name: str, border: str) -> None:
+def test_exports_with_free_sizes(name: str, border: Border) -> None:
     layer = SelfAttention2d(12, 5, 3, encoding=name, stride=2, padding=1, border=border)
     sizes = {0: Dim("b"), 2: Dim("height", min=3), 3: Dim("width", min=3)}
     exported = export(layer, (torch.randn(2, 12, 8, 7),), dynamic_shapes={"x": sizes}).module()

@@ -132,7 +132,7 @@ class TestFailures:
         got = hashlib.sha256(server.content).hexdigest()
         with pytest.raises(ValueError, match=rf"archive\.tar\.gz: must have the SHA-256 {remote.sha256}, got {got}"):
             fetch(remote, tmp_path / "file")
-        assert not (tmp_path / "file").exists()
+        assert list(tmp_path.iterdir()) == []
         server.content = CONTENT
         fetch(remote, tmp_path / "file")  # nothing of it is left to spoil the next attempt
         assert (tmp_path / "file").read_bytes() == CONTENT
@@ -152,6 +152,7 @@ class TestFailures:
         with pytest.raises(ConnectionError, match=r"must be within reach, got 0 of 1,024,000 bytes \(HTTP Error 404"):
             fetch(server.remote(), tmp_path / "file")
         assert len(server.asked) == 1
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_server_in_trouble_is_asked_again(self, server: Server, tmp_path: Path) -> None:
         server.status = 503

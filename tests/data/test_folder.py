@@ -109,8 +109,10 @@ class TestOneImage:
         assert read_image(tmp_path / f"image.{suffix}", 8, channels=1).shape == (1, 8, 8)
 
     def test_a_palette_with_transparency(self, tmp_path: Path) -> None:
-        Image.new("P", (9, 9), 0).save(tmp_path / "image.png", transparency=b"\x00\x80")
-        assert read_image(tmp_path / "image.png", 8).shape == (3, 8, 8)
+        image = Image.new("P", (9, 9), 1)
+        image.putpalette([*RED, *GREEN])
+        image.save(tmp_path / "image.png", transparency=b"\x00\x80")
+        assert read_image(tmp_path / "image.png", 8)[:, 3, 3].tolist() == list(GREEN)
 
     def test_it_is_turned_upright(self, tmp_path: Path) -> None:
         image = Image.new("RGB", (16, 16), RED)

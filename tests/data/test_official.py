@@ -124,7 +124,7 @@ class TestWhatIsNotWhole:
 
 
 class TestWhatIsMeantBadly:
-    @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "cifar-10-batches-py/../../escaped"])
+    @pytest.mark.parametrize("name", ["../escaped", "/escaped", "cifar-10-batches-py/../../escaped"])
     def test_a_name_outside_the_folder(self, name: str, archive: Path, official: Official) -> None:
         target = io.BytesIO()
         with tarfile.open(fileobj=target, mode="w:gz") as content:

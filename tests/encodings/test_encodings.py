@@ -96,7 +96,7 @@ def test_learned_scores_look_up_rows_and_columns_and_clamp_far_shifts() -> None:
     grid = Grid.make((5, 4))
     got = scores(encoding, grid, image(grid))[0].unflatten(1, (5, 4)).unflatten(3, (5, 4))
     tables = [
-        (table @ projection.weight.T).detach()  # type: ignore[operator]
+        (table @ projection.weight.T).detach()
         for table, projection in zip(encoding.tables, encoding.projections, strict=True)
     ]
     for q1, q2, k1, k2 in ((0, 0, 4, 3), (2, 1, 2, 1), (4, 3, 0, 1)):

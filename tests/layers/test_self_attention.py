@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnconv import Dense, Quadratic, Relative, SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.encodings import ENCODING_NAMES
-from attnconv.grid import BORDERS
+from attnconv.grid import BORDERS, Border
 from attnconv.layers.self_attention import SelfAttention, check_device_dtype
 from attnconv.operators import Content, Kronecker, Shift, Toeplitz
 from tests.tolerances import tolerance
@@ -32,11 +32,13 @@ def images(*sizes: int) -> Tensor:
 @every_encoding
 @every_border
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_backend_is_the_softmax_of_the_terms(name: str, border: str, dims: int) -> None:
+def test_every_backend_is_the_softmax_of_the_terms(name: str, border: Border, dims: int) -> None:
     layer = LAYERS[dims](12, 5, 3, encoding=name, stride=2, padding=1, border=border, dtype=DOUBLE)
     x = images(*(5, 4, 3)[:dims])
     grid = layer.grid(x.shape[2:])
     scores = torch.stack(torch.broadcast_tensors(*layer.score_terms(x).values())).sum(0)
+    assert layer.weight is not None
+    assert layer.bias is not None
     expected = Dense.from_scores(grid, scores).contract(x.movedim(1, -1), layer.weight) + layer.bias
     for backend in ("auto", "reference", "dense", "structured"):
         layer.backend = backend
@@ -189,7 +191,7 @@ def test_whole_layer_in_one_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("centre", [0.0, 0.5, 1e3, -1e8])
 @every_border
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extreme_heads_stay_finite(alpha: float, centre: float, border: str, dtype: torch.dtype) -> None:
+def test_extreme_heads_stay_finite(alpha: float, centre: float, border: Border, dtype: torch.dtype) -> None:
     for name in ("quadratic", "quadratic-generalized"):
         layer = SelfAttention2d(2, 2, 2, encoding=name, border=border, padding=1, dtype=dtype)
         with torch.no_grad():

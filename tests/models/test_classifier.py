@@ -6,12 +6,12 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from attnconv.encodings import Encoding
 from attnconv.models.build import build
 from attnconv.models.classifier import AttentionBlock, AttentionClassifier, make_encoding, space_to_depth
 from attnconv.models.settings import AttentionSettings, EncodingName
-from torch import Tensor
-
 from tests.tolerances import tolerance
 
 TINY = AttentionSettings(

@@ -5,13 +5,14 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import nn
+
 from attnconv.models.build import build
 from attnconv.models.counts import flops_all, flops_paper, parameters
 from attnconv.models.measure import measure_flops
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, EncodingName, ModelSettings, ResNetSettings
 from attnconv.models.tables import pruned_settings
-from torch import nn
 
 ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
@@ -115,7 +116,7 @@ def test_images_that_the_model_cannot_take_are_refused(shape: tuple[int, int, in
 def test_a_module_needs_the_shape_of_its_images() -> None:
     model = build(replace(ResNetSettings(), widths=(4,), blocks=(1,)))
     for count in (flops_paper, flops_all):
-        with pytest.raises(ValueError, match="image_shape: must be given for a module, .*got None"):
+        with pytest.raises(ValueError, match=r"image_shape: must be given for a module, .*got None"):
             count(model)
 
 

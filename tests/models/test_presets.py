@@ -1,6 +1,7 @@
 """Presets: the names, what they say, and how a misspelt one is answered."""
 
 import pytest
+
 from attnconv.models.presets import CATALOGUE, PRESETS, preset_settings
 from attnconv.models.settings import AttentionSettings
 

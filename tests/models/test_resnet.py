@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from attnconv.models.presets import PRESETS
 from attnconv.models.resnet import BasicBlock, ResNet
 from attnconv.models.settings import ResNetSettings
-
 from tests.tolerances import tolerance
 
 TINY = ResNetSettings(widths=(4, 8), blocks=(2, 1), image_size=8, classes=5)

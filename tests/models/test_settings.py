@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings, from_dict, problems, to_dict
 

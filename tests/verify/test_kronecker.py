@@ -22,7 +22,7 @@ def drawn(case: int) -> tuple[Grid, SeparableEncoding]:
         [draw.randint(1, (12, 8, 4)[dims - 1]) for _ in range(dims)],
         stride=[draw.randint(1, 3) for _ in range(dims)],
         padding=[(draw.randint(0, 3), draw.randint(0, 3)) for _ in range(dims)],
-        border=draw.choice(BORDERS),  # type: ignore[arg-type]
+        border=draw.choice(BORDERS),
     )
     heads = draw.randint(1, 5)
     if draw.random() < 0.3:

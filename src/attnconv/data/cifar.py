@@ -187,7 +187,7 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
             fetch(remote, root / archive, progress=progress)
             return
         except ConnectionError as error:
-            tried, reason = error, f"the download failed: {error}"
+            tried, reason = error, f"the download failed: {str(error).rstrip('.')}"
         except OSError as error:  # the folder cannot be made or written, or the disk is full
             tried, reason = error, f"the download could not be stored: {error}"
     fix = (

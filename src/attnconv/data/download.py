@@ -90,7 +90,12 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if not _is_open_as(part, file):
                     continue  # whoever held it has put it in place
-            yield file
+            try:
+                yield file
+            finally:
+                if file.seek(0, os.SEEK_END) == 0:
+                    with contextlib.suppress(OSError):  # Windows keeps open files
+                        part.unlink()  # still alone: whoever waits sees that the name is gone
             return
 
 
@@ -146,7 +151,7 @@ def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, p
             restarted = True
         elif now != remote.size and (refused or idle >= attempts):
             got = f"{now:,} of {remote.size:,} bytes ({reason})"
-            fix = "What has arrived is kept, and the next download goes on from there."
+            fix = "What has arrived is kept, and the next download goes on from there." if now else ""
             raise ConnectionError(bad(remote.url, "must be within reach", got, fix))
         if idle:
             time.sleep(min(0.25 * 2**idle, 4.0))

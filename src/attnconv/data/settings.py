@@ -27,12 +27,13 @@ class DataSettings:
     """The data set: digits (8 x 8, embedded, needs nothing), cifar10, cifar100, or folder (one folder per class)."""
 
     root: str = "data"
-    """Folder that holds the data. For CIFAR: the official archive (.tar.gz), what it unpacks to, or the parquet files
-    of the hub's layout; for folder: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png. Not used for digits."""
+    """Folder that holds the data (digits need none).
+    CIFAR: the official archive (.tar.gz), what it unpacks to, or parquet files in the hub's layout.
+    Image folders: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png."""
 
     validation: int | None = None
-    """Training images held out to select models and draw curves. None takes 5000 for CIFAR, 200 for digits and a tenth
-    of a folder; 0 trains on everything and leaves nothing to select by."""
+    """Training images held out to select models and draw curves; 0 trains on all and leaves nothing to select by.
+    None: 5000 for CIFAR, 200 for digits, a tenth of a folder."""
 
     split_seed: int = 0
     """Seed of the held-out split. It is apart from the training seed, so that runs compare on the same images."""
@@ -47,8 +48,8 @@ class DataSettings:
     """CIFAR-100 only: the 100 fine or the 20 coarse labels."""
 
     normalisation: Literal["paper", "measured"] = "paper"
-    """Channel deviations of CIFAR-10: the paper's .2023 .1994 .2010 (means of the images' own deviations), or the
-    measured .2470 .2435 .2616. Means agree, and other data sets are always normalised by what was measured."""
+    """CIFAR-10 only: divide channels by the paper's .2023 .1994 .2010, or by the measured deviations .2470 .2435 .2616.
+    The paper's are means of each image's own deviation. Other data sets are normalised by what is measured."""
 
     image_size: int = 32
     """Image folders only: side in pixels of the square that images are scaled to cover and cropped to."""
@@ -57,8 +58,8 @@ class DataSettings:
     """Fetch CIFAR from its home when the folder does not hold it."""
 
     cache: str = "auto"
-    """Folder for decoded images, which load in a fraction of the time: auto (the user's cache folder), off, or a path.
-    Nothing is ever written beside the data except a download."""
+    """Where decoded images are kept, to load faster: auto (the user's cache folder), off, or a folder.
+    Nothing is written beside the data except a download."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class AugmentSettings:
     """Random changes to training images; the recipe fills in whatever is left at None."""
 
     recipe: Recipe = "paper"
-    """none: normalise only. paper: shifted crops with a black border, mirroring. modern: shifted crops with a
-    reflected border, mirroring, cutout, colour jitter."""
+    """none: normalise only. paper: shifted crops with a black border, mirroring.
+    modern: shifted crops with a reflected border, mirroring, cutout, colour jitter."""
 
     padding: int | None = None
     """Largest shift of the crop, in pixels to each side. None: an eighth of the image (4 for CIFAR, 1 for digits)."""

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -62,7 +63,9 @@ def read_state(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
     fix = "Restore the file, or start the run anew in another folder; its weights files can still be read."
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # torch asks for bug reports about pickles that are not its own
+            warnings.simplefilter("ignore", UserWarning)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         got = "something else in it; none of it was executed"
         raise ValueError(bad("state", "must hold tensors and plain values only", got, fix, origin=str(path))) from error

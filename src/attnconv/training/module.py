@@ -78,7 +78,8 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimiser = make_optimiser(self.model, self.settings.optim)
-        scheduler = make_scheduler(optimiser, self.rate_factor)
+        # A function, not a method: of a method the scheduler's state would keep the attributes.
+        scheduler = make_scheduler(optimiser, lambda step: self.rate_factor(step))  # noqa: PLW0108
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def rate_factor(self, step: int) -> float:

@@ -36,7 +36,7 @@ def undecayed_names(model: nn.Module, *, decay_vectors: bool = True) -> set[str]
 
 
 def position_names(model: nn.Module) -> set[str]:
-    """Names of the parameters that are centres or spreads of heads: what the model's encodings name as ``undecayed``."""
+    """Names of the centres and spreads of heads: what the model's encodings name as ``undecayed``."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -46,7 +46,7 @@ def position_names(model: nn.Module) -> set[str]:
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """The parameters in groups for an optimiser: decayed, not decayed, centres and spreads; each in the model's order."""
+    """The parameters in groups for an optimiser: decayed, not decayed, centres and spreads."""
     spared = undecayed_names(model, decay_vectors=optim.decay_vectors)
     positions = position_names(model)
     named = list(model.named_parameters())

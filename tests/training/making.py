@@ -1,0 +1,35 @@
+"""Tiny runs for the tests."""
+
+from dataclasses import replace
+
+from attnconv.data.settings import AugmentSettings, DataSettings
+from attnconv.models.settings import AttentionSettings
+from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
+
+MODEL = AttentionSettings(
+    layers=1,
+    heads=3,
+    width=16,
+    mlp_width=16,
+    downsampling=2,
+    dropout=0.1,
+    image_size=8,
+    image_channels=1,
+    norm="pre",
+    norm_epsilon=1e-5,
+    max_shift=3,
+)
+
+
+def tiny(*, epochs: int = 2, limit: int | None = 120, **train: object) -> RunSettings:
+    """A run of seconds on the embedded digits, with dropout and augmentation so that randomness matters."""
+    settings = TrainSettings(epochs=epochs, batch_size=20, tensorboard=False, log_every=2)
+    return RunSettings(
+        preset="tiny",
+        model=MODEL,
+        data=DataSettings(name="digits", limit=limit, validation=40),
+        augment=AugmentSettings(recipe="paper"),
+        optim=OptimSettings(name="adamw", learning_rate=5e-3, weight_decay=0.01, position_rate=10.0, clip=1.0),
+        schedule=ScheduleSettings(name="cosine", warmup=0.1),
+        train=replace(settings, **train),  # type: ignore[arg-type]
+    )

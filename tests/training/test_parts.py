@@ -1,0 +1,143 @@
+"""Schedules in closed form, parameter groups, the run folder and the trainer's state on disk."""
+
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnconv.models.build import build
+from attnconv.training.checkpoints import AtomicIO, read_state
+from attnconv.training.module import step_seed
+from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, undecayed_names
+from attnconv.training.run_folder import RunFolder, append_line, write_text
+from attnconv.training.schedules import factor
+from attnconv.training.settings import OptimSettings, ScheduleSettings
+from tests.training.making import MODEL, tiny
+
+
+def factors(**values: object) -> list[float]:
+    schedule = ScheduleSettings(**values)  # type: ignore[arg-type]
+    return [factor(schedule, step, steps_per_epoch=10, epochs=10) for step in range(100)]
+
+
+def test_cosine_rises_in_a_line_and_falls_in_half_a_wave() -> None:
+    got = factors(name="cosine", warmup=0.2)
+    assert got[:20] == pytest.approx([(step + 1) / 20 for step in range(20)])
+    assert got[20:] == pytest.approx([0.5 * (1 + math.cos(math.pi * step / 80)) for step in range(80)])
+
+
+def test_other_schedules() -> None:
+    assert factors(name="constant", warmup=0.0) == [1.0] * 100
+    assert factors(name="linear", warmup=0.0) == pytest.approx([1 - step / 100 for step in range(100)])
+    got = factors(name="steps", warmup=0.0, milestones=(3, 8), decay=0.1)
+    assert got == pytest.approx([1.0] * 30 + [0.1] * 50 + [0.01] * 20)
+
+
+def test_centres_and_spreads_are_never_decayed_and_have_their_own_rate() -> None:
+    model = build(MODEL)
+    heads = {"blocks.0.attention.encoding.centres", "blocks.0.attention.encoding.spread"}
+    assert undecayed_names(model) == position_names(model) == heads
+    assert heads < undecayed_names(model, decay_vectors=False)
+    groups = parameter_groups(model, OptimSettings(learning_rate=0.1, weight_decay=0.5, position_rate=3.0))
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    assert groups[1]["lr"] == pytest.approx(0.3)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    for name in ("sgd", "adamw"):
+        optimiser = make_optimiser(model, OptimSettings(name=name, decay_vectors=False))  # type: ignore[arg-type]
+        assert len(optimiser.param_groups) == 3
+
+
+def test_every_step_has_its_own_seed() -> None:
+    seeds = {
+        step_seed(seed, epoch, step, rank)
+        for seed in (0, 1)
+        for epoch in range(3)
+        for step in range(50)
+        for rank in (0, 1)
+    }
+    assert len(seeds) == 2 * 3 * 50 * 2
+
+
+def test_run_folders_are_read_back_and_rewound(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.exists()
+    with pytest.raises(ValueError, match=r"run: must be a folder that holds settings\.json, got .*run"):
+        folder.settings()
+    folder.begin(tiny(), {"versions": {}})
+    assert folder.settings() == tiny()
+    for epoch in (1, 2, 3):
+        append_line(folder.metrics_file, {"epoch": epoch, "split": "train"})
+        append_line(folder.heads_file, {"epoch": epoch, "layers": []})
+    with folder.metrics_file.open("a") as stream:
+        stream.write('{"epoch": 4, "spl')  # torn by a kill
+    assert [line["epoch"] for line in folder.metrics()] == [1, 2, 3]
+    folder.rewind(2)
+    assert [line["epoch"] for line in folder.metrics()] == [1, 2]
+    assert [line["epoch"] for line in folder.heads()] == [1, 2]
+    with pytest.raises(ValueError, match=r"layer: must be one of no layers.*got 'blocks\.9'"):
+        folder.centres_history("blocks.9")
+
+
+def test_broken_run_folders_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(tiny(), {})
+    append_line(folder.metrics_file, {"epoch": 1})
+    folder.metrics_file.write_text("{broken\n" + folder.metrics_file.read_text())
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be JSON, got '\{broken'"):
+        folder.metrics()
+    write_text(folder.settings_file, '{"format": 99}')
+    with pytest.raises(ValueError, match=r"settings\.json: format: must be 1, got 99"):
+        folder.settings()
+    write_text(folder.settings_file, '{"format": 1, "settings": 3}')
+    with pytest.raises(ValueError, match=r"settings\.json: settings: must be groups of settings, got 3"):
+        folder.settings()
+    write_text(folder.settings_file, "{")
+    with pytest.raises(ValueError, match=r"settings\.json: must be JSON, got"):
+        folder.settings()
+
+
+class Foreign:
+    """Unpickling this would run a command."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("executed",))
+
+
+def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "state.ckpt"
+    with pytest.raises(
+        FileNotFoundError, match=r"state: must be a file that a run wrote, got nothing at .*state\.ckpt"
+    ):
+        read_state(path)
+    AtomicIO().save_checkpoint({"epoch": 3, "weights": torch.ones(2)}, path)
+    assert read_state(path)["epoch"] == 3
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="state: must be a whole file that torch wrote, got"):
+        read_state(path)
+    torch.save({"epoch": Foreign()}, path)
+    with pytest.raises(ValueError, match="state: must hold tensors and plain values only, got something else"):
+        read_state(path)
+    path.write_bytes(pickle.dumps(Foreign()))
+    with pytest.raises(ValueError, match="state: must"):
+        read_state(path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="state: must hold the trainer's state, got list"):
+        read_state(path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_a_failed_save_leaves_the_state_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.ckpt"
+    AtomicIO().save_checkpoint({"epoch": 1}, path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        AtomicIO().save_checkpoint({"epoch": 2}, path)
+    assert read_state(path)["epoch"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["state.ckpt"]

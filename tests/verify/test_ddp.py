@@ -1,0 +1,45 @@
+"""Two processes follow one process with the same global batch: 50 steps, float64, no batch norm, dropout 0."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from attnconv.training.run_folder import RunFolder
+
+STEPS = 50
+SOURCE = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+from dataclasses import replace
+from attnconv.training.fit import fit
+from tests.training.making import tiny
+run, devices = sys.argv[1], int(sys.argv[2])
+settings = tiny(epochs=5, limit=200, precision="64", devices=devices, accelerator="cpu")
+settings = replace(settings, model=replace(settings.model, dropout=0.0))
+fit(settings, run, progress=False)
+"""
+
+
+def train(run: Path, devices: int) -> RunFolder:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE / 'src'}{os.pathsep}{SOURCE}"}
+    script = run.parent / "train.py"
+    script.write_text(PROGRAM)
+    subprocess.run([sys.executable, str(script), str(run), str(devices)], env=environment, check=True)
+    return RunFolder(run)
+
+
+def test_two_processes_follow_one(tmp_path: Path) -> None:
+    one, two = train(tmp_path / "one", 1), train(tmp_path / "two", 2)
+    assert one.metrics()[-1]["step"] == two.metrics()[-1]["step"] == STEPS
+    first, second = load_file(one.last_weights), load_file(two.last_weights)
+    worst = 0.0
+    for name, value in first.items():
+        worst = max(worst, float((second[name] - value).abs().max() / value.abs().max()))
+        torch.testing.assert_close(second[name], value, rtol=1e-5, atol=1e-5)
+    for a, b in zip(one.metrics(), two.metrics(), strict=True):
+        assert abs(a["loss"] - b["loss"]) <= 1e-5 * a["loss"]
+    print(f"two processes against one after {STEPS} steps: largest relative difference {worst:.1e}")
