@@ -92,6 +92,15 @@ def test_factored_weights_are_the_product_of_merged_ones() -> None:
     torch.testing.assert_close(factored(x), merged(x), **tolerance(DOUBLE, scale=10))
 
 
+def test_dilation_spaces_the_centres_that_heads_start_from() -> None:
+    for name in ("quadratic", "quadratic-generalized"):
+        torch.manual_seed(0)
+        plain = SelfAttention2d(2, 2, 5, encoding=name).encoding.get_parameter("centres")
+        torch.manual_seed(0)
+        dilated = SelfAttention2d(2, 2, 5, encoding=name, dilation=(2, 3)).encoding.get_parameter("centres")
+        torch.testing.assert_close(dilated, plain * torch.tensor([2.0, 3.0]))
+
+
 def test_groups_see_their_own_channels_only() -> None:
     layer = SelfAttention2d(12, 6, 3, groups=3, dtype=DOUBLE)
     x = images(4, 3).requires_grad_()
@@ -278,6 +287,7 @@ def test_wrong_dtypes_are_refused() -> None:
         ({"backend": "fast"}, "backend: must be one of auto, .* got 'fast'"),
         ({"border": "wrap"}, "border: must be one of .* got 'wrap'"),
         ({"stride": (1, 2, 3)}, r"stride: must be a whole number .* got \(1, 2, 3\)"),
+        ({"dilation": 0}, "dilation: must be a whole number .* got 0"),
         ({"window": 0}, "window: must be a whole number .* got 0"),
         ({"encoding": "cubic"}, "encoding: must be an Encoding or one of quadratic, .* got 'cubic'"),
         ({"encoding": Quadratic(4)}, "encoding: must have heads=3 and dims=2 as the layer does, got heads=4, dims=2"),

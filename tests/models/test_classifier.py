@@ -1,7 +1,7 @@
 """The paper's classifier: held against its description written out with plain tensors, and its promises."""
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def written_out(model: AttentionClassifier, images: Tensor, settings: AttentionS
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("size", [(8, 8), (2, 2), (6, 10)])
-def test_it_equals_its_description(norm: str, size: tuple[int, int]) -> None:
+def test_it_equals_its_description(norm: Literal["post", "pre"], size: tuple[int, int]) -> None:
     settings = replace(TINY, norm=norm)
     model = tiny(settings).eval()
     images = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -199,7 +199,7 @@ def test_settings_reach_the_encoding(encoding: EncodingName) -> None:
     made = make_encoding(replace(TINY, encoding=encoding, key_channels=6), 3)
     assert isinstance(made, Encoding)
     shapes = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
-    expected = {
+    expected: dict[str, Any] = {
         "quadratic": {"centres": (3, 2), "spread": (3, 1)},
         "quadratic-generalized": {"centres": (3, 2), "root_precision": (3, 2, 2)},
         "learned": {"tables.0": (7, 12), "projections.1.weight": (3, 12)},
@@ -207,8 +207,9 @@ def test_settings_reach_the_encoding(encoding: EncodingName) -> None:
         "sinusoidal": {"query.weight": (18, 12), "position_key.weight": (18, 12)},
         "absolute-sinusoidal": {"query.weight": (18, 12), "key.weight": (18, 12)},
         "absolute-learned": {"query.weight": (18, 12), "positions.table": (1, 12, 4, 4)},
-    }[encoding]
-    assert {name: shapes[name] for name in expected} == expected
+    }
+    wanted = expected[encoding]
+    assert {name: shapes[name] for name in wanted} == wanted
 
 
 def test_initial_centres_and_spreads_follow_the_settings() -> None:

@@ -13,7 +13,7 @@ from attnconv.training.fit import complete_epochs, fit
 from attnconv.training.recorder import DivergedError
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import SettingsError
-from tests.training.making import tiny
+from tests.training.making import MODEL, tiny
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
 
 def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
     settings = tiny(epochs=1, precision="64")
-    settings = replace(settings, model=replace(settings.model, dropout=0.0))
+    settings = replace(settings, model=replace(MODEL, dropout=0.0))
     one = fit(settings, tmp_path / "one", progress=False)
     two = fit(replace(settings, train=replace(settings.train, accumulate=2)), tmp_path / "two", progress=False)
     first, second = load_file(one.last_weights), load_file(two.last_weights)

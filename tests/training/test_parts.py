@@ -45,7 +45,7 @@ def test_centres_and_spreads_are_never_decayed_and_have_their_own_rate() -> None
     assert groups[1]["lr"] == pytest.approx(0.3)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name in ("sgd", "adamw"):
-        optimiser = make_optimiser(model, OptimSettings(name=name, decay_vectors=False))  # type: ignore[arg-type]
+        optimiser = make_optimiser(model, OptimSettings(name=name, decay_vectors=False))
         assert len(optimiser.param_groups) == 3
 
 

@@ -56,7 +56,7 @@ class SinusoidalFeatures(ShiftFeatures):
 
 @final
 class QuadraticFeatures(ShiftFeatures):
-    """r_delta = (|delta|^2, delta_1, .., delta_dims) of equation (9): D_p = dims + 1 numbers."""
+    """``r_delta = (|delta|^2, delta_1, .., delta_dims)`` of equation (9): D_p = dims + 1 numbers."""
 
     def __init__(self, dims: int) -> None:
         self.channels = dims + 1

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.named import encoding_named
-from attnconv.encodings.quadratic import Quadratic
+from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
@@ -44,6 +44,8 @@ class SelfAttention(nn.Module, abc.ABC):
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
         stride: Distance between queries, in pixels; one number or one per axis. The output has ceil(size / stride).
         padding: Points that the border rule adds around the image: a number, one per axis, or (before, after) per axis.
+        dilation: Factor on the centres that an encoding made by name starts from; one number or one per axis. A free
+            layer has no kernel, so nothing else depends on it.
         border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `Grid`.
         window: None, or the extent per axis of the convolution whose number of outputs the layer takes over.
         bias: Add a learned vector to the output.
@@ -77,6 +79,7 @@ class SelfAttention(nn.Module, abc.ABC):
         encoding: Encoding | str = "quadratic",
         stride: int | Sequence[int] = 1,
         padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
         border: Border = "renormalise",
         window: Sequence[int] | None = None,
         bias: bool = True,
@@ -98,6 +101,7 @@ class SelfAttention(nn.Module, abc.ABC):
         self.in_channels, self.out_channels, self.heads, self.groups = in_channels, out_channels, heads, groups
         self.stride = per_axis("stride", stride, self.dims, least=1)
         self.padding = padding_pairs(padding, self.dims)
+        self.dilation = per_axis("dilation", dilation, self.dims, least=1)
         self.border: Border = border
         self.window = None if window is None else per_axis("window", window, self.dims, least=1)
         self.attention_dropout = attention_dropout
@@ -218,7 +222,11 @@ class SelfAttention(nn.Module, abc.ABC):
 
     def _encoding(self, encoding: Encoding | str) -> Encoding:
         if isinstance(encoding, str):
-            return encoding_named(encoding, self.in_channels, self.heads, self.dims)
+            made = encoding_named(encoding, self.in_channels, self.heads, self.dims)
+            if isinstance(made, Quadratic | GeneralizedQuadratic):
+                with torch.no_grad():
+                    made.centres.mul_(torch.tensor(self.dilation))
+            return made
         if not isinstance(encoding, Encoding):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):

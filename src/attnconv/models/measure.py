@@ -53,8 +53,8 @@ def measure_flops(model: nn.Module, image_shape: tuple[int, int, int]) -> Flops:
     with _evaluating(model), _dense_attention(model), _counting_modules(model) as linear, _fake_tensors():
         fakes = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
         image = torch.empty((1, *image_shape), dtype=dtype)
-        # The counter sees nothing inside fused attention on CPUs.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        # The counter sees nothing inside fused attention on CPUs, nor inside the fast path of nn.TransformerEncoder.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_fast_path(), counter:
             torch.func.functional_call(model, fakes, (image,), tie_weights=True)
     return Flops(2 * sum(linear), counter.get_total_flops())
 
@@ -62,6 +62,16 @@ def measure_flops(model: nn.Module, image_shape: tuple[int, int, int]) -> Flops:
 def _fake_tensors() -> FakeTensorMode:
     """Tensors of shape and dtype only; a model from elsewhere may keep real ones beside its parameters and buffers."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextlib.contextmanager

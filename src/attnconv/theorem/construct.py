@@ -67,6 +67,7 @@ def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention
         encoding=Quadratic(heads, dims),
         stride=conv.stride,
         padding=padding,
+        dilation=conv.dilation,
         border=_BORDERS[conv.padding_mode],
         window=[dilation * (size - 1) + 1 for size, dilation in zip(kernel, conv.dilation, strict=True)],
         bias=conv.bias is not None,
