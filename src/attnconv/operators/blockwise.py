@@ -1,61 +1,67 @@
-"""Contraction by operators that produce rows, a block of queries at a time, so that no n x m matrix need exist.
+"""Operators that make rows on demand: contraction a block of queries at a time, so that no n x m matrix need exist.
 
 A problem whose probabilities fit in one block runs at once, like `Dense`. A larger one goes block by block and computes
 each block's probabilities again in the backward pass: memory stays at one block, and training computes each row twice.
 """
 
+import abc
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, all_queries, check_queries
 from attnconv.operators.products import apply_rows, contract_rows
 
 BLOCK_ELEMENTS = 2**25  # probabilities of one block: 128 MiB in float32
 
-Rows: TypeAlias = Callable[[Tensor], Tensor]  # queries (r,) -> probabilities (1 or b, h, r, m)
 
+class BlockwiseOperator(AttentionOperator):
+    """An operator that is defined by its rows over the lattice. Abstract: implement `lattice_rows`."""
 
-def contract_in_blocks(
-    grid: Grid,
-    rows: Rows,
-    x: Float[Tensor, "b *sizes c"],
-    weight: Float[Tensor, "h i d"],
-    *,
-    groups: int,
-    row_elements: int,
-) -> Float[Tensor, "b *queries d"]:
-    """sum_h A_h X W_h from rows of A; `row_elements` is what one query's probabilities take in all."""
+    @abc.abstractmethod
+    def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
+        """Probabilities of chosen queries over all lattice points, those that hold zeros included."""
 
-    def block(queries: Tensor) -> Tensor:
-        return contract_rows(rows(queries), x.flatten(1, -2), weight, groups)
+    @final
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        def block(queries: Tensor) -> Tensor:
+            return contract_rows(self._rows(queries), x.flatten(1, -2), weight, groups)
 
-    return _in_blocks(grid, block, x.device, query_dim=1, row_elements=row_elements)
+        return self._in_blocks(block, query_dim=1)
 
+    @final
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        def block(queries: Tensor) -> Tensor:
+            return apply_rows(self._rows(queries), values.flatten(2, -2))
 
-def apply_in_blocks(
-    grid: Grid, rows: Rows, values: Float[Tensor, "b h *sizes e"], *, row_elements: int
-) -> Float[Tensor, "b h *queries e"]:
-    """A_h V_h from rows of A; `row_elements` is what one query's probabilities take in all."""
+        return self._in_blocks(block, query_dim=2)
 
-    def block(queries: Tensor) -> Tensor:
-        return apply_rows(rows(queries), values.flatten(2, -2))
+    @final
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
+        check_queries(queries, self.grid)
+        return self._rows(queries)
 
-    return _in_blocks(grid, block, values.device, query_dim=2, row_elements=row_elements)
+    @final
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
+        check_queries(queries, self.grid)
+        return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
 
+    def _rows(self, queries: Tensor) -> Tensor:
+        return self.grid.fold(self.lattice_rows(queries))
 
-def _in_blocks(
-    grid: Grid, block: Callable[[Tensor], Tensor], device: torch.device, *, query_dim: int, row_elements: int
-) -> Tensor:
-    count = grid.query_count
-    length = max(1, BLOCK_ELEMENTS // row_elements)
-    if torch.compiler.is_compiling() or count <= length:  # a compiler cannot unroll a number of blocks it does not know
-        out = block(torch.arange(count, device=device))
-    else:
-        queries = torch.arange(count, device=device).split(length)
-        out = torch.cat([checkpoint(block, part, use_reentrant=False) for part in queries], query_dim)
-    return out.unflatten(query_dim, grid.query_sizes)
+    def _in_blocks(self, block: Callable[[Tensor], Tensor], *, query_dim: int) -> Tensor:
+        length = max(1, BLOCK_ELEMENTS // (self.batch * self.heads * self.grid.lattice_count))
+        queries = all_queries(self.grid, self.device)
+        # A compiler cannot unroll a number of blocks that it does not know.
+        if torch.compiler.is_compiling() or self.grid.query_count <= length:
+            out = block(queries)
+        else:
+            parts = [checkpoint(block, part, use_reentrant=False) for part in queries.split(length)]
+            out = torch.cat(parts, query_dim)
+        return out.unflatten(query_dim, self.grid.query_sizes)

@@ -14,12 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, check_queries
-from attnconv.operators.blockwise import apply_in_blocks, contract_in_blocks
+from attnconv.operators.blockwise import BlockwiseOperator
 
 
 @final
-class Content(AttentionOperator):
+class Content(BlockwiseOperator):
     """Attention by content, with an optional position part that is a sum over axes.
 
     Args:
@@ -51,30 +50,7 @@ class Content(AttentionOperator):
     def device(self) -> torch.device:
         return self.queries.device
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
-        return contract_in_blocks(self.grid, self._rows, x, weight, groups=groups, row_elements=self._row_elements)
-
-    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        return apply_in_blocks(self.grid, self._rows, values, row_elements=self._row_elements)
-
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
-        check_queries(queries, self.grid)
-        return self._rows(queries)
-
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
-        check_queries(queries, self.grid)
-        return (self._lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
-
-    @property
-    def _row_elements(self) -> int:
-        return self.batch * self.heads * self.grid.lattice_count
-
-    def _rows(self, queries: Tensor) -> Tensor:
-        return self.grid.fold(self._lattice_rows(queries))
-
-    def _lattice_rows(self, queries: Tensor) -> Tensor:
+    def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
         with torch.autocast(self.device.type, enabled=False):
             scores = (self.queries.index_select(2, queries) * self.scale) @ self.keys.transpose(-1, -2)
