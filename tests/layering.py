@@ -17,6 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"training", "analysis"}),
     frozenset({"report"}),
     frozenset({"cli"}),
+    frozenset({"__main__"}),
 )
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 

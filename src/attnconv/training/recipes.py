@@ -92,7 +92,7 @@ def _modern(preset: str, model: ModelSettings) -> RunSettings:
         optim=optim,
         schedule=ScheduleSettings(name="cosine", warmup=0.1),
         train=TrainSettings(
-            epochs=60 if digits else 40,
+            epochs=50 if digits else 30,
             batch_size=50 if digits else 100,
             precision="32" if digits else "bf16",
         ),

@@ -37,7 +37,8 @@ class Recorder(Checkpoint):
         watcher: what a person sees.
 
     Attributes:
-        best: the epoch with the highest accuracy on held-out images so far and that accuracy; epoch 0 is none yet.
+        best: the epoch with the highest accuracy on held-out images so far, the latest of equals (its learning rate was
+            lower), and that accuracy; epoch 0 is none yet.
         seconds: spent in training by this run, over all of its resumptions.
     """
 
@@ -96,7 +97,7 @@ class Recorder(Checkpoint):
         self.seconds += now - self._clock
         self._clock = now
         epoch = trainer.current_epoch + 1
-        improved = "validation" in scores and scores["validation"].accuracy > self.best[1]
+        improved = "validation" in scores and scores["validation"].accuracy >= self.best[1]
         if improved:
             self.best = (epoch, scores["validation"].accuracy)
         if trainer.is_global_zero:

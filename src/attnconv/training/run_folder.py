@@ -97,7 +97,7 @@ class RunFolder:
 
     @property
     def best_weights(self) -> Path:
-        """Weights of the epoch with the highest accuracy on held-out images; the earliest of equals."""
+        """Weights of the epoch with the highest accuracy on held-out images; the latest of equals."""
         return self.checkpoints / "best.safetensors"
 
     @property

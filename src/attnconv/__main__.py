@@ -1,0 +1,5 @@
+"""`python -m attnconv` is `attnconv`."""
+
+from attnconv.cli import main
+
+main()

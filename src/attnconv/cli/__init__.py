@@ -1,0 +1,74 @@
+"""The command line: `attnconv COMMAND`, one file per command.
+
+`--help` answers without importing torch: this file and the top of each command's file know settings only, and the
+commands' bodies import what they run. Errors that a user can cause are printed as one sentence each, without a
+traceback, and end with status 2 for a wrong call and 1 for a failure at work.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "demo": "see convolution performed and learned, in three minutes and without a network",
+    "train": "train a preset and leave a run folder",
+    "evaluate": "measure the test accuracy of a run or checkpoint",
+    "predict": "name the classes that a model sees in an image",
+    "report": "draw the figures of a run, and one HTML page of them",
+    "models": "list the presets with their parameters and FLOPs",
+}
+_EXAMPLES = """\
+examples:
+  attnconv demo
+  attnconv train quadratic-digits
+  attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/first
+  attnconv evaluate runs/first --data.root PATH/TO/CIFAR
+  attnconv report runs/first
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and end the process with its status.
+
+    Args:
+        arguments: words after `attnconv`; None for those that the process was started with.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        sys.exit(0 if words else 2)
+    if words[0] == "--version":
+        from attnconv import __version__
+
+        print(f"attnconv {__version__}")
+        sys.exit(0)
+    name, *rest = words
+    if name not in COMMANDS:
+        print(f"attnconv: there is no command {name!r}. The commands are {', '.join(COMMANDS)}.", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(_run(name, rest))
+
+
+def _run(name: str, words: list[str]) -> int:
+    """A command's status, with its errors as sentences."""
+    command = importlib.import_module(f"attnconv.cli.{name}_command")
+    try:
+        return int(command.run(words))
+    except KeyboardInterrupt:
+        print("attnconv: stopped.", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
+        from attnconv.training.settings import SettingsError
+
+        print(f"attnconv {name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+
+
+def _help() -> str:
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    usage = f"usage: attnconv [-h] [--version] {{{','.join(COMMANDS)}}} ..."
+    about = "Self-attention that performs convolution, and learns it."
+    return "\n".join(
+        [usage, "", about, "", "commands:", *lines, "", "`attnconv COMMAND --help` says more.", "", _EXAMPLES]
+    )

@@ -1,0 +1,66 @@
+"""`attnconv evaluate CHECKPOINT`: accuracy and loss on a test set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from attnconv.cli.parsing import parse
+from attnconv.data.settings import DataSettings
+from attnconv.training.settings import PrecisionName
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Arguments of `attnconv evaluate`."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """The images."""
+    split: Literal["test", "validation"] = "test"
+    """Measure the test set, or the images held out of the training set."""
+    batch_size: int = 500
+    """Images at once."""
+    precision: PrecisionName = "32"
+    """Numbers of 32 bits, bf16 in matrix products, or 64 bits."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Measure and print."""
+    examples = "attnconv evaluate runs/quadratic-digits\nattnconv evaluate best.safetensors --data.root PATH/TO/CIFAR"
+    about = "Measure a model on a test set. The data default to those that the run was trained on."
+    arguments = parse(Evaluate, "evaluate", words, about=about, examples=examples, default=_default(words))
+    from attnconv.data.load import load as load_data
+    from attnconv.data.settings import problems
+    from attnconv.models.load import load as load_model
+    from attnconv.training.evaluate import evaluate
+    from attnconv.training.settings import SettingsError
+
+    wrong = problems(arguments.data)
+    if arguments.batch_size < 1:
+        wrong.append(f"--batch-size: must be at least 1, got {arguments.batch_size}.")
+    if wrong:
+        raise SettingsError(wrong)
+    loaded, data = load_model(arguments.checkpoint), load_data(arguments.data)
+    images = data.test if arguments.split == "test" else data.validation
+    mean, std = loaded.mean or data.mean, loaded.std or data.std
+    options = {"batch_size": arguments.batch_size, "precision": arguments.precision}
+    found = evaluate(loaded.model, images, mean=mean, std=std, **options)  # type: ignore[arg-type]
+    print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
+    print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
+    return 0
+
+
+def _default(words: Sequence[str]) -> Evaluate | None:
+    """For a run folder, the run's own data."""
+    from pathlib import Path
+
+    from attnconv.training.run_folder import RunFolder
+
+    for word in words:
+        if not word.startswith("-") and RunFolder(Path(word)).exists():
+            settings = RunFolder(Path(word)).settings()
+            return Evaluate(word, data=settings.data, precision=settings.train.precision)
+    return None

@@ -1,0 +1,56 @@
+"""`attnconv predict IMAGE`: the classes that a model sees in a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from attnconv._errors import bad
+from attnconv.cli.parsing import parse
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Arguments of `attnconv predict`."""
+
+    image: tyro.conf.Positional[Path]
+    """Picture file; it is scaled and cropped to the model's image size."""
+    model: str | None = None
+    """Run folder or weights file (.safetensors); None takes the newest run in runs/."""
+    top: int = 5
+    """How many classes to print."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the likeliest classes."""
+    examples = "attnconv predict frog.png --model runs/quadratic-small\nattnconv predict digit.png"
+    about = "Print the classes that a model finds likeliest for an image, with their probabilities."
+    arguments = parse(Predict, "predict", words, about=about, examples=examples)
+    import torch
+
+    from attnconv.data.augment import normalise
+    from attnconv.data.folder import read_image
+    from attnconv.models.load import load
+
+    if arguments.top < 1:
+        raise ValueError(bad("--top", "must be at least 1", arguments.top))
+    loaded = load(arguments.model or str(_newest_run(Path("runs"))))
+    if loaded.settings is None or not loaded.mean:
+        fix = "Name a run folder or a weights file that `attnconv train` wrote."
+        raise ValueError(bad("--model", "must know its classes and its normalisation", loaded.source, fix))
+    image = read_image(arguments.image, loaded.settings.image_size, channels=loaded.settings.image_channels)
+    with torch.inference_mode():
+        logits = loaded.model(normalise(image[None], loaded.mean, loaded.std))[0]
+    best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
+    for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        print(f"{probability:7.2%}  {loaded.classes[index]}")
+    return 0
+
+
+def _newest_run(folder: Path) -> Path:
+    weights = sorted(folder.glob("*/checkpoints/last.safetensors"), key=lambda path: path.stat().st_mtime)
+    if not weights:
+        fix = "Name one with --model, or train one: attnconv train quadratic-digits."
+        raise ValueError(bad("--model", "must be given while there is no finished run in runs/", "nothing", fix))
+    return weights[-1].parent.parent

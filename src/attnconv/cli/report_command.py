@@ -1,0 +1,31 @@
+"""`attnconv report RUN`: the figures of a run and the page that shows them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from attnconv.cli.parsing import parse
+
+
+@dataclass(frozen=True)
+class Report:
+    """Arguments of `attnconv report`."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder, as `attnconv train` leaves it; the run may still be going."""
+    out: Path | None = None
+    """Folder for the page and the figures; None for `report` inside the run folder."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Write the report and say where."""
+    about = "Draw a run's figures (accuracy, centres of heads over training and by layer, attention probabilities) as "
+    about += "PNG and SVG, and one HTML page that holds them all."
+    examples = "attnconv report runs/quadratic-digits\nattnconv report runs/first --out pages/first"
+    arguments = parse(Report, "report", words, about=about, examples=examples)
+    from attnconv.report import write_report
+
+    print(f"Report: {write_report(arguments.run, arguments.out)}")
+    return 0

@@ -1,0 +1,176 @@
+"""The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnconv.cli import COMMANDS, main
+from attnconv.training.run_folder import RunFolder
+
+TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error of one command."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that the command line trained."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.raises(SystemExit) as end:
+        main(["train", "quadratic-digits", *TINY, "--out", str(folder)])
+    assert end.value.code == 0
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "digit.png"
+    Image.fromarray(np.full((8, 8), 128, dtype=np.uint8)).save(path)
+    return path
+
+
+def test_the_first_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert "attnconv train quadratic-digits" in out
+    assert call(capsys)[0] == 2
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, name, "--help")
+    assert status == 0
+    assert f"attnconv {name}" in out.split("examples:")[1]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version")[1].startswith("attnconv 0.")
+
+
+def test_an_unknown_command_lists_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "tarin")
+    assert status == 2
+    assert "there is no command 'tarin'. The commands are demo, train, evaluate" in err
+
+
+def test_models_prints_exact_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = call(capsys, "models")[1]
+    assert "12,086,844" in out
+    assert "6,175,956,800" in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert "| quadratic | 12,086,844 | 6,175,956,800 |" in call(capsys, "models", "--markdown")[1]
+
+
+def test_train_leaves_a_run_of_the_settings_that_were_given(run: Path) -> None:
+    settings = RunFolder(run).settings()
+    assert settings.train.epochs == 1
+    assert settings.data.limit == 100
+    assert settings.model.image_channels == 1
+    assert (settings.model.width, settings.model.heads) == (16, 3)  # type: ignore[union-attr]
+    assert RunFolder(run).result() is not None
+
+
+def test_evaluate_takes_the_runs_own_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "evaluate", str(run))
+    assert status == 0
+    assert "on the test images of digits:\naccuracy " in out
+    assert "360 images" in out
+    assert "200 images" in call(capsys, "evaluate", str(run), "--split", "validation")[1]
+
+
+def test_predict_prints_classes_and_probabilities(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "predict", str(picture), "--model", str(run), "--top", "10")
+    assert status == 0
+    rows = [line.split() for line in out.strip().splitlines()]
+    assert sum(float(row[0].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1)
+    assert sorted(row[1] for row in rows) == [str(digit) for digit in range(10)]
+
+
+def test_report_says_where_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "report", str(run), "--out", str(tmp_path / "page"))
+    assert status == 0
+    assert out.strip() == f"Report: {tmp_path / 'page' / 'index.html'}"
+    assert (tmp_path / "page" / "index.html").is_file()
+
+
+def test_demo_performs_learns_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out_dir = str(tmp_path / "demo")
+    for _ in range(2):  # an earlier demo makes room for the next
+        status, out, _ = call(capsys, "demo", "--epochs", "1", "--out", out_dir)
+        assert status == 0
+    assert "as 9 heads in float64: largest relative difference" in out
+    assert "test accuracy" in out
+    assert Path(out.split("Report: ")[1].strip()).is_file()
+
+
+def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for folder in (tmp_path, run):
+        status, _, err = call(capsys, "demo", "--out", str(folder))
+        assert status == 1
+        assert f"--out: must be new, empty or an earlier demo, got {folder}, which holds other things" in err
+    assert (tmp_path / "mine.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "messages"),
+    [
+        ("train quadritic", 1, ["preset: must be the name of a preset, got 'quadritic'. Did you mean quadratic"]),
+        (
+            "train quadratic-digits --epochs 0 --heads 0 --optim.learning-rate -1",
+            2,
+            ["--epochs: must be", "--heads: must be", "--optim.learning-rate: must be"],
+        ),
+        ("train quadratic-digits --no-such-flag", 2, ["no-such-flag"]),
+        ("train quadratic-small --data.root /nowhere/at/all --data.no-download", 2, ["/nowhere/at/all"]),
+        ("evaluate nothing.safetensors", 1, ["model: must be a run folder or a checkpoint, got nothing at nothing"]),
+        ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be at least 1, got 0"]),
+        ("report /nowhere", 1, ["/nowhere"]),
+        ("predict x.png --model quadratic-digits", 1, ["--model: must know its classes and its normalisation"]),
+        ("predict x.png --top 0", 1, ["--top: must be at least 1, got 0"]),
+    ],
+)
+def test_mistakes_are_said_in_words(
+    words: str,
+    status: int,
+    messages: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, out, err = call(capsys, *words.split())
+    assert found == status
+    assert all(message in err + out for message in messages)
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_predict_without_any_run_says_how_to_get_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no finished run in runs/, got nothing. Name one" in call(capsys, "predict", "x.png")[2]
+
+
+def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
+    assert "which holds a run. Add --resume" in call(capsys, *words)[2]
+    assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
+
+
+def test_the_recipe_decides_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    paper = call(capsys, "train", "quadratic-small", "--recipe", "paper", "--help")[1]
+    modern = call(capsys, "train", "quadratic-small", "--recipe=modern", "--help")[1]
+    assert "(default: sgd)" in paper
+    assert "(default: adamw)" in modern
