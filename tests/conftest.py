@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # One thread per worker: the suite's tensors are small, and xdist already fills the cores.
 torch.set_num_threads(1)
+np.finfo(np.float64), np.finfo(np.float32)  # numpy 1 measures denormals here, and warns where they are flushed
 torch.set_flush_denormal(True)
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}

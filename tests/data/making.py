@@ -1,6 +1,7 @@
 """Small data sets in the forms of the real ones, for the tests of this folder."""
 
 import dataclasses
+import gzip
 import hashlib
 import io
 import struct
@@ -76,7 +77,7 @@ def with_archive(facts: Cifar, archive: bytes, url: str | None = None) -> Cifar:
 
 def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:
     target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+    with tarfile.open(fileobj=target, mode="w") as archive:
         directory = tarfile.TarInfo(folder)
         directory.type = tarfile.DIRTYPE
         archive.addfile(directory)
@@ -84,7 +85,7 @@ def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return target.getvalue()
+    return gzip.compress(target.getvalue(), mtime=0)  # the same bytes whenever it is made
 
 
 def write_parquet(

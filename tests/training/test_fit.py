@@ -106,12 +106,12 @@ def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_something_are_not_overwritten(whole: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--run-dir: must be new or empty, got .*which holds a run\. Add --resume"):
+    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds a run\. Add --resume"):
         fit(tiny(epochs=3), whole.path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"--run-dir: must be new or empty, got .*which holds other files"):
+    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds other files"):
         fit(tiny(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="--run-dir: must be a folder, got the file"):
+    with pytest.raises(ValueError, match="--out: must be a folder, got the file"):
         fit(tiny(), tmp_path / "notes.txt", progress=False)
 
 

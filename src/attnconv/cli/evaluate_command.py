@@ -36,6 +36,7 @@ def run(words: Sequence[str]) -> int:
     from attnconv.data.settings import problems
     from attnconv.models.load import load as load_model
     from attnconv.training.evaluate import evaluate
+    from attnconv.training.progress import downloading
     from attnconv.training.settings import SettingsError
 
     wrong = problems(arguments.data)
@@ -43,7 +44,9 @@ def run(words: Sequence[str]) -> int:
         wrong.append(f"--batch-size: must be at least 1, got {arguments.batch_size}.")
     if wrong:
         raise SettingsError(wrong)
-    loaded, data = load_model(arguments.checkpoint), load_data(arguments.data)
+    loaded = load_model(arguments.checkpoint)
+    with downloading() as progress:
+        data = load_data(arguments.data, progress=progress)
     images = data.test if arguments.split == "test" else data.validation
     mean, std = loaded.mean or data.mean, loaded.std or data.std
     options = {"batch_size": arguments.batch_size, "precision": arguments.precision}
@@ -54,13 +57,16 @@ def run(words: Sequence[str]) -> int:
 
 
 def _default(words: Sequence[str]) -> Evaluate | None:
-    """For a run folder, the run's own data."""
+    """For a run folder, or a weights file in one, the run's own data and precision."""
     from pathlib import Path
 
     from attnconv.training.run_folder import RunFolder
 
     for word in words:
-        if not word.startswith("-") and RunFolder(Path(word)).exists():
-            settings = RunFolder(Path(word)).settings()
-            return Evaluate(word, data=settings.data, precision=settings.train.precision)
+        if word.startswith("-"):
+            continue
+        for path in (Path(word), Path(word).parent.parent):  # RUN, or RUN/checkpoints/best.safetensors
+            if Path(word).exists() and RunFolder(path).exists():
+                settings = RunFolder(path).settings()
+                return Evaluate(word, data=settings.data, precision=settings.train.precision)
     return None

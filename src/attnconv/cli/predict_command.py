@@ -36,12 +36,13 @@ def run(words: Sequence[str]) -> int:
     if arguments.top < 1:
         raise ValueError(bad("--top", "must be at least 1", arguments.top))
     loaded = load(arguments.model or str(_newest_run(Path("runs"))))
-    if loaded.settings is None or not loaded.mean:
+    if loaded.settings is None or not loaded.mean or not loaded.classes:
         fix = "Name a run folder or a weights file that `attnconv train` wrote."
         raise ValueError(bad("--model", "must know its classes and its normalisation", loaded.source, fix))
     image = read_image(arguments.image, loaded.settings.image_size, channels=loaded.settings.image_channels)
+    dtype = next(parameter.dtype for parameter in loaded.model.parameters())
     with torch.inference_mode():
-        logits = loaded.model(normalise(image[None], loaded.mean, loaded.std))[0]
+        logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"{probability:7.2%}  {loaded.classes[index]}")

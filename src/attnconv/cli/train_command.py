@@ -1,5 +1,6 @@
 """`attnconv train PRESET`: every setting of a run is a flag, with the preset's recipe as the defaults."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -8,20 +9,24 @@ from typing import Annotated, Any
 
 import tyro
 
+from attnconv._errors import bad
+from attnconv.cli.flags import flags_of, sort_out
 from attnconv.cli.parsing import parse
-from attnconv.data.settings import AugmentSettings, DataSettings
-from attnconv.models.presets import PRESETS
-from attnconv.models.settings import ModelSettings
 from attnconv.training.recipes import RecipeName, recipe
-from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
+from attnconv.training.settings import (
+    RunSettings,
+    SettingsError,
+    problems,
+)
 
 _SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no preset is named
 _EXAMPLES = """\
 attnconv train quadratic-digits
 attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/short
-attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16 --devices 2
+attnconv train quadratic-small --out runs/short --resume
 attnconv train quadratic-small --recipe paper --optim.learning-rate 0.05
-attnconv train quadratic-small --data.root PATH/TO/CIFAR --resume
+attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16 --devices 2
+torchrun --nnodes 2 --nproc-per-node 4 ... -m attnconv train quadratic --nodes 2 --devices 4
 """
 
 
@@ -37,67 +42,82 @@ class TrainCommand:
     out: Path | None = None
     """Run folder; None for runs/PRESET."""
     resume: bool = False
-    """Continue the run in the folder after its last complete epoch."""
+    """Continue the run in the folder after its last complete epoch, with the settings it has; begin it if there is
+    none."""
 
 
 def run(words: Sequence[str]) -> int:
     """Train, and leave the run folder."""
-    preset, name = _choice(words)
-    settings = recipe(preset or _SHOWN, name)
-    command = _command(settings)
-    about = (
-        "Train a model and leave a run folder: settings, metrics, heads, checkpoints. The defaults below are those of "
-    )
-    about += f"the preset {preset or _SHOWN}."
-    arguments = parse(command, "train", words, about=about, examples=_EXAMPLES)
-    return _train(arguments, settings)
+    preset = words[0] if words and not words[0].startswith("-") else None
+    settings = _defaults(preset or _SHOWN, words)
+    about = "Train a model and leave a run folder: settings, metrics, heads, checkpoints. The defaults below are those "
+    about += f"of the preset {preset or _SHOWN}."
+    flags = flags_of([("", TrainCommand), *((prefix, type(values)) for _, prefix, values in _groups(settings))])
+    del flags["--preset"]
+    wrong, readable = sort_out(words, flags)
+    arguments = parse(_command(settings), "train", readable, about=about, examples=_EXAMPLES)
+    chosen = replace(settings, **{name: getattr(arguments, name) for name, _, _ in _groups(settings)})
+    if wrong:
+        raise SettingsError([*wrong, *problems(chosen)])
+    return _train(arguments, chosen)
 
 
 def _train(arguments: Any, settings: RunSettings) -> int:
-    chosen = replace(
-        settings,
-        model=arguments.model,
-        data=arguments.data,
-        augment=arguments.augment,
-        optim=arguments.optim,
-        schedule=arguments.schedule,
-        train=arguments.train,
-    )
     from attnconv.training.fit import fit
+    from attnconv.training.processes import is_first_process
 
     folder = arguments.out or Path("runs") / arguments.preset
-    fit(chosen, folder, resume=arguments.resume, command=["attnconv", *sys.argv[1:]])
-    print(f"Run: {folder}. Its figures: attnconv report {folder}")
+    fit(settings, folder, resume=arguments.resume, command=["attnconv", *sys.argv[1:]])
+    if is_first_process():
+        print(f"Run: {folder}. Its figures: attnconv report {folder}")
     return 0
 
 
-def _choice(words: Sequence[str]) -> tuple[str | None, RecipeName | None]:
-    """The preset and the recipe that the words name: they decide the defaults of all other flags."""
-    preset = words[0] if words and not words[0].startswith("-") else None
-    name: RecipeName | None = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        value = following if word == "--recipe" else word.removeprefix("--recipe=")
-        if word.startswith("--recipe") and value in ("paper", "modern"):
-            name = value  # type: ignore[assignment]
-    if preset is not None and preset not in PRESETS:
-        recipe(preset)  # raises, with the nearest names
-    return preset, name
+def _defaults(preset: str, words: Sequence[str]) -> RunSettings:
+    """What flags default to: the recipe or, when a run is resumed, the run's own settings.
+
+    Raises:
+        ValueError: if there is no such preset, or the run to be resumed is of another one.
+    """
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    reader.add_argument("--recipe", nargs="?")
+    reader.add_argument("--out", nargs="?")
+    reader.add_argument("--resume", action="store_true")
+    known, _ = reader.parse_known_args(words)
+    name: RecipeName | None = known.recipe if known.recipe in ("paper", "modern") else None
+    settings = recipe(preset, name)
+    if known.resume:
+        from attnconv.training.run_folder import RunFolder
+
+        folder = RunFolder(Path(known.out or f"runs/{preset}"))
+        if folder.exists():
+            settings = folder.settings()
+            if settings.preset != preset:
+                fix = f"Resume it with: attnconv train {settings.preset} --out {folder.path} --resume"
+                requirement = f"must be {settings.preset!r}, that of the run in {folder.path}"
+                raise ValueError(bad("preset", requirement, repr(preset), fix))
+    return settings
+
+
+def _groups(settings: RunSettings) -> list[tuple[str, str, Any]]:
+    """Name, prefix of the flags and defaults of each group of settings.
+
+    The model's and the training loop's have no prefix (--heads, --epochs), the others have (--data.root).
+    """
+    return [
+        ("model", "", settings.model),
+        ("train", "", settings.train),
+        ("data", "data.", settings.data),
+        ("augment", "augment.", settings.augment),
+        ("optim", "optim.", settings.optim),
+        ("schedule", "schedule.", settings.schedule),
+    ]
 
 
 def _command(settings: RunSettings) -> type[Any]:
-    """The arguments of this preset: the command's own, and every setting with the recipe's value as its default.
-
-    Fields of the model and of the training loop have no prefix (--heads, --epochs), those of the other groups have
-    (--data.root).
-    """
-    kind: type[ModelSettings] = type(settings.model)
-    groups: list[tuple[str, Any, Any]] = [
-        ("model", tyro.conf.OmitArgPrefixes[kind], settings.model),  # type: ignore[valid-type, misc]
-        ("train", tyro.conf.OmitArgPrefixes[TrainSettings], settings.train),
-        ("data", DataSettings, settings.data),
-        ("augment", AugmentSettings, settings.augment),
-        ("optim", OptimSettings, settings.optim),
-        ("schedule", ScheduleSettings, settings.schedule),
-    ]
-    fields = [(name, Annotated[hint, tyro.conf.arg()], field(default=value)) for name, hint, value in groups]
+    """The arguments of this preset: the command's own, and every setting with the value it has."""
+    fields = []
+    for name, prefix, values in _groups(settings):
+        hint: Any = type(values) if prefix else tyro.conf.OmitArgPrefixes[type(values)]  # type: ignore[misc]
+        fields.append((name, Annotated[hint, tyro.conf.arg()], field(default=values)))
     return make_dataclass("Train", fields, bases=(TrainCommand,), frozen=True)

@@ -22,7 +22,7 @@ def build(settings: ModelSettings | str) -> nn.Module:
 
     Example:
         >>> sum(parameter.numel() for parameter in build("quadratic-digits").parameters())
-        174931
+        174747
     """
     if isinstance(settings, str):
         settings = preset_settings(settings)

@@ -77,11 +77,11 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
         return
     path = folder.path
     if path.exists() and not path.is_dir():
-        raise ValueError(bad("--run-dir", "must be a folder", f"the file {path}"))
+        raise ValueError(bad("--out", "must be a folder", f"the file {path}"))
     if not resume and path.exists() and any(path.iterdir()):
         held = "a run" if folder.exists() else "other files"
         fix = "Add --resume to continue it, or name another folder." if folder.exists() else "Name another folder."
-        raise ValueError(bad("--run-dir", "must be new or empty", f"{path}, which holds {held}", fix))
+        raise ValueError(bad("--out", "must be new or empty", f"{path}, which holds {held}", fix))
     if resume and folder.exists():
         fix = "Leave it as it was, or start anew in another folder."
         changed = [

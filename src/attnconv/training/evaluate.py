@@ -80,7 +80,7 @@ def evaluate(
         on_batch: called with the number of images done so far.
 
     Raises:
-        ValueError: if there is no image, or the images do not fit the model.
+        ValueError: if there is no image, or the images or their classes do not fit the model.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -95,7 +95,11 @@ def evaluate(
     with torch.inference_mode(), autocast(precision, device):
         for batch in Batches(images, batch_size=batch_size):
             pixels = normalise(batch.images.to(device), mean, std).to(dtype)
-            sums += tally(model(pixels), batch.labels.to(device)).cpu()
+            logits = model(pixels)
+            if int(batch.labels.max()) >= logits.shape[1]:
+                requirement = f"must be of the model's {logits.shape[1]} classes"
+                raise ValueError(bad("images", requirement, f"an image of class {int(batch.labels.max())}"))
+            sums += tally(logits, batch.labels.to(device)).cpu()
             if on_batch is not None:
                 on_batch(int(sums[2]))
     return score(sums)

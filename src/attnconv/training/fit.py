@@ -28,7 +28,7 @@ from attnconv.training.feed import EpochBatches, evaluation_batches
 from attnconv.training.module import TrainingModule
 from attnconv.training.numerics import numerics
 from attnconv.training.processes import is_first_process
-from attnconv.training.progress import Watcher
+from attnconv.training.progress import Watcher, downloading
 from attnconv.training.recorder import Recorder
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings, SettingsError, problems
@@ -70,13 +70,13 @@ def fit(
         raise SettingsError(wrong)
     folder = RunFolder(Path(run_dir))
     check_folder(folder, settings, resume=resume)
-    data = load_data(settings.data)
+    shown = progress and is_first_process()
+    with downloading(shown=shown) as report:
+        data = load_data(settings.data, progress=report)
     wrong = data_problems(settings, data)
     if wrong:
         raise SettingsError(wrong)
-    watcher = Watcher(
-        settings.train.epochs, len(data.train) // settings.train.batch_size, shown=progress and is_first_process()
-    )
+    watcher = Watcher(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     recorder = Recorder(folder, data.classes, watcher)
     with numerics(settings):
         trainer = make_trainer(settings, recorder)

@@ -29,9 +29,10 @@ def numerics(settings: RunSettings) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # a module with properties, which its stub does not know
     filled = memory.fill_uninitialized_memory
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         for message in _NOISE:
             warnings.filterwarnings("ignore", message=message)
@@ -43,4 +44,5 @@ def numerics(settings: RunSettings) -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
             memory.fill_uninitialized_memory = filled
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

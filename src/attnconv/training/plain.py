@@ -7,6 +7,7 @@ once, with the file they came from. Fields that an older version did not write t
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnconv._errors import bad
@@ -93,7 +94,7 @@ def _group(cls: type[T], values: Any, group: str, origin: str, found: list[str])
             continue
         read[name] = tuple(value) if isinstance(value, list) else value
         if not _fits(read[name], hints[name]):
-            found.append(bad(f"{group}.{name}", f"must be {_words(hints[name])}", repr(value), origin=origin))
+            found.append(bad(f"{group}.{name}", f"must be {in_words(hints[name])}", repr(value), origin=origin))
     return cls(**read) if len(found) == before else None
 
 
@@ -116,16 +117,22 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _words(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+def in_words(hint: Any) -> str:
+    """What a value of an annotated type is, as part of a sentence.
+
+    Example:
+        >>> in_words(int | None), in_words(Literal["sgd", "adamw"])
+        ('a whole number or None', 'one of sgd, adamw')
+    """
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
     origin = get_origin(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if origin in (Union, types.UnionType):
-        return " or ".join(_words(choice) for choice in get_args(hint))
+        return " or ".join(in_words(choice) for choice in get_args(hint))
     if origin is tuple:
-        return f"a list, each item {_words(get_args(hint)[0])}"
-    return names.get(hint, str(hint))
+        return f"a list, each item {in_words(get_args(hint)[0])}"
+    return "None" if hint is type(None) else names.get(hint, str(hint))
 
 
 def _listed(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,19 @@
-"""What a person sees while a run trains: a bar on a terminal, one line per epoch everywhere else."""
+"""What a person sees while data are fetched and a run trains: bars on a terminal, single lines everywhere else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from attnconv.training.run_folder import MetricsLine
 
@@ -72,3 +81,40 @@ class Watcher:
         """Take the bar away; the last news stay. May be called more than once."""
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Shows a download, if there is one, on standard error.
+
+    Args:
+        shown: whether to show anything.
+        console: where to; None takes standard error.
+
+    Yields:
+        What ``attnconv.data.load.load`` calls with the bytes that are there and the bytes in all.
+    """
+    console = Console(stderr=True) if console is None else console
+    columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    tenths = -1
+
+    def report(there: int, total: int) -> None:
+        nonlocal tenths
+        if not shown:
+            return
+        if not console.is_terminal:
+            if 10 * there // total > tenths:  # a log file gets ten lines, not thousands
+                tenths = 10 * there // total
+                console.file.write(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB\n")
+                console.file.flush()
+            return
+        if not bar.tasks:
+            bar.add_task("downloading", total=total)
+            bar.start()
+        bar.update(bar.tasks[0].id, completed=there)
+
+    try:
+        yield report
+    finally:
+        bar.stop()

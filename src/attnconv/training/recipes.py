@@ -99,4 +99,22 @@ def _modern(preset: str, model: ModelSettings) -> RunSettings:
     )
 
 
+def table_rows(settings: RunSettings) -> dict[str, str]:
+    """The rows of the paper's Table 2 that are about training; `attnconv.models.tables.table_2` has the others.
+
+    Example:
+        >>> table_rows(recipe("quadratic"))["linear warm up ratio"]
+        '0.05'
+    """
+    return {
+        "number of epochs": str(settings.train.epochs),
+        "batch size": str(settings.train.batch_size),
+        "learning rate": f"{settings.optim.learning_rate:g}",
+        "weight decay": f"{settings.optim.weight_decay:g}",
+        "momentum": f"{settings.optim.momentum:g}",
+        "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
+        "linear warm up ratio": f"{settings.schedule.warmup:g}",
+    }
+
+
 RECIPES: Mapping[str, RunSettings] = {preset: recipe(preset) for preset in PRESETS}

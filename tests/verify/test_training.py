@@ -1,0 +1,39 @@
+"""What small models reach: digits in the demo, CIFAR-10 in an hour on two CPU cores."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnconv.training.fit import fit
+from attnconv.training.recipes import recipe
+
+
+@pytest.mark.parametrize("seed", [42, 43, 44])
+def test_digits_reach_97_percent(seed: int, tmp_path: Path, verify_scale: float) -> None:
+    if verify_scale < 1 and seed != 42:
+        pytest.skip("the other seeds belong to the full measurement")
+    settings = recipe("quadratic-digits")
+    run = fit(replace(settings, train=replace(settings.train, seed=seed)), tmp_path / "run", progress=False)
+    result = run.result()
+    assert result is not None
+    accuracy = result["last"]["test"]["accuracy"]
+    print(
+        f"quadratic-digits, seed {seed}: {accuracy:.2%} of the test images after the last epoch, {result['seconds']} s"
+    )
+    assert accuracy >= 0.97
+
+
+def test_cifar_10_reaches_75_percent_within_an_hour(tmp_path: Path, shared_data: Path, verify_scale: float) -> None:
+    """The whole run at full scale; less of it trains one epoch on a tenth of the images and only has to learn."""
+    settings = recipe("quadratic-small")
+    settings = replace(settings, data=replace(settings.data, root=str(shared_data / "cifar10")))
+    if verify_scale < 1:
+        limited = replace(settings.data, limit=4500)
+        settings = replace(settings, data=limited, train=replace(settings.train, epochs=1))
+    result = fit(settings, tmp_path / "run", progress=False).result()
+    assert result is not None
+    accuracy = result["last"]["test"]["accuracy"]
+    print(f"quadratic-small on CIFAR-10: {accuracy:.2%} of the test images, {result['seconds'] / 60:.0f} minutes")
+    assert accuracy >= (0.75 if verify_scale >= 1 else 0.2)
+    assert result["seconds"] <= 3600
