@@ -113,8 +113,10 @@ class Shift(AttentionOperator):
                 place * count + (shift[dim] - first) // step for place, shift in zip(places, self.shifts, strict=True)
             ]
         counts = [count for _, _, count in taps]
-        flat = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
-        flat = flat.index_add(0, torch.tensor(places, device=weight.device), weight)  # heads that share a shift add up
+        flat = weight
+        if places != list(range(math.prod(counts))):  # heads in another order, gaps, or heads that share a shift
+            empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
+            flat = empty.index_add(0, torch.tensor(places, device=weight.device), weight)
         kernel = flat.permute(2, 1, 0).unflatten(2, counts)  # (d, i, *kernel)
         for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
             start = axis.offset + first
