@@ -7,6 +7,8 @@ import pytest
 from PIL import Image
 
 from attnconv.cli import COMMANDS, main
+from attnconv.models.checkpoint import read_checkpoint, save_weights
+from attnconv.models.load import model_of
 from attnconv.training.run_folder import RunFolder
 
 TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
@@ -167,6 +169,57 @@ def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFix
     words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
     assert "which holds a run. Add --resume" in call(capsys, *words)[2]
     assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
+
+
+def test_a_resumed_run_keeps_its_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "quadratic-digits", "--out", str(run), "--resume"]
+    assert call(capsys, *words)[0] == 0  # none of the flags that it was started with
+    status, _, err = call(capsys, *words, "--epochs", "3")
+    assert status == 2
+    assert f"--epochs: must stay 1 when a run is resumed, got 3 (run {run})" in err
+    status, _, err = call(capsys, "train", "quadratic", "--out", str(run), "--resume")
+    assert status == 1
+    assert f"preset: must be 'quadratic-digits', that of the run in {run}, got 'quadratic'" in err
+
+
+def test_every_wrong_flag_is_named_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--epochs few --optim.nme sgd --test-curve yes --batch-size --heads 0 --schedule.milestones 1 x"
+    status, _, err = call(capsys, "train", "quadratic-digits", *words.split())
+    assert status == 2
+    assert err.splitlines() == [
+        "attnconv train: --epochs: must be a whole number, got 'few'.",
+        "--optim.nme: must be one of the command's flags, got '--optim.nme'. "
+        "Did you mean --optim.name or --optim.nesterov?",
+        "--test-curve: must be a switch without a value, got 'yes'.",
+        "--batch-size: must be a whole number, got nothing.",
+        "--schedule.milestones: must be a list, each item a whole number, got '1 x'.",
+        "--heads: must be a whole number of at least 1, got 0.",
+    ]
+
+
+def test_a_weights_file_in_a_run_is_measured_on_the_runs_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = run / "checkpoints" / "last.safetensors"
+    assert "on the test images of digits" in call(capsys, "evaluate", str(weights))[1]
+
+
+def test_a_model_in_64_bits_predicts(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
+    model = model_of(checkpoint).double()
+    named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
+    save_weights(tmp_path / "double.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
+    assert call(capsys, "predict", str(picture), "--model", str(tmp_path / "double.safetensors"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "line"), [("2", "| linear warm up ratio | 0.05 |"), ("4", "| SA quadratic emb. | 0.938")]
+)
+def test_the_papers_tables_come_from_the_presets(table: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in call(capsys, "models", "--table", table, "--markdown")[1]
 
 
 def test_the_recipe_decides_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnconv import Dense, Quadratic, Relative, SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.encodings import ENCODING_NAMES
@@ -323,3 +324,12 @@ def test_content_needs_every_query_on_a_pixel() -> None:
 def test_representation_names_what_matters() -> None:
     text = repr(layer2d(stride=2, padding=1, border="zero", head_channels=3))
     assert "heads=3, stride=(2, 2), border=zero, padding=((1, 1), (1, 1)), head_channels=3" in text
+
+
+@every_encoding
+def test_shapes_without_memory(name: str) -> None:
+    """On the meta device and on fake tensors a layer gives shapes: models of any size can be counted."""
+    layer = SelfAttention2d(12, 5, 3, encoding=name).to("meta")
+    assert layer(torch.empty(2, 12, 6, 7, device="meta")).shape == (2, 5, 6, 7)
+    with FakeTensorMode():
+        assert SelfAttention2d(12, 5, 3, encoding=name)(torch.empty(2, 12, 6, 7)).shape == (2, 5, 6, 7)

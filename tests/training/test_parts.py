@@ -1,17 +1,22 @@
 """Schedules in closed form, parameter groups, the run folder and the trainer's state on disk."""
 
+import io
 import math
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from attnconv.data.images import ImageSet
 from attnconv.models.build import build
 from attnconv.training.checkpoints import AtomicIO, read_state
+from attnconv.training.evaluate import evaluate
 from attnconv.training.module import step_seed
 from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, undecayed_names
-from attnconv.training.run_folder import RunFolder, append_line, write_text
+from attnconv.training.progress import Watcher, downloading
+from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
 from attnconv.training.schedules import factor
 from attnconv.training.settings import OptimSettings, ScheduleSettings
 from tests.training.making import MODEL, tiny
@@ -96,6 +101,54 @@ def test_broken_run_folders_are_refused(tmp_path: Path) -> None:
     write_text(folder.settings_file, "{")
     with pytest.raises(ValueError, match=r"settings\.json: must be JSON, got"):
         folder.settings()
+
+
+def test_images_of_unknown_classes_are_not_measured() -> None:
+    images = ImageSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 7]))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5))
+    with pytest.raises(ValueError, match=r"images: must be of the model's 5 classes, got an image of class 7"):
+        evaluate(model, images, mean=(0.5,), std=(0.5,))
+    with pytest.raises(ValueError, match="images: must hold at least one image to measure, got none"):
+        evaluate(model, images.take(torch.tensor([], dtype=torch.int64)), mean=(0.5,), std=(0.5,))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_downloads_and_epochs_are_shown(terminal: bool) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=120)
+    with downloading(console=console) as report:
+        for there in range(0, 1001, 5):
+            report(there * 1_000_000, 1_000_000_000)
+    watcher = Watcher(2, 3, console=console)
+    watcher.begin(0)
+    watcher.step(3, 1)
+    line: MetricsLine = {
+        "step": 3,
+        "epoch": 1,
+        "split": "train",
+        "loss": 0.5,
+        "accuracy": 0.25,
+        "lr": 0.1,
+        "seconds": 7.0,
+    }
+    watcher.epoch([line, {**line, "split": "validation"}])
+    watcher.say("done")
+    watcher.end()
+    text = stream.getvalue()
+    assert "train 25.0% · validation 25.0%" in text
+    assert "done" in text
+    if not terminal:
+        assert text.splitlines()[:2] == ["downloading: 0 of 1000 MB", "downloading: 100 of 1000 MB"]
+        assert "epoch 1/2   train 25.0% · validation 25.0%   loss 0.5000   rate 0.1   7 s\n" in text
+
+
+def test_nothing_is_shown_that_is_not_asked_for() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream)
+    with downloading(shown=False, console=console) as report:
+        report(1, 2)
+    Watcher(2, 3, shown=False, console=console).say("done")
+    assert stream.getvalue() == ""
 
 
 class Foreign:

@@ -13,37 +13,35 @@ from safetensors.torch import load_file
 
 from attnconv.training.run_folder import RunFolder
 
-KILLS = 5
+KILLS, EPOCHS = 5, 24
 SOURCE = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from attnconv.training.fit import fit
 from tests.training.making import tiny
-fit(tiny(epochs=12, limit=800), sys.argv[1], resume=True, progress=False)
+fit(tiny(epochs=int(sys.argv[2]), limit=800), sys.argv[1], resume=True, progress=False)
 """
 
 
 def start(run: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE / 'src'}{os.pathsep}{SOURCE}"}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], env=environment)
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(run), str(EPOCHS)], env=environment)
 
 
 def test_killed_and_resumed_runs_end_with_the_same_weights(tmp_path: Path, verify_scale: float) -> None:
     whole, torn = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "torn")
     assert start(whole.path).wait() == 0
-    seconds = whole.metrics()[-1]["seconds"]
-    draw, kills = random.Random(0), 0
-    while kills < max(1, round(KILLS * verify_scale)):
+    epoch_seconds = whole.metrics()[-1]["seconds"] / EPOCHS
+    kills, draw = max(1, round(KILLS * verify_scale)), random.Random(0)
+    # Random moments, early to late; the first may come before anything is written, the last leaves a tenth to be done.
+    for moment in sorted(draw.uniform(0.0, 0.9 * EPOCHS) for _ in range(kills)):
         process = start(torn.path)
-        known = len(torn.heads()) if torn.exists() else 0
-        while process.poll() is None and len(torn.heads()) <= known:
-            time.sleep(0.005)  # it trains now: from here on at a random moment of its first epochs
-        time.sleep(draw.uniform(0.0, 0.4) * seconds)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
+        while process.poll() is None and len(torn.heads()) < moment:  # epoch 0 has a line as well
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, epoch_seconds))
+        assert process.poll() is None, "the run ended before it could be killed: make it longer"
+        process.send_signal(signal.SIGKILL)
         process.wait()
-        assert torn.result() is None, "the run ended before it could be killed: make it longer"
     assert start(torn.path).wait() == 0
     first, second = load_file(whole.last_weights), load_file(torn.last_weights)
     assert first.keys() == second.keys()

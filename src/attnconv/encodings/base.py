@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, all_queries, score_dtype
+from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
 from attnconv.operators.content import axis_sum
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.toeplitz import Toeplitz
@@ -86,7 +86,7 @@ class SeparableEncoding(Encoding):
 
     def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         dtype = score_dtype(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
 
 
@@ -105,7 +105,7 @@ class JointEncoding(Encoding):
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Toeplitz:
         dtype = score_dtype(x.dtype)
         axes = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             return Toeplitz(grid, self.scores(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)))
 
     @final
@@ -113,7 +113,7 @@ class JointEncoding(Encoding):
         dtype = score_dtype(x.dtype)
         queries = _points([axis.query_positions(x.device) for axis in grid.axes])
         lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes])
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             return {POSITION: self.scores((lattice[None, :] - queries[:, None]).to(dtype))[None]}
 
 

@@ -1,12 +1,11 @@
 """What encodings with content share: queries at the pixels under them, keys over the lattice, scores per axis."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.grid import Grid
-from attnconv.operators.base import all_queries, score_dtype
+from attnconv.operators.base import all_queries, full_precision, score_dtype
 
 
 def pixel_queries(
@@ -39,7 +38,7 @@ def position_scores(
         dim: The axis.
         grid: The grid.
     """
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query.device):
         products = query @ vectors.mT  # (b, h, n, t)
         picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)
         return products.gather(-1, picked.expand(*products.shape[:2], -1, -1))

@@ -23,7 +23,7 @@ from attnconv.encodings.base import Encoding, over_queries
 from attnconv.encodings.content import check_head_channels, lattice_keys, pixel_queries, position_scores
 from attnconv.encodings.positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, score_dtype
+from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 from attnconv.operators.content import Content, axis_sum
 from attnconv.operators.kronecker import Kronecker
 
@@ -172,7 +172,7 @@ class Relative(Encoding):
 
     def _content_positions(self, grid: Grid, query: Tensor) -> list[Tensor]:
         """q . W^_key phi_a(delta_a), scaled, one (b, h, n, lattice_a) for each axis."""
-        with torch.autocast(query.device.type, enabled=False):
+        with full_precision(query.device):
             folded = (query * self.scale) @ self._position_matrix(query.dtype)  # (b, h, n, D_p): W^T q meets r directly
         scores = []
         for dim, axis in enumerate(grid.axes):
@@ -185,7 +185,7 @@ class Relative(Encoding):
         """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) for each axis."""
         assert self.position_bias is not None
         dtype = score_dtype(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             bias = self.position_bias.to(dtype)[:, None] * self.scale
             folded = (bias @ self._position_matrix(dtype))[:, 0]  # (h, D_p)
             scores = []

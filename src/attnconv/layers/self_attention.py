@@ -119,7 +119,8 @@ class SelfAttention(nn.Module, abc.ABC):
         self._plan: Plan | None = None
         self._shifts: tuple[tuple[int, ...], ...] = ()
         self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        if device is not None or dtype is not None:
+            self.to(device=device, dtype=dtype)
         self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     def reset_parameters(self) -> None:

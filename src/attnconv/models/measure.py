@@ -28,7 +28,8 @@ class Flops:
     """Operations for one image.
 
     Attributes:
-        paper: in the paper's way, 2 x multiply-adds of linear and convolution modules only.
+        paper: in the paper's way, 2 x multiply-adds of the linear and convolution modules that are called. (Torch's own
+            attention multiplies by its weights without calling a module.)
         everything: of every matrix product and convolution that ran.
     """
 

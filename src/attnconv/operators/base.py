@@ -11,11 +11,13 @@ Everything else (the dense matrix, statistics, figures) is made from these.
 """
 
 import abc
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from attnconv._errors import bad
 from attnconv.grid import Grid
@@ -80,13 +82,21 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Where scores are computed: autocast is off, on devices that have it."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def check_queries(queries: Tensor, grid: Grid) -> None:
     """Refuse query indices outside the grid (on the host only: a look at a device's tensor would stall it).
 
     Raises:
         ValueError: An index is negative or not below the number of queries.
     """
-    if torch.compiler.is_compiling() or queries.device.type != "cpu" or queries.numel() == 0:
+    readable = queries.device.type == "cpu" and not isinstance(queries, FakeTensor)
+    if torch.compiler.is_compiling() or not readable or queries.numel() == 0:
         return
     low, high = int(queries.min()), int(queries.max())
     if low < 0 or high >= grid.query_count:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
+from attnconv.operators.base import full_precision
 from attnconv.operators.blockwise import BlockwiseOperator
 
 
@@ -52,7 +53,7 @@ class Content(BlockwiseOperator):
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
-        with torch.autocast(self.device.type, enabled=False):
+        with full_precision(self.device):
             scores = (self.queries.index_select(2, queries) * self.scale) @ self.keys.transpose(-1, -2)
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])

@@ -117,4 +117,5 @@ def downloading(*, shown: bool = True, console: Console | None = None) -> Iterat
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.tasks:  # otherwise nothing was shown, and there is nothing to take away
+            bar.stop()

@@ -1,0 +1,236 @@
+"""Checkpoints: what is written is read, and everything else is refused in words."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import attnconv
+from attnconv.models.build import build
+from attnconv.models.checkpoint import FORMAT_VERSION, Contents, migrate, read_checkpoint, restore, save_weights
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+
+TINY = AttentionSettings(layers=1, heads=3, width=8, mlp_width=8, image_size=8, classes=2)
+TINY_RESNET = ResNetSettings(widths=(4, 8), blocks=(1, 1), image_size=8, classes=2)
+
+
+def written(tmp_path: Path, settings: ModelSettings = TINY) -> tuple[Path, nn.Module]:
+    model = build(settings)
+    path = tmp_path / "weights.safetensors"
+    save_weights(path, model, settings)
+    return path, model
+
+
+def rewrite(
+    path: Path, *, metadata: Mapping[str, str | None] | None = None, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Change some strings of a checkpoint's header (None removes one) or replace its tensors."""
+    with safetensors.safe_open(path, "pt") as file:
+        strings: dict[str, str | None] = dict(file.metadata())
+    strings |= {} if metadata is None else metadata
+    found = safetensors.torch.load_file(path) if tensors is None else dict(tensors)
+    kept = {name: text for name, text in strings.items() if text is not None}
+    path.write_bytes(safetensors.torch.save(found, kept))
+
+
+@pytest.mark.parametrize("settings", [TINY, TINY_RESNET, replace(TINY, encoding="learned-content", head_channels=3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_written_is_read(tmp_path: Path, settings: ModelSettings, dtype: torch.dtype) -> None:
+    model = build(settings).to(dtype)
+    path = tmp_path / "new" / "folder" / "weights.safetensors"
+    save_weights(
+        path,
+        model,
+        settings,
+        classes=("cat", "dög"),
+        mean=(0.1, 0.2, 0.3),
+        std=(1.0, 2.0, 3.0),
+        extra={"epoch": 3, "accuracy": 0.5},
+    )
+    found = read_checkpoint(path)
+    assert found.settings == settings
+    assert (found.classes, found.mean, found.std) == (("cat", "dög"), (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    assert (found.extra, found.version, found.source) == (
+        {"epoch": 3, "accuracy": 0.5},
+        attnconv.__version__,
+        str(path),
+    )
+    state = model.state_dict()
+    assert found.tensors.keys() == state.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(found.tensors[name], tensor, rtol=0, atol=0)
+
+
+def test_a_checkpoint_restores_a_model(tmp_path: Path) -> None:
+    path, model = written(tmp_path)
+    other = build(TINY)
+    images = torch.randn(2, 3, 8, 8)
+    assert not torch.equal(model(images), other(images))
+    restore(other, read_checkpoint(path))
+    torch.testing.assert_close(other.eval()(images), model.eval()(images), rtol=0, atol=0)
+
+
+def test_tensors_that_are_not_contiguous_are_written(tmp_path: Path) -> None:
+    model = build(TINY_RESNET)
+    model.get_parameter("stem.weight").data = torch.randn(3, 4, 3, 3).transpose(0, 1)
+    save_weights(tmp_path / "w.safetensors", model, TINY_RESNET)
+    read = read_checkpoint(tmp_path / "w.safetensors")
+    torch.testing.assert_close(read.tensors["stem.weight"], model.state_dict()["stem.weight"], rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_another_preset_is_refused(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    message = r"checkpoint: must hold the \d+ tensors of its model, got no stem\.weight.* and \d+ more; unexpected "
+    with pytest.raises(ValueError, match=message):
+        restore(build(TINY_RESNET), read_checkpoint(path))
+    wider = build(replace(TINY, mlp_width=16))
+    message = r"got blocks\.0\.mlp_in\.weight of shape \(8, 8\) in place of \(16, 8\), .*another preset"
+    with pytest.raises(ValueError, match=message):
+        restore(wider, read_checkpoint(path))
+
+
+def test_a_model_that_is_not_of_its_settings_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model: must hold the \d+ tensors of its model, got .*in place of"):
+        save_weights(tmp_path / "w.safetensors", build(TINY), replace(TINY, heads=4))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_are_not_of_the_written_settings_are_refused(tmp_path: Path) -> None:
+    path, model = written(tmp_path)
+    tensors = dict(model.state_dict())
+    del tensors["head.bias"]
+    rewrite(path, tensors=tensors)
+    with pytest.raises(ValueError, match=re.escape(f"got no head.bias ({path})")):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    path, model = written(tmp_path)
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.get_parameter("blocks.0.mlp_in.weight")[2, 1] = value
+    message = r"must hold finite numbers only, got NaN or infinity in blocks\.0\.mlp_in\.weight"
+    with pytest.raises(ValueError, match="model: " + message):
+        save_weights(path, model, TINY)
+    assert path.read_bytes() == before
+    rewrite(path, tensors=model.state_dict())
+    with pytest.raises(ValueError, match="checkpoint: " + message):
+        read_checkpoint(path)
+
+
+def test_extra_must_be_plain(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"extra: must be made of plain JSON values, got .*PosixPath|WindowsPath"):
+        save_weights(tmp_path / "w.safetensors", build(TINY), TINY, extra={"path": Path("x")})
+
+
+def test_a_failed_save_leaves_the_checkpoint_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model = written(tmp_path)
+    before = path.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        save_weights(path, build(TINY), TINY)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    restore(model, read_checkpoint(path))
+
+
+def test_weights_of_another_library_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    safetensors.torch.save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="checkpoint: must be written by attnconv, got one without metadata"):
+        read_checkpoint(path)
+    safetensors.torch.save_file({"a": torch.zeros(1)}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"must be written by attnconv, got a safetensors file with .*'format'"):
+        read_checkpoint(path)
+
+
+def test_a_file_whose_tensors_overlap_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"a": entry, "b": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match="checkpoint: must be a safetensors file, got "):
+        read_checkpoint(path)
+
+
+def test_a_newer_version_is_refused_in_words(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    rewrite(path, metadata={"format_version": str(FORMAT_VERSION + 1), "attnconv_version": "9.9"})
+    message = (
+        rf"must have format version {FORMAT_VERSION} or older, got {FORMAT_VERSION + 1} .*written by attnconv 9\.9"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("version", ["", "one", "-1", "0", "1.5", "²"])
+def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: str) -> None:
+    path, _ = written(tmp_path)
+    rewrite(path, metadata={"format_version": version})
+    with pytest.raises(ValueError, match=f"checkpoint: must say its format version, got '{version}'"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"settings": "{"}, "must hold a JSON map under 'settings', got '{'"),
+        ({"settings": None}, "must hold a JSON map under 'settings', got None"),
+        (
+            {"settings": '{"kind": "attention", "heads": 0}'},
+            "model.heads: must be a whole number of at least 1, got 0 (from",
+        ),
+        ({"settings": '{"kind": "attention", "tails": 0}'}, "got 'tails' (from"),
+        ({"classes": "{}"}, "must hold a JSON list under 'classes', got '{}'"),
+        ({"classes": "[1]"}, "must hold a JSON list of names under 'classes', got [1]"),
+        ({"mean": '["x"]'}, "must hold a JSON list of numbers with a point under 'mean', got ['x']"),
+        ({"extra": "[]"}, "must hold a JSON map under 'extra', got '[]'"),
+    ],
+)
+def test_metadata_that_is_not_what_it_should_be_is_refused(tmp_path: Path, metadata: Any, message: str) -> None:
+    path, _ = written(tmp_path)
+    rewrite(path, metadata=metadata)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_checkpoint(path)
+
+
+def test_older_versions_migrate_step_by_step() -> None:
+    def rename(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Contents:
+        return metadata, {name.replace("embed.", "embedding."): tensor for name, tensor in tensors.items()}
+
+    def add(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Contents:
+        return {**metadata, "extra": "{}"}, tensors
+
+    steps = {1: rename, 2: add}
+    metadata, tensors = migrate({}, {"embed.bias": torch.ones(1)}, version=1, target=3, migrations=steps)
+    assert (metadata, list(tensors)) == ({"extra": "{}"}, ["embedding.bias"])
+    metadata, tensors = migrate({}, {"embed.bias": torch.ones(1)}, version=2, target=3, migrations=steps)
+    assert (metadata, list(tensors)) == ({"extra": "{}"}, ["embed.bias"])
+
+
+def test_a_version_that_nothing_leads_on_from_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"must have a format version that leads to 3 \(\[2\] do\), got 1 \(old\.bin\)"
+    ):
+        migrate(
+            {}, {}, version=1, target=3, migrations={2: lambda metadata, tensors: (metadata, tensors)}, origin="old.bin"
+        )
+
+
+def test_every_older_version_has_its_migration() -> None:
+    from attnconv.models.checkpoint import MIGRATIONS
+
+    assert sorted(MIGRATIONS) == list(range(1, FORMAT_VERSION))
