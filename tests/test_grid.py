@@ -81,6 +81,22 @@ def test_law_2_window_gives_the_convolutions_count(
     assert grid.query_sizes == (expected,)
 
 
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 2), st.integers(0, 1))
+def test_law_5_transposed_count_and_lattice(
+    size: int, stride: int, pad: int, kernel: int, dilation: int, extra: int
+) -> None:
+    window = dilation * (kernel - 1) + 1
+    if extra >= max(stride, dilation) or stride * (size - 1) + window - 2 * pad + extra < 1:
+        return
+    grid = Grid.transposed((size,), stride=stride, padding=pad, output_padding=extra, window=(window,))
+    weight = torch.zeros(1, 1, kernel)
+    made = F.conv_transpose1d(torch.zeros(1, 1, size), weight, None, stride, pad, extra, 1, dilation)
+    assert grid.query_sizes == (made.shape[-1],)
+    lattice = grid.axes[0].lattice_positions()
+    assert lattice[0] == -max(window - 1 - pad, 0)
+    assert lattice[-1] == stride * (size - 1) + max(window - 1 - pad + extra, 0)
+
+
 @given(st.lists(axes, min_size=1, max_size=2), st.integers(0, 10))
 def test_laws_4_to_7_dense_and_kronecker_equal_the_page(drawn: list[Axis], seed: int) -> None:
     grid = Grid(tuple(drawn))
@@ -140,6 +156,10 @@ def test_bad_grids_are_refused() -> None:
         Grid.make((2,), border="mirror")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"border: keys that stand apart need .*'circular'"):
         Axis(3, 3, spacing=2, border="circular")
+    with pytest.raises(ValueError, match=r"padding: must leave at least one output, got padding \(3, 3\) of 5 outputs"):
+        Grid.transposed((2,), stride=2, padding=3, window=(3,))
+    with pytest.raises(ValueError, match=r"sizes: every axis needs at least one pixel, got \(0,\)"):
+        Grid.transposed((0,), window=(3,))
     with pytest.raises(ValueError, match=r"stride: must be a whole number of at least 1.* got 0"):
         Grid.make((2,), stride=0)
     with pytest.raises(ValueError, match=r"padding: .* got -1"):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from attnconv.operators import Shift as Shift
     from attnconv.operators import Toeplitz as Toeplitz
     from attnconv.theorem import from_conv as from_conv
+    from attnconv.theorem import recast as recast
+    from attnconv.theorem import restore as restore
+    from attnconv.theorem import to_conv as to_conv
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
@@ -53,6 +56,9 @@ else:
             "Toeplitz": "operators",
             "from_conv": "theorem",
             "load": "models.load",
+            "recast": "theorem",
+            "restore": "theorem",
+            "to_conv": "theorem",
         },
         submodules=("analysis", "data", "encodings", "grid", "layers", "models", "operators", "report", "theorem"),
         extra=("__version__",),

@@ -189,6 +189,46 @@ class Grid:
             axes.append(Axis(size=size, queries=queries, stride=step, padding=pad, border=border))
         return Grid(tuple(axes))
 
+    @staticmethod
+    def transposed(
+        sizes: Sequence[int],
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        output_padding: int | Sequence[int] = 0,
+        window: Sequence[int],
+    ) -> "Grid":
+        """The grid of a transposed convolution: keys stand `stride` apart on the lattice of its output.
+
+        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries. The
+        lattice holds zeros between the keys and around them as far as the window reaches.
+
+        Args:
+            sizes: Keys per axis, each at least 1.
+            stride: Distance between neighbouring keys, at least 1; one number or one per axis.
+            padding: What the transposed convolution cuts off its output, as nn.ConvTranspose2d names it.
+            output_padding: What it adds after the last output, at least 0.
+            window: Extent dilation * (kernel - 1) + 1 of the kernel per axis.
+
+        Raises:
+            ValueError: An axis without a pixel, or a padding that leaves no output.
+        """
+        strides = per_axis("stride", stride, len(sizes), least=1)
+        extras = per_axis("output_padding", output_padding, len(sizes), least=0)
+        axes = []
+        for size, step, (before, after), extra, extent in zip(
+            sizes, strides, padding_pairs(padding, len(sizes)), extras, window, strict=True
+        ):
+            if size < 1:
+                raise ValueError(bad("sizes", "every axis needs at least one pixel", tuple(sizes)))
+            queries = step * (size - 1) + extent - before - after + extra
+            if queries < 1:
+                got = f"padding {(before, after)} of {queries + before + after} outputs"
+                raise ValueError(bad("padding", "must leave at least one output", got))
+            around = (max(extent - 1 - before, 0), max(extent - 1 - after + extra, 0))
+            axes.append(Axis(size=size, queries=queries, padding=around, spacing=step, border="zero"))
+        return Grid(tuple(axes))
+
     @property
     def dims(self) -> int:
         """Number of axes."""
@@ -262,12 +302,13 @@ class Grid:
         """
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
-            if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size):
+            outside = axis.offset < 0 or last >= axis.size or axis.spacing > 1
+            if not torch.compiler.is_compiling() and outside:
                 raise ValueError(
                     bad(
                         "encoding",
                         "content-based scores need every query on a pixel",
-                        f"queries from {axis.offset} to {last} over {axis.size} pixels",
+                        f"queries from {axis.offset} to {last} over {axis.size} pixels {axis.spacing} apart",
                         "Use a position-only encoding.",
                     )
                 )

@@ -289,6 +289,11 @@ def test_wrong_dtypes_are_refused() -> None:
         ({"border": "wrap"}, "border: must be one of .* got 'wrap'"),
         ({"stride": (1, 2, 3)}, r"stride: must be a whole number .* got \(1, 2, 3\)"),
         ({"dilation": 0}, "dilation: must be a whole number .* got 0"),
+        (
+            {"transposed": True},
+            "transposed: needs border 'zero' and the window .* got border='renormalise', window=None",
+        ),
+        ({"output_padding": 1}, r"output_padding: is for transposed layers only, got \(1, 1\)"),
         ({"window": 0}, "window: must be a whole number .* got 0"),
         ({"encoding": "cubic"}, "encoding: must be an Encoding or one of quadratic, .* got 'cubic'"),
         ({"encoding": Quadratic(4)}, "encoding: must have heads=3 and dims=2 as the layer does, got heads=4, dims=2"),
@@ -319,6 +324,8 @@ def test_content_needs_every_query_on_a_pixel() -> None:
         ValueError, match=r"encoding: content-based scores need .* got queries from 0 to 7 over 4 pixels"
     ):
         layer(images(4, 4))
+    with pytest.raises(ValueError, match=r"encoding: content-based scores .* got queries from 0 to 6 over 4 pixels 2"):
+        layer2d("learned-content", window=(1, 1), stride=2, border="zero", transposed=True)(images(4, 4))
 
 
 def test_representation_names_what_matters() -> None:

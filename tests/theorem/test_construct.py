@@ -1,6 +1,7 @@
 """Convolutions as attention, held against PyTorch's convolutions on drawn hyper-parameters."""
 
-from typing import Any
+import random
+import warnings
 
 import pytest
 import torch
@@ -8,49 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from attnconv.theorem import from_conv, hard_alpha
+from attnconv.encodings.relative import Relative
+from attnconv.theorem import equation_9, from_conv, hard_alpha
+from attnconv.theorem.proof import Way, draw_convolution, perform
 from tests.tolerances import tolerance
 
-CONVOLUTIONS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
-
-@st.composite
-def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    dims, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-
-    def each(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw(st.integers(low, high)) for _ in range(dims))
-
-    mode = draw(st.sampled_from(["zeros", "replicate", "reflect", "circular"]))
-    kernel, dilation = each(1, 3), each(1, 2)
-    padding: Any = draw(st.sampled_from(["same", "valid", "numbers"]))
-    stride = (1,) * dims if padding == "same" else each(1, 2)
-    if padding == "numbers":
-        padding = each(0, 2)
-    conv = CONVOLUTIONS[dims](
-        2 * groups,
-        3 * groups,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        draw(st.booleans()),
-        mode,
-        dtype=torch.float64,
-    )
-    return conv, tuple(draw(st.integers(5, 7)) for _ in range(dims))
-
-
-@given(convolutions(), st.sampled_from(["auto", "reference", "structured"]))
-def test_attention_equals_the_convolution(drawn: tuple[Any, tuple[int, ...]], backend: str) -> None:
-    conv, sizes = drawn
-    x = torch.randn(2, conv.in_channels, *sizes, dtype=torch.float64)
-    layer = from_conv(conv)
-    layer.backend = backend  # type: ignore[assignment]
-    torch.testing.assert_close(layer(x), conv(x), **tolerance(torch.float64, scale=10))
-    assert layer.plan(sizes) == "shift"
-    torch.testing.assert_close(layer(x), conv(x), **tolerance(torch.float64, scale=10))
+@given(st.integers(0, 10**9), st.sampled_from(["dense", "kronecker", "shift"]))
+def test_attention_equals_the_convolution(seed: int, way: Way) -> None:
+    conv, x = draw_convolution(random.Random(seed), torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(perform(from_conv(conv), x, way), conv(x), **tolerance(torch.float64, scale=10))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -77,6 +46,102 @@ def test_what_is_no_convolution_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("unhooked")
-def test_other_modules_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"conv: must be an nn.Conv1d, nn.Conv2d or nn.Conv3d, got Linear"):
-        from_conv(nn.Linear(1, 1))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (nn.Linear(1, 1), TypeError, r"conv: must be an nn.Conv1d, .*transposes, got torch.nn.modules.linear.Linear"),
+        (nn.LazyConv2d(3, 3), TypeError, r"conv: must have its weights, got LazyConv2d, not materialised"),
+        (nn.Conv1d(1, 1, 1, dtype=torch.complex64), TypeError, r"conv: must have real .* got torch.complex64"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
+            ValueError,
+            r"conv: must hold its weights itself, got ParametrizedConv2d",
+        ),
+    ],
+)
+def test_other_modules_are_refused(module: nn.Module, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_conv(module)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_quantised_weights_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch announces the end of these classes
+        conv = torch.ao.nn.quantized.Conv2d(2, 2, 3)
+    with pytest.raises(TypeError, match=r"conv: .* got .*quantized.*Conv2d"):
+        from_conv(conv)  # type: ignore[arg-type]
+
+
+def test_a_convolution_with_a_forward_pass_of_its_own_is_refused() -> None:
+    class Standardised(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    with pytest.raises(TypeError, match=r"conv: must compute what nn.Conv2d does, got Standardised with a forward"):
+        from_conv(Standardised(1, 1, 1))
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    conv = nn.Conv1d(1, 1, 1)
+    with torch.no_grad():
+        conv.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"conv: must have finite weights, got NaN or infinite values"):
+        from_conv(conv)
+
+
+def test_taps_that_bfloat16_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"conv: must have taps at shifts that its dtype can hold, got torch.bfloat16"):
+        from_conv(nn.Conv1d(1, 1, 3, dilation=257, dtype=torch.bfloat16))
+
+
+def test_a_kernel_larger_than_the_padded_image_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"window: must not exceed the padded image, got window \(5,\)"):
+        from_conv(nn.Conv1d(1, 1, 5))(torch.zeros(1, 1, 4))
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_transposed_layer_takes_an_output_size_as_pytorch_does(extra: int) -> None:
+    conv = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1).double()
+    layer, x = from_conv(conv), torch.randn(1, 2, 4, 5, dtype=torch.float64)
+    size = [7 + extra, 9 + extra]
+    torch.testing.assert_close(layer(x, size), conv(x, size), **tolerance(torch.float64))
+    torch.testing.assert_close(layer(x, [1, 3, *size]), conv(x, size), **tolerance(torch.float64))
+    with pytest.raises(ValueError, match=r"output_size: must lie between \(7, 9\) and \(8, 10\), got \(9, 9\)"):
+        layer(x, [9, 9])
+    with pytest.raises(ValueError, match=r"output_size: is for transposed layers only, got \(4,\)"):
+        from_conv(nn.Conv1d(1, 1, 1))(torch.zeros(1, 1, 4), [4])
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("key_channels", [None, 5])
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
+def test_equation_9_in_the_layer_of_equation_8(dims: int, key_channels: int | None, mode: str) -> None:
+    kind, sizes = ((nn.Conv1d, (9,)), (nn.Conv2d, (6, 7)))[dims - 1]
+    conv = kind(3, 4, 3, padding="same", padding_mode=mode).double()  # type: ignore[arg-type]
+    layer, x = equation_9(conv, key_channels=key_channels), torch.randn(2, 3, *sizes, dtype=torch.float64)
+    assert isinstance(layer.encoding, Relative)
+    assert layer.encoding.features.channels == dims + 1
+    terms = layer.score_terms(x)
+    assert set(terms) == {"content-content", "content-position", "position-content", "position-position"}
+    assert all(float(term.detach().abs().max()) == 0 for name, term in terms.items() if name != "position-position")
+    torch.testing.assert_close(layer(x), conv(x), **tolerance(torch.float64, scale=100))
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_equation_9_refuses_what_it_does_not_state() -> None:
+    with pytest.raises(ValueError, match=r"key_channels: must be at least D_p = 3, got 2"):
+        equation_9(nn.Conv2d(1, 1, 3), key_channels=2)
+    with pytest.raises(TypeError, match=r"conv: must not be transposed: .* got ConvTranspose2d"):
+        equation_9(nn.ConvTranspose2d(1, 1, 3))  # type: ignore[arg-type]
+
+
+def test_the_slides_form_of_the_encoding_does_not_single_out_a_shift() -> None:
+    """With |delta| for |delta|^2 and no factor 2, a head for the shift (1, 0) likes that one no more than others."""
+    shifts = torch.cartesian_prod(torch.arange(-3, 4), torch.arange(-3, 4)).double()
+    centre = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    slides = -46 * (shifts.norm(dim=1) - shifts @ centre)
+    paper = -46 * (shifts.square().sum(1) - 2 * shifts @ centre)
+    best = [shifts[score >= score.max() - 1e-9].tolist() for score in (slides, paper)]
+    assert best[0] == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert best[1] == [[1, 0]]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.encodings.base import JointEncoding, SeparableEncoding
+from attnconv.encodings.gaussian_mass import mass_off_nearest
 from attnconv.operators.base import score_dtype
 
 
@@ -71,16 +72,14 @@ class Quadratic(SeparableEncoding):
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
         """The shift that each head attends alone, or None where a head is soft. Looks at values.
 
-        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps. With f the
-        distance of the centre from it along an axis and S = sum_k exp(-alpha (k^2 - 2 k f)), that mass is 1 - prod 1/S.
+        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps.
         """
+        if self.centres.is_meta:  # no values to look at
+            return None
         with torch.no_grad():
             centres, alpha = self.centres.double(), self.alpha.double().expand(self.heads, self.dims)
             nearest = centres.round()
-            steps = torch.arange(-8, 9, device=centres.device, dtype=centres.dtype)
-            weights = torch.exp(-alpha[..., None] * steps * (steps - 2 * (centres - nearest)[..., None]))
-            off = -torch.expm1(-torch.log1p(weights.sum(-1) - weights[..., 8]).sum(-1))  # without the nearest's own 1
-            if not bool((off <= torch.finfo(self.centres.dtype).eps).all()):
+            if not bool((mass_off_nearest(alpha, centres - nearest) <= torch.finfo(self.centres.dtype).eps).all()):
                 return None
             return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
 

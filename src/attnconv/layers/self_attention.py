@@ -48,6 +48,9 @@ class SelfAttention(nn.Module, abc.ABC):
             layer has no kernel, so nothing else depends on it.
         border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `Grid`.
         window: None, or the extent per axis of the convolution whose number of outputs the layer takes over.
+        transposed: Stand the keys `stride` apart, as a transposed convolution does; needs border `zero` and a window,
+            and `padding` is then what is cut off the output.
+        output_padding: Outputs that a transposed layer adds at the end; one number or one per axis.
         bias: Add a learned vector to the output.
         groups: Channel groups, as in a grouped convolution; divides both numbers of channels.
         head_channels: None for merged weights W_h, or the width D_h of factored ones, W_h = W_val,h W_out,h.
@@ -63,6 +66,7 @@ class SelfAttention(nn.Module, abc.ABC):
         value_weight, output_weight: Factored weights (heads, in_channels, head_channels) and
             (heads, head_channels, out_channels); None if merged.
         bias: (out_channels,), or None.
+        called: The layer's name in a model, quoted in messages about its input; `recast` sets it.
 
     Raises:
         ValueError: An argument is out of range, or the encoding has another number of heads or axes.
@@ -84,6 +88,8 @@ class SelfAttention(nn.Module, abc.ABC):
         window: Sequence[int] | None = None,
         bias: bool = True,
         groups: int = 1,
+        transposed: bool = False,
+        output_padding: int | Sequence[int] = 0,
         head_channels: int | None = None,
         attention_dropout: float = 0.0,
         backend: Backend = "auto",
@@ -104,6 +110,9 @@ class SelfAttention(nn.Module, abc.ABC):
         self.dilation = per_axis("dilation", dilation, self.dims, least=1)
         self.border: Border = border
         self.window = None if window is None else per_axis("window", window, self.dims, least=1)
+        self.transposed = transposed
+        self.output_padding = per_axis("output_padding", output_padding, self.dims, least=0)
+        self._check_transposed()
         self.attention_dropout = attention_dropout
         self.backend: Backend = backend
         self.encoding = self._encoding(encoding)
@@ -116,12 +125,13 @@ class SelfAttention(nn.Module, abc.ABC):
             self.value_weight = nn.Parameter(torch.empty(heads, in_channels, head_channels))
             self.output_weight = nn.Parameter(torch.empty(heads, head_channels, out_channels))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.called = ""
         self._plan: Plan | None = None
         self._shifts: tuple[tuple[int, ...], ...] = ()
         self.reset_parameters()
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
-        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
@@ -135,19 +145,23 @@ class SelfAttention(nn.Module, abc.ABC):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
-    def forward(self, x: Float[Tensor, "b c *sizes"]) -> Float[Tensor, "b d *queries"]:
+    def forward(
+        self, x: Float[Tensor, "b c *sizes"], output_size: Sequence[int] | None = None
+    ) -> Float[Tensor, "b d *queries"]:
         """The layer's output, equation (12).
 
         Args:
             x: Images of any size, (b, in_channels, *sizes).
+            output_size: Of a transposed layer, the size of the output where `output_padding` is not to decide it: per
+                axis, or the whole shape, as nn.ConvTranspose2d takes it.
 
         Raises:
-            ValueError: Wrong rank or channels, or an axis without a pixel.
+            ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
             TypeError: x has another dtype than the layer, and no autocast is on.
         """
         self._check(x)
         pixels = x.movedim(1, -1)
-        operator = self._operator(pixels)
+        operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
             operator = Dense(operator.grid, F.dropout(operator.to_dense(), self.attention_dropout))
         if self.weight is not None:
@@ -172,9 +186,31 @@ class SelfAttention(nn.Module, abc.ABC):
         return self.encoding.terms(self.grid(x.shape[2:]), x.movedim(1, -1))
 
     @final
-    def grid(self, sizes: Sequence[int]) -> Grid:
-        """The grid of this layer over an image of `sizes`."""
-        return Grid.make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
+    def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
+        """The grid of this layer over an image of `sizes`; `output_size` as in `forward`.
+
+        Raises:
+            ValueError: The window exceeds the padded image, or the output size cannot be reached.
+        """
+        if not self.transposed:
+            if output_size is not None:
+                raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
+            return Grid.make(
+                tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window
+            )
+        assert self.window is not None
+        extra = self.output_padding
+        if output_size is not None:
+            least = Grid.transposed(sizes, stride=self.stride, padding=self.padding, window=self.window).query_sizes
+            wanted = tuple(output_size)[-self.dims :]
+            extra = tuple(want - have for want, have in zip(wanted, least, strict=False))
+            reached = all(0 <= more < step for more, step in zip(extra, self.stride, strict=False))
+            if len(wanted) < self.dims or not reached:
+                most = tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))
+                raise ValueError(bad("output_size", f"must lie between {least} and {most}", tuple(output_size)))
+        return Grid.transposed(
+            sizes, stride=self.stride, padding=self.padding, output_padding=extra, window=self.window
+        )
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -194,7 +230,7 @@ class SelfAttention(nn.Module, abc.ABC):
         Raises:
             ValueError: `shift` was asked for and some head does not attend a single key.
         """
-        shifts = self.encoding.hard_shifts() if isinstance(self.encoding, Quadratic) else None
+        shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
             fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
             raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
@@ -205,6 +241,11 @@ class SelfAttention(nn.Module, abc.ABC):
         return choose
 
     @final
+    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shift that each head attends alone, to its dtype's precision; None where a head is soft."""
+        return self.encoding.hard_shifts() if isinstance(self.encoding, Quadratic) else None
+
+    @final
     def unplan(self) -> None:
         """Discard the plan: choose anew at every call."""
         self._plan, self._shifts = None, ()
@@ -213,6 +254,8 @@ class SelfAttention(nn.Module, abc.ABC):
         text = (
             f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
         )
+        if self.transposed:
+            text += f", transposed=True, output_padding={self.output_padding}"
         if any(pad != (0, 0) for pad in self.padding):
             text += f", padding={self.padding}"
         if self.groups > 1:
@@ -237,8 +280,11 @@ class SelfAttention(nn.Module, abc.ABC):
             )
         return encoding
 
-    def _operator(self, pixels: Tensor) -> AttentionOperator:
-        grid = self.grid(pixels.shape[1:-1])
+    def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
+        try:
+            grid = self.grid(pixels.shape[1:-1], output_size)
+        except ValueError as error:
+            raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
             assert isinstance(self.encoding, Quadratic)
             return Shift(grid, self._shifts, self.encoding.anchor)
@@ -248,6 +294,14 @@ class SelfAttention(nn.Module, abc.ABC):
         if self._plan == "dense" or self.backend == "dense" or self._small(operator):
             return Dense.of(operator)
         return operator
+
+    def _check_transposed(self) -> None:
+        if not self.transposed:
+            if any(self.output_padding):
+                raise ValueError(bad("output_padding", "is for transposed layers only", self.output_padding))
+        elif self.border != "zero" or self.window is None:
+            got = f"border={self.border!r}, window={self.window}"
+            raise ValueError(bad("transposed", "needs border 'zero' and the window of a kernel", got))
 
     def _terms(self, grid: Grid, pixels: Tensor) -> list[Tensor]:
         return list(self.encoding.terms(grid, pixels).values())
@@ -259,18 +313,19 @@ class SelfAttention(nn.Module, abc.ABC):
         return isinstance(operator, Kronecker) and operator.grid.key_count <= DENSE_KEYS
 
     def _check(self, x: Tensor) -> None:
-        kind = f"SelfAttention{self.dims}d"
+        kind, origin = f"SelfAttention{self.dims}d", f"at {self.called}" if self.called else ""
+        got = f"shape {tuple(x.shape)}"
         if x.dim() != self.dims + 2:
-            sizes = ", ".join(("length", "height, width", "depth, height, width")[self.dims - 1].split(", "))
-            raise ValueError(bad("x", f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
+            sizes = ("length", "height, width", "depth, height, width")[self.dims - 1]
+            raise ValueError(bad("x", f"{kind} takes (batch, channels, {sizes})", got, origin=origin))
         if x.shape[1] != self.in_channels:
-            raise ValueError(bad("x", f"{kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}"))
+            raise ValueError(bad("x", f"{kind} was made for {self.in_channels} channels", got, origin=origin))
         if any(size < 1 for size in x.shape[2:]):
-            raise ValueError(bad("x", "every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
+            raise ValueError(bad("x", "every axis needs at least one pixel", got, origin=origin))
         dtype = next(self.parameters()).dtype
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             fix = f"Convert with x.to({dtype}) or layer.to({x.dtype})."
-            raise TypeError(bad("x", f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+            raise TypeError(bad("x", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))
 
 
 @final
@@ -341,8 +396,8 @@ def _check_channels(inputs: int, outputs: int, heads: int, groups: int, head_cha
         raise ValueError(bad("head_channels", "must be at least 1, and factored weights have one group", got))
 
 
-def _after_loading(layer: nn.Module, _incompatible: object) -> None:
-    """A plan made for other values no longer holds, and values that are not numbers must not go unnoticed."""
+def discard_plan(layer: nn.Module, _incompatible: object) -> None:
+    """What every layer does after loading: a plan made for other values no longer holds, and values must be numbers."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
     for name, value in layer.named_parameters():

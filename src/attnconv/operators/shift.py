@@ -22,6 +22,7 @@ from attnconv.operators.base import AttentionOperator, check_queries
 from attnconv.operators.products import project
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @final
@@ -117,6 +118,8 @@ class Shift(AttentionOperator):
         if places != list(range(math.prod(counts))):  # heads in another order, gaps, or heads that share a shift
             empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
             flat = empty.index_add(0, torch.tensor(places, device=weight.device), weight)
+        if self._keys_stand_apart(taps):
+            return self._convolve_transposed(x, flat, groups, taps)
         kernel = flat.permute(2, 1, 0).unflatten(2, counts)  # (d, i, *kernel)
         for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
             start = axis.offset + first
@@ -127,6 +130,32 @@ class Shift(AttentionOperator):
         dilations = [step for _, step, _ in taps]
         out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=strides, dilation=dilations, groups=groups)
         return out.movedim(1, -1)
+
+    def _keys_stand_apart(self, taps: list[tuple[int, int, int]]) -> bool:
+        """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice."""
+        axes = self.grid.axes
+        if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
+            return False
+        return all(
+            -axis.padding[0] <= axis.offset + first
+            and axis.offset + axis.queries - 1 + first + step * (count - 1) < axis.lattice_size - axis.padding[0]
+            for axis, (first, step, count) in zip(axes, taps, strict=True)
+        )
+
+    def _convolve_transposed(self, x: Tensor, flat: Tensor, groups: int, taps: list[tuple[int, int, int]]) -> Tensor:
+        """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
+        counts = [count for _, _, count in taps]
+        grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
+        kernel = grouped.flatten(0, 1).unflatten(2, counts).flip(*range(2, 2 + len(counts)))  # the largest shift first
+        spacings, steps = [axis.spacing for axis in self.grid.axes], [step for _, step, _ in taps]
+        out: Tensor = _TRANSPOSED[self.grid.dims](
+            x.movedim(-1, 1), kernel, stride=spacings, dilation=steps, groups=groups
+        )
+        edges: list[int] = []
+        for axis, (first, step, count), size in zip(self.grid.axes, taps, out.shape[2:], strict=True):
+            start = axis.offset + first + step * (count - 1)  # where the first query's output stands
+            edges = [-start, start + axis.queries - size, *edges]
+        return F.pad(out, edges).movedim(1, -1)
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:

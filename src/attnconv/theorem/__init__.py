@@ -5,7 +5,45 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
+    from attnconv.theorem.bounds import alpha_for as alpha_for
+    from attnconv.theorem.bounds import error_bound as error_bound
+    from attnconv.theorem.bounds import mass_off as mass_off
+    from attnconv.theorem.comparison import Comparison as Comparison
+    from attnconv.theorem.comparison import LayerComparison as LayerComparison
+    from attnconv.theorem.comparison import compare as compare
+    from attnconv.theorem.construct import equation_9 as equation_9
     from attnconv.theorem.construct import from_conv as from_conv
     from attnconv.theorem.construct import hard_alpha as hard_alpha
+    from attnconv.theorem.invert import ConversionError as ConversionError
+    from attnconv.theorem.invert import conversion_error as conversion_error
+    from attnconv.theorem.invert import to_conv as to_conv
+    from attnconv.theorem.networks import recast as recast
+    from attnconv.theorem.networks import restore as restore
+    from attnconv.theorem.proof import Proof as Proof
+    from attnconv.theorem.proof import draw_convolution as draw_convolution
+    from attnconv.theorem.proof import no_convolutions as no_convolutions
+    from attnconv.theorem.proof import prove as prove
 else:
-    __getattr__, __dir__, __all__ = attach(__name__, {"from_conv": "construct", "hard_alpha": "construct"})
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "Comparison": "comparison",
+            "ConversionError": "invert",
+            "LayerComparison": "comparison",
+            "Proof": "proof",
+            "alpha_for": "bounds",
+            "compare": "comparison",
+            "conversion_error": "invert",
+            "draw_convolution": "proof",
+            "equation_9": "construct",
+            "error_bound": "bounds",
+            "from_conv": "construct",
+            "hard_alpha": "construct",
+            "mass_off": "bounds",
+            "no_convolutions": "proof",
+            "prove": "proof",
+            "recast": "networks",
+            "restore": "networks",
+            "to_conv": "invert",
+        },
+    )

@@ -1,48 +1,55 @@
 """A convolution as multi-head self-attention: the construction of Theorem 1.
 
-One head per kernel position. Head j looks at the shift dilation * j - padding (its centre) with so large an alpha that
-the softmax puts everything on that one key; its matrix W_h is the kernel's slice there:
+One head per kernel position. Head j looks at the shift of tap j (its centre) with so large an alpha that the softmax
+puts everything on that one key; its matrix W_h is the kernel's slice there:
 
-    conv(x)_q = sum_j x_{stride q + dilation j - padding} W_j + b  =  sum_h (A_h x)_q W_h + b
+    conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
 The border rule is the convolution's padding mode, so outputs agree at every pixel, not only inside.
 """
 
 import math
-from itertools import product
-from typing import TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import Quadratic
-from attnconv.grid import Border
+from attnconv.encodings.relative import QuadraticFeatures, Relative
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
+from attnconv.theorem.convolutions import (
+    BORDERS,
+    Convolution,
+    Forward,
+    check_convolution,
+    extents,
+    head_weights,
+    paddings,
+    taps,
+)
 
-Convolution: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
-_BORDERS: dict[str, Border] = {
-    "zeros": "zero",
-    "replicate": "replicate",
-    "reflect": "reflect",
-    "circular": "circular",
-}
 
 
 def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention:
-    """The attention layer that computes what a convolution computes.
+    """The attention layer that computes what a convolution computes (Theorem 1).
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with any stride, dilation, padding, padding mode, groups and dtype.
-        alpha: How hard the heads are, in 1 / pixel^2; None for heads that are hard to the dtype's precision.
+        conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
+            mode, groups and floating dtype.
+        alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the dtype's precision: they equal
+            the convolution and do not move in training. Softer ones (see `alpha_for`) err by a known bound and move.
 
     Returns:
-        A layer with one head per kernel position; its centres, alpha and weights are ordinary parameters.
+        A layer with one head per kernel position, row-major; centres, alpha and weights are ordinary parameters, and
+        `layer.operator(x).rows(queries)` are its attention probabilities.
 
     Raises:
-        TypeError: conv is no convolution of these kinds.
-        ValueError: alpha is not positive and finite.
+        TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
+        ValueError: alpha is not positive and finite, a weight is not finite or is computed from others, or a tap lies
+            at a distance that the dtype cannot hold.
 
     Example:
         >>> import torch
@@ -51,36 +58,105 @@ def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention
         >>> bool((from_conv(conv)(x) - conv(x)).abs().max() < 1e-5)
         True
     """
-    if not isinstance(conv, Convolution):
-        raise TypeError(bad("conv", "must be an nn.Conv1d, nn.Conv2d or nn.Conv3d", type(conv).__name__))
-    dtype = conv.weight.dtype
-    alpha = hard_alpha(dtype) if alpha is None else alpha
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(bad("alpha", "must be positive and finite", alpha))
-    dims, kernel = conv.weight.dim() - 2, tuple(conv.weight.shape[2:])
-    heads = math.prod(kernel)
-    padding = _paddings(conv)
-    layer = _LAYERS[dims](
+    check_convolution(conv)
+    alpha = hard_alpha(conv.weight.dtype) if alpha is None else _checked(alpha)
+    centres = torch.tensor(taps(conv))
+    encoding = Quadratic(*centres.shape)
+    layer = layer_for(conv, encoding)
+    held = centres.to(conv.weight.dtype)
+    if not torch.equal(held.long(), centres):
+        fix = "Convert it with conv.float() first."
+        raise ValueError(bad("conv", "must have taps at shifts that its dtype can hold", str(conv.weight.dtype), fix))
+    with torch.no_grad():
+        encoding.centres.copy_(held)
+        encoding.spread.fill_(math.sqrt(2 * alpha))
+    return layer
+
+
+def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None = None) -> SelfAttention:
+    """The proof's own layer: the generic attention of equation (8) with the parameters of equation (9).
+
+        v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
+
+    so that every score is -alpha (|delta - Delta_h|^2 - |Delta_h|^2). All four terms of equation (8) are computed.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels ("SAME" padding, as the theorem has it,
+            or less), since equation (8) asks for the content under every query.
+        alpha: How hard the heads are; the paper writes 46.
+        key_channels: D_k, at least D_p = dims + 1; the identity is padded with zeros. None for D_p itself.
+
+    Raises:
+        TypeError, ValueError: As `from_conv`, or if key_channels is below D_p.
+
+    Example:
+        >>> import torch
+        >>> conv = torch.nn.Conv1d(2, 2, kernel_size=3, padding=1)
+        >>> layer, x = equation_9(conv), torch.randn(1, 2, 9)
+        >>> layer.encoding.position_bias[0].tolist()  # the head at shift -1: -46 (1, 2)
+        [-46.0, -92.0]
+        >>> bool((layer(x) - conv(x)).abs().max() < 1e-5)
+        True
+    """
+    check_convolution(conv)
+    if not isinstance(conv, Forward):
+        raise TypeError(bad("conv", "must not be transposed: its queries stand between pixels", type(conv).__name__))
+    _checked(alpha)
+    centres = torch.tensor(taps(conv))
+    heads, dims = centres.shape
+    channels = dims + 1 if key_channels is None else key_channels
+    if channels < dims + 1:
+        raise ValueError(bad("key_channels", f"must be at least D_p = {dims + 1}", channels))
+    features = QuadraticFeatures(dims)
+    encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
+    layer = layer_for(conv, encoding)
+    assert encoding.query is not None
+    assert encoding.key is not None
+    assert encoding.position_key is not None
+    assert encoding.position_bias is not None
+    with torch.no_grad():
+        encoding.query.weight.zero_()
+        encoding.key.weight.zero_()
+        encoding.position_key.weight.copy_(torch.eye(channels, dims + 1).repeat(heads, 1))
+        encoding.position_bias.zero_()
+        encoding.position_bias[:, 0] = -alpha
+        encoding.position_bias[:, 1 : dims + 1] = 2 * alpha * centres
+    return layer
+
+
+def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
+    """A layer with a convolution's geometry, bias and mode, around heads of one's own.
+
+    Args:
+        conv: The convolution.
+        encoding: The heads; the layer moves it to the convolution's device and dtype.
+        weight: One matrix per head, (h, c / groups, d); None for the convolution's, where there is a head per tap.
+    """
+    geometry: dict[str, Any] = {"border": "zero", "transposed": True}
+    if isinstance(conv, Forward):
+        geometry = {"border": BORDERS[conv.padding_mode]}
+    else:
+        geometry["output_padding"] = conv.output_padding
+    layer = _LAYERS[encoding.dims](
         conv.in_channels,
         conv.out_channels,
-        heads,
-        encoding=Quadratic(heads, dims),
+        encoding.heads,
+        encoding=encoding,
         stride=conv.stride,
-        padding=padding,
+        padding=paddings(conv),
         dilation=conv.dilation,
-        border=_BORDERS[conv.padding_mode],
-        window=[dilation * (size - 1) + 1 for size, dilation in zip(kernel, conv.dilation, strict=True)],
+        window=extents(conv),
         bias=conv.bias is not None,
         groups=conv.groups,
         device=conv.weight.device,
-        dtype=dtype,
+        dtype=conv.weight.dtype,
+        **geometry,
     )
-    places = product(*(range(size) for size in kernel))
-    centres = [
-        [step * j - before for j, step, (before, _) in zip(place, conv.dilation, padding, strict=True)]
-        for place in places
-    ]
-    _fill(layer, torch.tensor(centres), alpha, conv)
+    assert layer.weight is not None
+    with torch.no_grad():
+        layer.weight.copy_(head_weights(conv) if weight is None else weight)
+        if layer.bias is not None and conv.bias is not None:
+            layer.bias.copy_(conv.bias)
     return layer.train(conv.training)
 
 
@@ -90,23 +166,7 @@ def hard_alpha(dtype: torch.dtype) -> float:
     return -2 * math.log(precision.eps)
 
 
-def _fill(layer: SelfAttention, centres: Tensor, alpha: float, conv: Convolution) -> None:
-    encoding = layer.encoding
-    assert isinstance(encoding, Quadratic)
-    assert layer.weight is not None
-    with torch.no_grad():
-        encoding.centres.copy_(centres)
-        encoding.spread.fill_(math.sqrt(2 * alpha))
-        layer.weight.copy_(conv.weight.flatten(2).permute(2, 1, 0))  # (kernel positions, in / groups, out)
-        if layer.bias is not None and conv.bias is not None:
-            layer.bias.copy_(conv.bias)
-
-
-def _paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
-    """(before, after) per axis, with "same" and "valid" worked out as PyTorch does."""
-    if conv.padding == "valid":
-        return ((0, 0),) * len(conv.kernel_size)
-    if conv.padding == "same":
-        totals = [step * (size - 1) for size, step in zip(conv.kernel_size, conv.dilation, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((int(pad), int(pad)) for pad in conv.padding)
+def _checked(alpha: float) -> float:
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(bad("alpha", "must be positive and finite", alpha))
+    return alpha

@@ -1,0 +1,291 @@
+"""Attention as a convolution: exactly for hard heads, in the least-squares sense for others.
+
+Hard heads attend one shift each, so their layer is a convolution whose kernel holds W_h at head h's shift. The heads of
+`from_conv` give back the convolution that they were made from, weights bit for bit; other hard layers get the smallest
+kernel centred on the query that holds all of their shifts.
+
+For other heads `to_conv` solves, over all queries of an image of a given size,
+
+    minimise over V   sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2            (E_q: the taps' keys, A_q: the rows)
+
+which is the best convolution for white input. W_h enters linearly, so that V_j = sum_h Psi[j, h] W_h with one Psi for
+all channels, the solution of (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T. Only these sums are kept, never a map.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv._errors import bad
+from attnconv.grid import Border, Grid, per_axis
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import AttentionOperator
+from attnconv.theorem.bounds import merged_weight
+from attnconv.theorem.convolutions import (
+    BORDERS,
+    FORWARD,
+    TRANSPOSED,
+    Convolution,
+    Forward,
+    head_weights,
+    inside,
+    kernel,
+    tap_keys,
+    taps,
+)
+
+_MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
+_BLOCK = 2**23  # attention probabilities held at once
+
+
+@final
+@dataclass(frozen=True)
+class ConversionError:
+    """Relative root-mean-square difference between the outputs of a layer and a convolution, for white input.
+
+    Attributes:
+        inside: Over queries all of whose taps lie in the image; None if there is none.
+        border: Over the other queries; None if there is none.
+        everywhere: Over all queries.
+    """
+
+    inside: float | None
+    border: float | None
+    everywhere: float
+
+
+def to_conv(
+    layer: SelfAttention,
+    kernel_size: int | Sequence[int] | None = None,
+    *,
+    x: Float[Tensor, "b c *sizes"] | None = None,
+) -> Convolution:
+    """The convolution that an attention layer computes or, with a kernel size, the one nearest to it.
+
+    Args:
+        layer: Any attention layer.
+        kernel_size: None for the exact convolution of hard heads; else the kernel, one number or one per axis, in which
+            the best convolution is sought. It stays centred where the layer's window is, or on the query.
+        x: With a kernel size, images over which the two are compared: their size, and their content where the
+            probabilities depend on it.
+
+    Returns:
+        nn.Conv1d, nn.Conv2d, nn.Conv3d or a transpose, with the layer's stride, groups, bias, dtype and mode; its
+        padding mode is the border rule, `replicate` under `renormalise`. See `conversion_error`.
+
+    Raises:
+        ValueError: Without a kernel size: heads that are soft, that left the taps of their window, or that look beyond
+            a padding that no convolution continues. With one: x is missing, or the kernel has no centre.
+
+    Example:
+        >>> import torch
+        >>> from attnconv import from_conv
+        >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
+        >>> bool((to_conv(from_conv(conv)).weight == conv.weight).all())
+        True
+    """
+    if kernel_size is None:
+        return _exact(layer)
+    if x is None:
+        fix = "Pass images, or zeros of their shape where attention does not depend on content."
+        raise ValueError(bad("x", "must say on which images the convolution is to be near", None, fix))
+    conv = _empty(layer, per_axis("kernel_size", kernel_size, layer.dims, least=1))
+    with torch.no_grad():
+        solution = _nearest(layer, taps(conv), x)
+        weight = torch.einsum("jh,hid->jid", solution, merged_weight(layer).to(solution))
+        _fill(conv, layer, weight)
+    return conv
+
+
+def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> ConversionError:
+    """How far a layer and a convolution are apart on images of x's size, inside and at the border.
+
+        sqrt( sum_q ||M_q - M'_q||^2 / sum_q ||M_q||^2 )
+
+    with M_q the matrix from all pixels and channels to query q's output (biases left out) of the layer, M'_q of the
+    convolution; the mean over x where attention depends on content.
+
+    Raises:
+        ValueError: The two have other numbers of outputs or channels.
+    """
+    shifts = taps(conv)
+    grid = layer.grid(x.shape[2:])
+    with torch.no_grad():
+        made = conv(torch.zeros_like(x[:1], dtype=conv.weight.dtype)).shape[1:]
+        ours = (layer.out_channels, *grid.query_sizes)
+        if tuple(made) != ours or conv.groups != layer.groups:
+            got = f"{tuple(made)} in {conv.groups} groups"
+            raise ValueError(bad("conv", f"must have outputs of shape {ours} in {layer.groups} groups", got))
+        merged = merged_weight(layer).double()
+        values = torch.cat((head_weights(conv).double(), -merged)).flatten(1)
+        # ||S^T C|| for S the stacked rows and C the stacked matrices: C = L Q, and ||S^T C|| = ||S^T L||
+        left = torch.linalg.qr(values.mT, mode="r").R.mT  # (taps + heads, rank)
+        alone = torch.linalg.qr(merged.flatten(1).mT, mode="r").R.mT
+        sums = torch.zeros(2, 2, dtype=torch.float64)  # inside or border, difference or layer
+        padded = _padded(grid, conv)
+        for queries, rows in _blocks(layer.operator(x)):
+            indicators = _indicators(tap_keys(padded, shifts, queries), rows.shape[-1])
+            within = inside(grid, shifts, queries)
+            stacked = torch.cat((indicators.expand(rows.shape[0], -1, -1, -1), rows), 2)  # (b, r, taps + heads, m)
+            apart = torch.einsum("brsm,sk->brmk", stacked, left).square().sum((0, 2, 3))
+            whole = torch.einsum("brhm,hk->brmk", rows, alone).square().sum((0, 2, 3))
+            for place, chosen in enumerate((within, ~within)):
+                sums[place] += torch.stack((apart[chosen].sum(), whole[chosen].sum())).cpu()
+    within_error, border_error = (_ratio(*pair) for pair in sums.tolist())
+    everywhere = _ratio(*sums.sum(0).tolist())
+    return ConversionError(within_error, border_error, 0.0 if everywhere is None else everywhere)
+
+
+def _exact(layer: SelfAttention) -> Convolution:
+    shifts = layer.hard_shifts()
+    if shifts is None:
+        fix = "Pass a kernel size and images for the nearest convolution."
+        raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
+    conv = _centred(layer, shifts) if layer.window is None else _empty(layer, _window_kernel(layer))
+    known = taps(conv)
+    if strays := [shift for shift in shifts if shift not in set(known)]:
+        fix = "Pass a larger kernel size and images."
+        raise ValueError(bad("layer", "must have every head at a tap of its window", f"heads at {strays[:3]}", fix))
+    with torch.no_grad():
+        weight = merged_weight(layer)
+        if shifts != known:  # other orders, heads that share a tap, taps without a head
+            places = torch.tensor([known.index(shift) for shift in shifts], device=weight.device)
+            weight = weight.new_zeros((len(known), *weight.shape[1:])).index_add(0, places, weight)
+        _fill(conv, layer, weight)
+    return conv
+
+
+def _window_kernel(layer: SelfAttention) -> tuple[int, ...]:
+    assert layer.window is not None
+    return tuple((extent - 1) // step + 1 for extent, step in zip(layer.window, layer.dilation, strict=True))
+
+
+def _empty(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
+    """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
+    before, after, steps = layer.padding, layer.padding, layer.dilation
+    base = (1,) * layer.dims
+    if layer.window is None:
+        before = after = ((0, 0),) * layer.dims
+        steps = base
+    else:
+        base = _window_kernel(layer)
+    if any((size - known) % 2 and step % 2 for size, known, step in zip(sizes, base, steps, strict=True)):
+        raise ValueError(bad("kernel_size", f"must differ from {base} by even numbers, to keep its centre", sizes))
+    wider = [step * (size - known) // 2 for size, known, step in zip(sizes, base, steps, strict=True)]
+    pads = [(first[0] + more, last[1] + more) for first, last, more in zip(before, after, wider, strict=True)]
+    total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
+    same = not layer.transposed and set(layer.stride) == {1}
+    if all(first == last and first >= 0 for first, last in pads):
+        padding: Any = tuple(first for first, _ in pads)
+    elif same and pads == [(extent // 2, extent - extent // 2) for extent in total]:
+        padding = "same"
+    else:
+        raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
+    return _make(layer, sizes, padding, steps)
+
+
+def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
+    """The smallest kernel centred on the query that holds all shifts of a free layer."""
+    border = _continued(layer, shifts)
+    reach = [max(abs(shift[dim]) for shift in shifts) for dim in range(layer.dims)]
+    steps = [max(math.gcd(*(shift[dim] for shift in shifts)), 1) for dim in range(layer.dims)]
+    sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
+    return _make(layer, sizes, tuple(reach), tuple(steps), border)
+
+
+def _continued(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Border:
+    """The border rule that a free layer's hard heads follow, as far out as they look."""
+    sides = [(side, dim) for side in (0, 1) for dim in range(layer.dims)]
+    reach = {(side, dim): max((2 * side - 1) * shift[dim] for shift in shifts) for side, dim in sides}
+    outside = {place: far for place, far in reach.items() if far > 0}
+    pads = {(side, dim): layer.padding[dim][side] for side, dim in sides}
+    if layer.border in ("renormalise", "replicate") or all(far <= pads[place] for place, far in outside.items()):
+        return layer.border
+    if layer.border == "zero":
+        if all(pads[place] > 0 for place in outside):  # the nearest lattice point is padding: it holds a zero as well
+            return "zero"
+        if all(pads[place] == 0 for place in outside):  # it is a pixel: as without padding
+            return "renormalise"
+    got = f"heads up to {max(outside.values())} pixels out with padding {layer.padding} and border {layer.border!r}"
+    raise ValueError(bad("layer", "must not look beyond its padding", got, "Give it more padding."))
+
+
+def _make(
+    layer: SelfAttention,
+    sizes: tuple[int, ...],
+    padding: Any,
+    dilation: tuple[int, ...],
+    border: Border | None = None,
+) -> Convolution:
+    parameter = next(layer.parameters())
+    mode = _MODES[layer.border if border is None else border]
+    more: dict[str, Any] = {"output_padding": layer.output_padding} if layer.transposed else {"padding_mode": mode}
+    kind: Any = (TRANSPOSED if layer.transposed else FORWARD)[layer.dims]
+    conv = kind(
+        layer.in_channels,
+        layer.out_channels,
+        sizes,
+        stride=layer.stride,
+        padding=padding,
+        dilation=dilation,
+        groups=layer.groups,
+        bias=layer.bias is not None,
+        device=parameter.device,
+        dtype=parameter.dtype,
+        **more,
+    )
+    return cast(Convolution, conv.train(layer.training))
+
+
+def _fill(conv: Convolution, layer: SelfAttention, weight: Float[Tensor, "j i d"]) -> None:
+    sizes = tuple(conv.kernel_size)
+    conv.weight.copy_(kernel(weight, sizes, conv.groups, transposed=not isinstance(conv, Forward)))
+    if conv.bias is not None and layer.bias is not None:
+        conv.bias.copy_(layer.bias)
+
+
+def _nearest(layer: SelfAttention, shifts: Sequence[Sequence[int]], x: Tensor) -> Float[Tensor, "j h"]:
+    """Psi: the taps that come nearest to each head."""
+    grid = layer.grid(x.shape[2:])
+    pairs = torch.zeros((len(shifts), len(shifts)), dtype=torch.float64, device=x.device)
+    shared = torch.zeros((len(shifts), layer.heads), dtype=torch.float64, device=x.device)
+    for queries, rows in _blocks(layer.operator(x)):
+        keys = tap_keys(grid, shifts, queries)  # (r, j)
+        shown = keys >= 0
+        same = (keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]
+        pairs += same.sum(0)
+        mean = rows.mean(0)  # (r, h, m)
+        seen = mean.gather(2, keys.clamp_min(0)[:, None].expand(-1, layer.heads, -1)) * shown[:, None]  # (r, h, j)
+        shared += seen.sum(0).mT
+    return torch.linalg.pinv(pairs, hermitian=True) @ shared
+
+
+def _blocks(operator: AttentionOperator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Queries (r,) and their rows (b, r, h, m) in float64, a block at a time."""
+    size = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
+    for queries in torch.arange(operator.grid.query_count, device=operator.device).split(size):
+        yield queries, operator.rows(queries).double().transpose(1, 2)
+
+
+def _indicators(keys: Tensor, count: int) -> Float[Tensor, "1 r j m"]:
+    """E_q: one row per tap with a single one at its key, or zeros."""
+    return (keys[None, ..., None] == torch.arange(count, device=keys.device)).double()
+
+
+def _padded(grid: Grid, conv: Convolution) -> Grid:
+    """The grid under the convolution's own border rule."""
+    if not isinstance(conv, Forward):
+        return grid
+    return Grid(tuple(replace(axis, border=BORDERS[conv.padding_mode]) for axis in grid.axes))
+
+
+def _ratio(apart: float, whole: float) -> float | None:
+    """sqrt(apart / whole); None where there is nothing, infinite where only one side is anything."""
+    if whole == 0:
+        return None if apart == 0 else math.inf
+    return math.sqrt(apart / whole)

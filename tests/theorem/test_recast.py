@@ -1,0 +1,171 @@
+"""Whole networks recast as attention and restored: outputs, weights, and everything that must stay as it was."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv import SelfAttention2d
+from attnconv.layers import SelfAttention
+from attnconv.theorem import compare, no_convolutions, recast, restore
+from tests.tolerances import tolerance
+
+
+class Network(nn.Module):
+    """A frozen layer, a module used twice, two that share a weight, groups, strides, dilation, a transposed layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.stem.weight.requires_grad_(False)
+        self.norm = nn.BatchNorm2d(8)
+        self.first = nn.Conv2d(8, 8, 3, 2, 1, groups=2)
+        self.second = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2, padding_mode="reflect")
+        self.second.weight = self.first.weight
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.alias = self.up
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(torch.relu(self.norm(self.stem(x)))))
+        y = self.alias(torch.relu(self.second(y)), output_size=(2 * y.shape[2] + 1, 2 * y.shape[3]))
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+@pytest.fixture
+def network() -> Network:
+    made = Network().double()
+    made(torch.randn(4, 3, 12, 9, dtype=torch.float64))  # running statistics that differ from their defaults
+    return made.eval()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_outputs_are_equal_and_come_back_bit_for_bit(network: Network, fast: bool) -> None:
+    x = torch.randn(2, 3, 11, 14, dtype=torch.float64)
+    expected, attention = network(x), recast(network, fast=fast)
+    assert not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in attention.modules())
+    with nullcontext() if fast else no_convolutions():
+        torch.testing.assert_close(attention(x), expected, **tolerance(torch.float64, scale=10))
+    back = restore(attention)
+    torch.testing.assert_close(back(x), expected, rtol=0, atol=0)
+    for (name, ours), (other, theirs) in zip(network.state_dict().items(), back.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(ours, theirs)
+
+
+def test_through_the_softmax_no_convolution_runs() -> None:
+    attention, x = recast(nn.Conv2d(1, 1, 3)), torch.zeros(1, 1, 4, 4)
+    forbidden = pytest.raises(RuntimeError, match=r"aten::convolution was run where convolutions are forbidden")
+    with forbidden, no_convolutions():
+        attention(x)  # planned as a shift, which is a convolution
+    with no_convolutions():
+        recast(nn.Conv2d(1, 1, 3), fast=False)(x)
+
+
+def test_the_model_is_left_alone_and_the_copy_keeps_what_it_had(network: Network) -> None:
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    network.train()
+    network.norm.eval()
+    for twin in (recast(network), restore(recast(network))):
+        made: Any = twin
+        assert made.first.weight is made.second.weight
+        assert made.up is made.alias
+        assert made.stem.weight.requires_grad is False
+        assert made.first.weight.requires_grad is True
+        assert made.training
+        assert made.stem.training
+        assert not made.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert isinstance(network.stem, nn.Conv2d)
+
+
+def test_hooks_move_along(network: Network) -> None:
+    seen: list[str] = []
+    network.stem.register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
+    network.stem.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    attention = recast(network)
+    torch.testing.assert_close(attention(x), network(x), **tolerance(torch.float64, scale=10))
+    restore(attention)(x)
+    assert seen == ["SelfAttention2d", "Conv2d", "Conv2d"]
+
+
+def test_a_filter_chooses_by_pattern_or_function(network: Network) -> None:
+    by_name: Any = recast(network, only=["st*"])
+    assert [isinstance(m, SelfAttention) for m in (by_name.stem, by_name.first, by_name.up)] == [True, False, False]
+    by_kind: Any = recast(network, only=lambda name, module: isinstance(module, nn.ConvTranspose2d))
+    assert [isinstance(m, SelfAttention) for m in (by_kind.stem, by_kind.up)] == [False, True]
+    with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
+        recast(network, only=["absent"])
+
+
+def test_weights_load_and_save_like_any_others(network: Network) -> None:
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    attention, other = recast(network), recast(Network().double().eval())
+    other.load_state_dict(attention.state_dict())  # discards the plan, too
+    torch.testing.assert_close(other(x), attention(x), **tolerance(torch.float64, scale=10))
+
+
+def test_a_convolution_alone_is_a_network() -> None:
+    layer = recast(nn.Conv2d(2, 3, 3))
+    assert isinstance(layer, SelfAttention2d)
+    assert isinstance(restore(layer), nn.Conv2d)
+
+
+def test_what_cannot_be_recast_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"model: must have at least one convolution, got Linear"):
+        recast(nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"1\.0: must have its weights, got LazyConv2d, not materialised"):
+        recast(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.LazyConv2d(1, 1))))
+    tied = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"1: must share its weight with convolutions of its kind only, got 0"):
+        recast(tied)
+    with pytest.raises(ValueError, match=r"1: must share its weight .* got 0"):
+        recast(nn.Sequential(tied[0], tied[1]), only=["0"])
+    with pytest.raises(ValueError, match=r"0: conv: must have taps at shifts that its dtype can hold"):
+        recast(nn.Sequential(nn.Conv1d(1, 1, 2, dilation=301, dtype=torch.bfloat16)))
+    with pytest.raises(ValueError, match=r"0: layer: must have hard heads to be a convolution, got soft heads"):
+        restore(nn.Sequential(SelfAttention2d(1, 1, 1)))
+    with pytest.raises(ValueError, match=r"model: must have at least one attention layer, got Conv2d"):
+        restore(nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model: must be an nn.Module, got str"):
+        recast("resnet18")  # type: ignore[arg-type]
+
+
+def test_messages_about_an_image_name_the_layer() -> None:
+    attention = recast(nn.Sequential(nn.Conv2d(3, 3, 5)))
+    with pytest.raises(ValueError, match=r"^0: window: must not exceed the padded image, got window \(5, 5\)"):
+        attention(torch.zeros(1, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"x: SelfAttention2d was made for 3 channels, got .* \(at 0\)"):
+        attention(torch.zeros(1, 2, 9, 9))
+
+
+def test_comparison_measures_each_layer_on_the_networks_own_images(network: Network) -> None:
+    x = torch.randn(2, 3, 11, 14, dtype=torch.float64)
+    network.train()
+    hard = compare(network, recast(network, fast=False), x)
+    assert [layer.name for layer in hard.layers] == ["stem", "first", "second", "up"]
+    assert [layer.heads for layer in hard.layers] == [9, 9, 9, 4]
+    assert network.training
+    for layer in hard.layers:
+        assert layer.bound is not None
+        assert layer.error <= layer.bound < 1e-11
+        assert layer.attention_flops > layer.flops
+    assert hard.error < 1e-12 < hard.scale
+    fast = compare(network, recast(network), x)
+    assert all(layer.flops == layer.attention_flops for layer in fast.layers)
+    soft = compare(network, recast(network, alpha=2.0), x)
+    for layer in soft.layers:
+        assert layer.bound is not None
+        assert layer.alpha == pytest.approx(2.0)
+        assert 1e-3 < layer.error <= layer.bound
+    with pytest.raises(ValueError, match=r"recast: must have attention layers where the model has conv.* got none"):
+        compare(network, network, x)
