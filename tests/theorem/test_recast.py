@@ -21,7 +21,7 @@ class Network(nn.Module):
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.stem.weight.requires_grad_(False)
         self.norm = nn.BatchNorm2d(8)
-        self.first = nn.Conv2d(8, 8, 3, 2, 1, groups=2)
+        self.first = nn.Conv2d(8, 8, 3, 2, 1, groups=2, bias=False)
         self.second = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2, padding_mode="reflect")
         self.second.weight = self.first.weight
         self.up = nn.ConvTranspose2d(8, 4, 2, 2)

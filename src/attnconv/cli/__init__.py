@@ -15,6 +15,8 @@ COMMANDS = {
     "evaluate": "measure the test accuracy of a run or checkpoint",
     "predict": "name the classes that a model sees in an image",
     "report": "draw the figures of a run, and one HTML page of them",
+    "prove": "perform convolutions by attention and compare, drawn ones or a network's",
+    "recast": "write a network whose convolutions are attention",
     "models": "list the presets with their parameters and FLOPs",
 }
 _EXAMPLES = """\
@@ -24,6 +26,8 @@ examples:
   attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/first
   attnconv evaluate runs/first --data.root PATH/TO/CIFAR
   attnconv report runs/first
+  attnconv prove
+  attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
 """
 
 

@@ -133,6 +133,13 @@ class SelfAttention(nn.Module, abc.ABC):
             self.to(device=device, dtype=dtype)
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
 
+    @property
+    def kernel_size(self) -> tuple[int, ...] | None:
+        """Positions per axis of the kernel that the window is the extent of; None for a free layer."""
+        if self.window is None:
+            return None
+        return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
+
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
         if self.weight is not None:

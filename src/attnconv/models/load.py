@@ -2,7 +2,7 @@
 
     quadratic                     a preset's name: fresh parameters
     runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last
-    weights.safetensors           a checkpoint
+    weights.safetensors           a checkpoint, or a network that `attnconv recast` wrote
     timm:vit_tiny_patch16_224     a model of timm
     torchvision:resnet18          a model of torchvision
     hf:vit                        a model of transformers: a type of model, or a name on the hub, or a folder
@@ -28,8 +28,9 @@ from attnconv._errors import bad
 from attnconv.models.build import build
 from attnconv.models.checkpoint import Checkpoint, read_checkpoint, restore
 from attnconv.models.presets import PRESETS, preset_settings
+from attnconv.models.recast_file import is_recast, read_recast
 from attnconv.models.settings import ModelSettings
-from attnconv.models.weights_file import PICKLE_SUFFIXES
+from attnconv.models.weights_file import PICKLE_SUFFIXES, read_metadata
 
 # Where a run folder keeps its weights, in the order of preference.
 RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors")
@@ -115,6 +116,10 @@ def _loaded(
 def _load_path(path: Path) -> LoadedModel:
     if path.is_dir():
         path = weights_of_run(path)
+    if is_recast(read_metadata(path)):
+        found = read_recast(path, lambda spec: load(spec).model)
+        about = {"settings": found.settings, "classes": found.classes, "mean": found.mean, "std": found.std}
+        return _loaded(found.model, f"recast network {path}", **about)  # type: ignore[arg-type]
     checkpoint = read_checkpoint(path)
     return _loaded(
         model_of(checkpoint),
@@ -190,6 +195,9 @@ def _import_extra(package: str, spec: str) -> Any:
     except ImportError as error:
         fix = "Install it with: pip install 'attnconv[models]'."
         raise ImportError(bad("model", f"{spec} needs the package {package}", str(error), fix)) from error
+    except RuntimeError as error:  # torchvision, of which timm is made, was built for another torch
+        fix = "Install the torch and the torchvision that were released together."
+        raise ImportError(bad("model", f"{spec} needs a {package} that can be imported", str(error), fix)) from error
 
 
 def _load_timm(name: str, pretrained: bool) -> LoadedModel:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attnconv.theorem.invert import ConversionError as ConversionError
     from attnconv.theorem.invert import conversion_error as conversion_error
     from attnconv.theorem.invert import to_conv as to_conv
+    from attnconv.theorem.networks import plan_shifts as plan_shifts
     from attnconv.theorem.networks import recast as recast
     from attnconv.theorem.networks import restore as restore
     from attnconv.theorem.proof import Proof as Proof
@@ -41,6 +42,7 @@ else:
             "hard_alpha": "construct",
             "mass_off": "bounds",
             "no_convolutions": "proof",
+            "plan_shifts": "networks",
             "prove": "proof",
             "recast": "networks",
             "restore": "networks",

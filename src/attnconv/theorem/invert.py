@@ -146,7 +146,7 @@ def _exact(layer: SelfAttention) -> Convolution:
     if shifts is None:
         fix = "Pass a kernel size and images for the nearest convolution."
         raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
-    conv = _centred(layer, shifts) if layer.window is None else _empty(layer, _window_kernel(layer))
+    conv = _centred(layer, shifts) if layer.kernel_size is None else _empty(layer, layer.kernel_size)
     known = taps(conv)
     if strays := [shift for shift in shifts if shift not in set(known)]:
         fix = "Pass a larger kernel size and images."
@@ -160,24 +160,15 @@ def _exact(layer: SelfAttention) -> Convolution:
     return conv
 
 
-def _window_kernel(layer: SelfAttention) -> tuple[int, ...]:
-    assert layer.window is not None
-    return tuple((extent - 1) // step + 1 for extent, step in zip(layer.window, layer.dilation, strict=True))
-
-
 def _empty(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
     """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
-    before, after, steps = layer.padding, layer.padding, layer.dilation
-    base = (1,) * layer.dims
-    if layer.window is None:
-        before = after = ((0, 0),) * layer.dims
-        steps = base
-    else:
-        base = _window_kernel(layer)
-    if any((size - known) % 2 and step % 2 for size, known, step in zip(sizes, base, steps, strict=True)):
+    known, steps, base = layer.padding, layer.dilation, layer.kernel_size
+    if base is None:
+        known, steps, base = ((0, 0),) * layer.dims, (1,) * layer.dims, (1,) * layer.dims
+    if any((size - old) % 2 and step % 2 for size, old, step in zip(sizes, base, steps, strict=True)):
         raise ValueError(bad("kernel_size", f"must differ from {base} by even numbers, to keep its centre", sizes))
-    wider = [step * (size - known) // 2 for size, known, step in zip(sizes, base, steps, strict=True)]
-    pads = [(first[0] + more, last[1] + more) for first, last, more in zip(before, after, wider, strict=True)]
+    wider = [step * (size - old) // 2 for size, old, step in zip(sizes, base, steps, strict=True)]
+    pads = [(before + more, after + more) for (before, after), more in zip(known, wider, strict=True)]
     total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
     same = not layer.transposed and set(layer.stride) == {1}
     if all(first == last and first >= 0 for first, last in pads):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
 from attnconv._errors import bad
@@ -30,7 +31,8 @@ def recast(model: nn.Module, *, alpha: float | None = None, only: Only = None, f
         alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
         only: Which layers: patterns for their names (`"layer1.*"`), or a function of name and module; None for all.
         fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
-            every probability from centres and alpha through the softmax.
+            every probability from centres and alpha through the softmax. A state dict that is loaded discards the
+            plan; `plan_shifts` makes it again.
 
     Returns:
         The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`.
@@ -64,11 +66,25 @@ def recast(model: nn.Module, *, alpha: float | None = None, only: Only = None, f
             raise ValueError(f"{name or 'model'}: {error}") from error
         layer.called = name
         _take_over(conv, layer, shared)
-        if fast and layer.hard_shifts() is not None:
-            layer.plan((1,) * layer.dims, choose="shift")
         return layer
 
-    return _replace(twin, list(found), attention)
+    with torch.random.fork_rng(devices=[]):  # layers draw weights before they are given theirs
+        made = _replace(twin, list(found), attention)
+    if fast:
+        plan_shifts(made)
+    return made
+
+
+def plan_shifts(model: nn.Module) -> int:
+    """Run every layer whose heads are hard as shifts, at a convolution's cost, until `unplan` or a loaded state dict.
+
+    Returns:
+        The number of such layers.
+    """
+    hard = [layer for layer in model.modules() if isinstance(layer, SelfAttention) and layer.hard_shifts() is not None]
+    for layer in hard:
+        layer.plan((1,) * layer.dims, choose="shift")
+    return len(hard)
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
@@ -175,7 +191,7 @@ def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Par
     for parameter in new.parameters():
         parameter.requires_grad_(weight.requires_grad)
     new.register_parameter("weight", shared.setdefault(weight, made))
-    if "bias" in new._parameters:
+    if new._parameters.get("bias") is not None:
         new.register_parameter("bias", old._parameters["bias"])
 
 

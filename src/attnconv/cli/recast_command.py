@@ -1,0 +1,92 @@
+"""`attnconv recast MODEL`: a network whose convolutions are attention, written to a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from attnconv._errors import bad
+from attnconv.cli.comparing import example_images, print_comparison
+from attnconv.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_EXAMPLES = """\
+attnconv recast resnet18 --out resnet18-attention.safetensors
+attnconv recast torchvision:resnet50 --pretrained --images cat.jpg
+attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*' --out soft.safetensors
+attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
+"""
+
+
+@dataclass(frozen=True)
+class Recast:
+    """Arguments of `attnconv recast`."""
+
+    model: tyro.conf.Positional[str]
+    """The network, in any form that `attnconv.load` knows."""
+    out: Path | None = None
+    """Weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
+    export: Path | None = None
+    """Also write a program of torch.export (.pt2), which PyTorch runs without this library."""
+    onnx: Path | None = None
+    """Also write an ONNX file; needs the packages onnx and onnxscript."""
+    alpha: float | None = None
+    """How hard the heads are; None for hard ones, which equal the convolutions."""
+    only: tuple[str, ...] = ()
+    """Patterns for the names of the layers to replace; none for all."""
+    pretrained: bool = False
+    """Fetch the trained weights of a network from a library."""
+    images: tuple[Path, ...] = ()
+    """Pictures to compare the two networks on; none for an image of noise."""
+    image_size: int | None = None
+    """Height and width of the images; None for the model's own, or 224."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Recast, compare, write."""
+    about = "Replace every convolution of a network by multi-head self-attention that computes the same, compare the "
+    about += "two layer by layer, and write the result."
+    arguments = parse(Recast, "recast", words, about=about, examples=_EXAMPLES)
+    from attnconv.models.load import load
+    from attnconv.models.recast_file import save_recast
+    from attnconv.theorem import compare, recast
+
+    if arguments.out is not None and arguments.out.suffix != ".safetensors":
+        raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
+    loaded = load(arguments.model, pretrained=arguments.pretrained)
+    images = example_images(loaded, arguments.images, arguments.image_size, flag="--images")
+    only = arguments.only or None
+    twin = recast(loaded.model, alpha=arguments.alpha, only=only)
+    found = compare(loaded.model, twin, images)
+    print_comparison(found, f"{loaded.source}, recast, on images {tuple(images.shape)}")
+    if arguments.out is not None:
+        origin = arguments.model if loaded.settings is None else loaded.settings
+        about_data = {"classes": loaded.classes, "mean": loaded.mean, "std": loaded.std}
+        save_recast(arguments.out, twin, origin, alpha=arguments.alpha, only=only, about=about_data)
+        print(f"Weights: {arguments.out}")
+    _export(arguments, twin, images)
+    return 0
+
+
+def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
+    """The programs that run elsewhere, with any number of images."""
+    import torch
+
+    dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
+    twice = images[:1].repeat(2, 1, 1, 1)  # an example of one image would fix their number
+    if arguments.export is not None:
+        torch.export.save(torch.export.export(model, (twice,), dynamic_shapes=dynamic), arguments.export)
+        print(f"Program: {arguments.export}")
+    if arguments.onnx is not None:
+        try:
+            program = torch.onnx.export(model, (twice,), dynamo=True, verbose=False, dynamic_shapes=dynamic)
+        except ImportError as error:
+            fix = "Install them with: pip install 'attnconv[onnx]'."
+            raise ImportError(bad("--onnx", "needs the packages onnx and onnxscript", str(error), fix)) from error
+        assert program is not None
+        program.save(arguments.onnx)
+        print(f"ONNX: {arguments.onnx}")

@@ -1,0 +1,83 @@
+"""`attnconv prove` and `attnconv recast` as a user meets them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from attnconv.models.load import load
+from attnconv.theorem import restore
+from tests.cli.test_commands import call
+
+
+def small() -> nn.Module:
+    """A network of this module, which the commands find as tests.cli.test_theorem_commands:small."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 2, stride=2))
+
+
+SMALL = "tests.cli.test_theorem_commands:small"
+
+
+def test_prove_prints_differences_and_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys, "prove", "--cases", "12")
+    assert err == ""
+    assert status == 0
+    assert out.count("All equal within what is allowed, and within their bounds.") == 2
+    words = " ".join(out.split())
+    assert all(f"{dtype} {way}" in words for dtype in ("float64", "bfloat16") for way in ("dense", "kronecker", "shift"))
+
+
+def test_prove_goes_through_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "grey.png"
+    Image.fromarray(np.full((9, 9, 3), 128, dtype=np.uint8)).save(picture)
+    status, out, _ = call(capsys, "prove", "--model", SMALL, "--image-size", "9", "--images", str(picture))
+    assert status == 0
+    assert f"function {SMALL} as attention through the softmax" in " ".join(out.split())
+    assert "Every layer is within its bound." in out
+
+
+def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "attention.safetensors"
+    status, out, _ = call(capsys, "recast", "resnet-small", "--out", str(file), "--image-size", "16")
+    assert status == 0
+    assert f"Weights: {file}" in out
+    found = load(file)
+    assert found.source == f"recast network {file}"
+    assert found.settings is not None
+    assert any(isinstance(module, nn.Conv2d) for module in restore(found.model).modules())
+
+
+def test_a_function_named_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "attention.safetensors"
+    assert call(capsys, "recast", SMALL, "--out", str(file), "--image-size", "8", "--alpha", "3")[0] == 0
+    with pytest.raises(ValueError, match=r"checkpoint: must name a model of a library; no function is run, got tests"):
+        load(file)
+
+
+def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "network.pt2"
+    status, out, _ = call(capsys, "recast", SMALL, "--export", str(program), "--image-size", "8")
+    assert (status, f"Program: {program}" in out) == (0, True)
+    x = torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(torch.export.load(program).module()(x), small()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recast", "quadratic-digits"], "model: must have at least one convolution, got AttentionClassifier."),
+        (["recast", "resnet-small", "--out", "x.pt"], "--out: must end in .safetensors, got x.pt."),
+        (["recast", SMALL, "--only", "7*"], "only: must choose at least one convolution, got none of 2 (0, 2, ..)."),
+        (["prove", "--cases", "0"], "--cases: must be at least 1, got 0."),
+        (["prove", "--model", SMALL, "--images", "absent.png"], "--images: must name image files, got absent.png."),
+        (["prove", "--model", SMALL, "--alpha", "-1"], "alpha: must be positive and finite, got -1.0."),
+    ],
+)
+def test_mistakes_are_said_in_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, error = call(capsys, *words)
+    assert status != 0
+    assert message in error

@@ -1,0 +1,56 @@
+"""Recast networks as files: what is written comes back, and what cannot be trusted or does not fit is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from attnconv.layers import SelfAttention
+from attnconv.models.build import build
+from attnconv.models.load import load
+from attnconv.models.recast_file import FORMAT_VERSION, save_recast
+from attnconv.models.settings import ResNetSettings
+from attnconv.theorem import recast
+
+SETTINGS = ResNetSettings(widths=(4, 4, 4, 4), blocks=(1, 1, 1, 1), image_size=16)
+
+
+def written(path: Path, **changes: Any) -> Path:
+    """A file of a small recast ResNet, with entries of its header changed."""
+    model = recast(build(SETTINGS).eval())
+    save_recast(path, model, SETTINGS, about={"classes": ("a", "b"), "mean": (0.5,), "std": (0.25,)})
+    with safetensors.safe_open(path, "pt") as file:
+        header = file.metadata()
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors, path, {**header, **{k: json.dumps(v) for k, v in changes.items()}})
+    return path
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    model = recast(build(SETTINGS).double().eval())
+    path, x = tmp_path / "new" / "w.safetensors", torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    save_recast(path, model, SETTINGS, about={"classes": ("a", "b"), "mean": (0.5,), "std": (0.25,)})
+    state = torch.random.get_rng_state()
+    found = load(path)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (found.settings, found.classes, found.mean, found.std) == (SETTINGS, ("a", "b"), (0.5,), (0.25,))
+    torch.testing.assert_close(found.model(x), model(x), rtol=0, atol=0)
+    assert any(isinstance(layer, SelfAttention) for layer in found.model.modules())
+
+
+def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "v.safetensors", format_version=FORMAT_VERSION + 1)
+    with pytest.raises(ValueError, match=rf"checkpoint: must have format version {FORMAT_VERSION}, got '2'"):
+        load(path)
+    path = written(tmp_path / "o.safetensors", only=["stem"])
+    with pytest.raises(ValueError, match=r"checkpoint: must fit the model it names, got Error\(s\) in loading"):
+        load(path)
+    path = written(tmp_path / "m.safetensors", model=["resnet"])
+    with pytest.raises(ValueError, match=r"checkpoint: must say what was recast, got AttributeError"):
+        load(path)
+    path = written(tmp_path / "f.safetensors", model={"spec": "os:abort"})
+    with pytest.raises(ValueError, match=r"checkpoint: must name a model of a library; .* got os:abort"):
+        load(path)
