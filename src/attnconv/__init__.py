@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attnconv.operators import Kronecker as Kronecker
     from attnconv.operators import Shift as Shift
     from attnconv.operators import Toeplitz as Toeplitz
+    from attnconv.theorem import can_express as can_express
     from attnconv.theorem import from_conv as from_conv
     from attnconv.theorem import recast as recast
     from attnconv.theorem import restore as restore
@@ -54,6 +55,7 @@ else:
             "Shift": "operators",
             "Relative": "encodings",
             "Toeplitz": "operators",
+            "can_express": "theorem",
             "from_conv": "theorem",
             "load": "models.load",
             "recast": "theorem",

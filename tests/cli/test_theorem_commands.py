@@ -28,7 +28,9 @@ def test_prove_prints_differences_and_bounds(capsys: pytest.CaptureFixture[str])
     assert status == 0
     assert out.count("All equal within what is allowed, and within their bounds.") == 2
     words = " ".join(out.split())
-    assert all(f"{dtype} {way}" in words for dtype in ("float64", "bfloat16") for way in ("dense", "kronecker", "shift"))
+    assert all(
+        f"{dtype} {way}" in words for dtype in ("float64", "bfloat16") for way in ("dense", "kronecker", "shift")
+    )
 
 
 def test_prove_goes_through_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnconv.report.canvas import save as save
     from attnconv.report.centres import draw_centres as draw_centres
     from attnconv.report.centres_over_training import draw_centres_over_training as draw_centres_over_training
+    from attnconv.report.factorisation import draw_factorisation as draw_factorisation
     from attnconv.report.gaussians import HeadGaussians as HeadGaussians
     from attnconv.report.runs import write_comparison as write_comparison
     from attnconv.report.write import write_report as write_report
@@ -30,6 +31,7 @@ else:
             "draw_centres": "centres",
             "draw_attention_maps": "attention_maps",
             "draw_centres_over_training": "centres_over_training",
+            "draw_factorisation": "factorisation",
             "save": "canvas",
             "write_comparison": "runs",
             "write_report": "write",

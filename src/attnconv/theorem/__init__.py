@@ -14,32 +14,46 @@ if TYPE_CHECKING:
     from attnconv.theorem.construct import equation_9 as equation_9
     from attnconv.theorem.construct import from_conv as from_conv
     from attnconv.theorem.construct import hard_alpha as hard_alpha
-    from attnconv.theorem.invert import ConversionError as ConversionError
+    from attnconv.theorem.imitation import imitate as imitate
+    from attnconv.theorem.imitation import imitation_error as imitation_error
     from attnconv.theorem.invert import conversion_error as conversion_error
     from attnconv.theorem.invert import to_conv as to_conv
     from attnconv.theorem.networks import plan_shifts as plan_shifts
     from attnconv.theorem.networks import recast as recast
     from attnconv.theorem.networks import restore as restore
+    from attnconv.theorem.phi import Fit as Fit
+    from attnconv.theorem.phi import Residuals as Residuals
     from attnconv.theorem.proof import Proof as Proof
     from attnconv.theorem.proof import draw_convolution as draw_convolution
     from attnconv.theorem.proof import no_convolutions as no_convolutions
     from attnconv.theorem.proof import prove as prove
+    from attnconv.theorem.span import Expressiveness as Expressiveness
+    from attnconv.theorem.span import Factorisation as Factorisation
+    from attnconv.theorem.span import can_express as can_express
+    from attnconv.theorem.span import factorise as factorise
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "Comparison": "comparison",
-            "ConversionError": "invert",
+            "Expressiveness": "span",
+            "Factorisation": "span",
+            "Fit": "phi",
             "LayerComparison": "comparison",
             "Proof": "proof",
+            "Residuals": "phi",
             "alpha_for": "bounds",
+            "can_express": "span",
             "compare": "comparison",
             "conversion_error": "invert",
             "draw_convolution": "proof",
             "equation_9": "construct",
             "error_bound": "bounds",
+            "factorise": "span",
             "from_conv": "construct",
             "hard_alpha": "construct",
+            "imitate": "imitation",
+            "imitation_error": "imitation",
             "mass_off": "bounds",
             "no_convolutions": "proof",
             "plan_shifts": "networks",

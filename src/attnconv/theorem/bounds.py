@@ -9,9 +9,10 @@ Let t_h(q) be the key that head h looks at from query q (its nearest), and eps_h
 
 with zeros among the x_c where the border rule pads with them. Nothing about the image enters but its range.
 
-Rounding. With unit roundoff u each addition errs by at most min(u |sum|, |term|), so that keys whose weight is below u
-add no more than that weight. What counts is the number m of keys above u, (2 sqrt(-log u / alpha) + 2) per axis, the
-few operations of each score, and the length of the projection's sum, once here and once in the convolution compared:
+Rounding. With unit roundoff u each addition errs by at most u times the sum, and by no more than its smaller term, so
+that keys whose weight is below u add no more than that weight. What counts is the number m of keys above u,
+(2 sqrt(-log u / alpha) + 2) per axis, the few operations of each score, and the length of the projection's sum, once
+here and once in the convolution compared:
 
     rounding  =  u (m + 16 dims + 2 heads c / groups + 8) (sum_h sum_c |W_h[c, d]| max|x_c| + |b_d|).
 """
@@ -56,7 +57,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 
     Args:
         mass: Wanted bound, between 0 and 1. For a wanted output error e of a layer divide it by
-            sum_h sum_c |W_h[c, d]| (max x_c - min x_c), its largest over d.
+            ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``, its largest over d.
         dims: Number of axes.
 
     Raises:

@@ -78,7 +78,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
-    so that every score is -alpha (|delta - Delta_h|^2 - |Delta_h|^2). All four terms of equation (8) are computed.
+    so that every score is ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels ("SAME" padding, as the theorem has it,

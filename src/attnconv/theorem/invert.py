@@ -14,15 +14,14 @@ all channels, the solution of (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T. Only thes
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
-from attnconv.grid import Border, Grid, per_axis
+from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theorem.bounds import merged_weight
@@ -33,30 +32,15 @@ from attnconv.theorem.convolutions import (
     Convolution,
     Forward,
     head_weights,
-    inside,
     kernel,
     tap_keys,
     taps,
 )
+from attnconv.theorem.imitation import operator_beside
+from attnconv.theorem.phi import Reduction, Residuals, relative
 
 _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
 _BLOCK = 2**23  # attention probabilities held at once
-
-
-@final
-@dataclass(frozen=True)
-class ConversionError:
-    """Relative root-mean-square difference between the outputs of a layer and a convolution, for white input.
-
-    Attributes:
-        inside: Over queries all of whose taps lie in the image; None if there is none.
-        border: Over the other queries; None if there is none.
-        everywhere: Over all queries.
-    """
-
-    inside: float | None
-    border: float | None
-    everywhere: float
 
 
 def to_conv(
@@ -102,43 +86,22 @@ def to_conv(
     return conv
 
 
-def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> ConversionError:
-    """How far a layer and a convolution are apart on images of x's size, inside and at the border.
+def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> Residuals:
+    """How far a convolution is from the layer that it stands for, for white input on images of x's size.
 
-        sqrt( sum_q ||M_q - M'_q||^2 / sum_q ||M_q||^2 )
+        sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    with M_q the matrix from all pixels and channels to query q's output (biases left out) of the layer, M'_q of the
-    convolution; the mean over x where attention depends on content.
+    That is the root-mean-square difference of the outputs over that of the layer's outputs, biases left out; over all
+    images of x where attention depends on content. (`imitation_error` measures against the convolution.)
 
     Raises:
-        ValueError: The two have other numbers of outputs or channels.
+        ValueError: The two have other channels, groups, strides or numbers of outputs.
     """
-    shifts = taps(conv)
-    grid = layer.grid(x.shape[2:])
     with torch.no_grad():
-        made = conv(torch.zeros_like(x[:1], dtype=conv.weight.dtype)).shape[1:]
-        ours = (layer.out_channels, *grid.query_sizes)
-        if tuple(made) != ours or conv.groups != layer.groups:
-            got = f"{tuple(made)} in {conv.groups} groups"
-            raise ValueError(bad("conv", f"must have outputs of shape {ours} in {layer.groups} groups", got))
-        merged = merged_weight(layer).double()
-        values = torch.cat((head_weights(conv).double(), -merged)).flatten(1)
-        # ||S^T C|| for S the stacked rows and C the stacked matrices: C = L Q, and ||S^T C|| = ||S^T L||
-        left = torch.linalg.qr(values.mT, mode="r").R.mT  # (taps + heads, rank)
-        alone = torch.linalg.qr(merged.flatten(1).mT, mode="r").R.mT
-        sums = torch.zeros(2, 2, dtype=torch.float64)  # inside or border, difference or layer
-        padded = _padded(grid, conv)
-        for queries, rows in _blocks(layer.operator(x)):
-            indicators = _indicators(tap_keys(padded, shifts, queries), rows.shape[-1])
-            within = inside(grid, shifts, queries)
-            stacked = torch.cat((indicators.expand(rows.shape[0], -1, -1, -1), rows), 2)  # (b, r, taps + heads, m)
-            apart = torch.einsum("brsm,sk->brmk", stacked, left).square().sum((0, 2, 3))
-            whole = torch.einsum("brhm,hk->brmk", rows, alone).square().sum((0, 2, 3))
-            for place, chosen in enumerate((within, ~within)):
-                sums[place] += torch.stack((apart[chosen].sum(), whole[chosen].sum())).cpu()
-    within_error, border_error = (_ratio(*pair) for pair in sums.tolist())
-    everywhere = _ratio(*sums.sum(0).tolist())
-    return ConversionError(within_error, border_error, 0.0 if everywhere is None else everywhere)
+        reduction = Reduction.of(operator_beside(layer, conv, x, None), taps(conv), conv.padding_mode)
+        ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
+        theirs = head_weights(conv).to(reduction.everywhere).flatten(1)  # (j, i d)
+        return reduction.over(lambda place: relative(place[:, layer.heads :] @ theirs, place[:, : layer.heads] @ ours))
 
 
 def _exact(layer: SelfAttention) -> Convolution:
@@ -261,22 +224,3 @@ def _blocks(operator: AttentionOperator) -> Iterator[tuple[Tensor, Tensor]]:
     size = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
     for queries in torch.arange(operator.grid.query_count, device=operator.device).split(size):
         yield queries, operator.rows(queries).double().transpose(1, 2)
-
-
-def _indicators(keys: Tensor, count: int) -> Float[Tensor, "1 r j m"]:
-    """E_q: one row per tap with a single one at its key, or zeros."""
-    return (keys[None, ..., None] == torch.arange(count, device=keys.device)).double()
-
-
-def _padded(grid: Grid, conv: Convolution) -> Grid:
-    """The grid under the convolution's own border rule."""
-    if not isinstance(conv, Forward):
-        return grid
-    return Grid(tuple(replace(axis, border=BORDERS[conv.padding_mode]) for axis in grid.axes))
-
-
-def _ratio(apart: float, whole: float) -> float | None:
-    """sqrt(apart / whole); None where there is nothing, infinite where only one side is anything."""
-    if whole == 0:
-        return None if apart == 0 else math.inf
-    return math.sqrt(apart / whole)

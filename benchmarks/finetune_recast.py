@@ -1,0 +1,207 @@
+"""Does a recast CNN train on as attention? Accuracy before and after for several alpha, and how far heads move.
+
+A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and trained on a part of the training
+images; the CNN itself is trained in the same way. Alpha is chosen by held-out training images, never by the test set.
+
+    python -m benchmarks.finetune_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/NAME
+"""
+
+import copy
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor, nn
+
+from attnconv.data.load import load as load_data
+from attnconv.data.settings import DataSettings
+from attnconv.layers import SelfAttention
+from attnconv.theorem import recast
+from attnconv.training.environment import environment
+from tests.resnet20 import MEAN, STD, pretrained
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    checkpoint: Path
+    """The pretrained network, a torch file of tensors."""
+    root: Path
+    """Folder of CIFAR-10."""
+    out: Path | None = None
+    """Folder for the table; None prints it only."""
+    alphas: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0)
+    """Sharpness of the soft heads, in 1 / pixel^2."""
+    images: int = 10_000
+    """Training images."""
+    held_out: int = 2_000
+    """Further training images, by which alpha is chosen."""
+    test_images: int = 10_000
+    """Test images."""
+    epochs: int = 2
+    """Passes over the training images."""
+    batch_size: int = 125
+    """Images at once."""
+    rate: float = 0.01
+    """Learning rate of weights (SGD with momentum 0.9, cosine to zero)."""
+    position_rate: float = 0.05
+    """Learning rate of centres and spreads, without momentum's weight decay."""
+    weight_decay: float = 1e-4
+    """Of weights; centres and spreads have none."""
+    seed: int = 0
+    """Of the order of images and of their augmentation."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one network; accuracies are parts of 1."""
+
+    network: str
+    held_out_before: float
+    held_out_after: float
+    test_before: float
+    test_after: float
+    moved: int
+    heads: int
+    farthest: float
+    seconds: float
+
+
+def main(settings: Settings) -> list[Result]:
+    """Train the CNN and its recasts, and print and write the table."""
+    torch.set_flush_denormal(True)
+    sets = images_of(settings)
+    cnn = pretrained(settings.checkpoint)
+    results = [run("CNN", copy.deepcopy(cnn), sets, settings)]
+    results += [run(f"alpha {alpha:g}", recast(cnn, alpha=alpha), sets, settings) for alpha in settings.alphas]
+    if settings.out is not None:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        (settings.out / "table.md").write_text(table(results) + "\n", encoding="utf-8")
+        record: dict[str, Any] = {
+            "settings": {**asdict(settings), "checkpoint": settings.checkpoint.name, "root": "CIFAR-10", "out": None},
+            "environment": environment(sys.argv, torch.device("cpu")),
+            "results": [asdict(result) for result in results],
+        }
+        (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(table(results))
+    return results
+
+
+def images_of(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
+    """Normalised images and classes: train, held out, test."""
+    data = load_data(DataSettings(name="cifar10", root=str(settings.root), download=False))
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    cut = settings.images + settings.held_out
+    parts = {
+        "train": (data.train, slice(0, settings.images)),
+        "held out": (data.train, slice(settings.images, cut)),
+        "test": (data.test, slice(0, settings.test_images)),
+    }
+    return {
+        name: ((part.images[chosen].float() / 255 - mean) / std, part.labels[chosen].long())
+        for name, (part, chosen) in parts.items()
+    }
+
+
+def run(name: str, model: nn.Module, sets: dict[str, tuple[Tensor, Tensor]], settings: Settings) -> Result:
+    """Measure, train, measure."""
+    before = {part: accuracy(model, *sets[part]) for part in ("held out", "test")}
+    centres = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(model)]
+    start = time.perf_counter()
+    train(model, *sets["train"], settings)
+    seconds = time.perf_counter() - start
+    after = {part: accuracy(model, *sets[part]) for part in ("held out", "test")}
+    now = [layer.encoding.get_parameter("centres").detach() for layer in attention(model)]
+    moves = [(a - b).norm(dim=1) for a, b in zip(now, centres, strict=True)]
+    moved = torch.cat(moves) if moves else torch.zeros(0)
+    result = Result(
+        network=name,
+        held_out_before=before["held out"],
+        held_out_after=after["held out"],
+        test_before=before["test"],
+        test_after=after["test"],
+        moved=int((moved >= 0.1).sum()),
+        heads=moved.numel(),
+        farthest=float(moved.max()) if moves else 0.0,
+        seconds=seconds,
+    )
+    print(result, flush=True)
+    return result
+
+
+def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> None:
+    """SGD with a cosine over all steps; images cropped from four pixels of padding, and flipped."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    positions = {id(p) for layer in attention(model) for p in layer.encoding.parameters()}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in model.parameters() if id(p) not in positions],
+            "lr": settings.rate,
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [p for p in model.parameters() if id(p) in positions], "lr": settings.position_rate},
+    ]
+    optimiser = torch.optim.SGD([group for group in groups if group["params"]], momentum=0.9)
+    steps = settings.epochs * (len(images) // settings.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    model.train()
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(images), generator=generator)
+        for chosen in order[: len(images) // settings.batch_size * settings.batch_size].split(settings.batch_size):
+            loss = F.cross_entropy(model(augmented(images[chosen], generator)), labels[chosen])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image shifted by up to four pixels over zeros and perhaps mirrored."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, (4, 4, 4, 4))
+    down, right = torch.randint(0, 9, (2, count), generator=generator)
+    rows = down[:, None] + torch.arange(height)
+    mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
+    across = torch.arange(width)
+    columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
+    taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return taken.permute(0, 3, 1, 2).contiguous()
+
+
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Part of the images that are classified rightly."""
+    model.eval()
+    with torch.inference_mode():
+        right = sum(
+            int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
+        )
+    return right / len(images)
+
+
+def attention(model: nn.Module) -> list[SelfAttention]:
+    """The attention layers of a network."""
+    return [layer for layer in model.modules() if isinstance(layer, SelfAttention)]
+
+
+def table(results: list[Result]) -> str:
+    """Markdown."""
+    lines = [
+        "| network | held out before | after | test before | after | heads moved by 0.1 | farthest move | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        numbers = (r.held_out_before, r.held_out_after, r.test_before, r.test_after)
+        moved = f"{r.moved} of {r.heads} | {r.farthest:.2f}" if r.heads else "- | -"
+        lines.append(f"| {r.network} | {' | '.join(f'{n:.2%}' for n in numbers)} | {moved} | {r.seconds:.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
