@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,8 @@ class Settings:
     """Folder for the table; None prints it only."""
     alphas: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0)
     """Sharpness of the soft heads, in 1 / pixel^2."""
+    weights: Literal["slices", "nearest"] = "nearest"
+    """Of the soft heads: the kernels' slices, or those with which they come nearest to the kernels."""
     images: int = 10_000
     """Training images."""
     held_out: int = 2_000
@@ -80,7 +82,10 @@ def main(settings: Settings) -> list[Result]:
     sets = images_of(settings)
     cnn = pretrained(settings.checkpoint)
     results = [run("CNN", copy.deepcopy(cnn), sets, settings)]
-    results += [run(f"alpha {alpha:g}", recast(cnn, alpha=alpha), sets, settings) for alpha in settings.alphas]
+    results += [
+        run(f"alpha {alpha:g}", recast(cnn, alpha=alpha, weights=settings.weights), sets, settings)
+        for alpha in settings.alphas
+    ]
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
         (settings.out / "table.md").write_text(table(results) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from attnconv._errors import bad
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theorem.bounds import error_bound
-from attnconv.theorem.convolutions import Convolution, is_convolution
+from attnconv.theorem.convolutions import Convolution, head_weights, is_convolution
 
 
 @final
@@ -29,7 +29,7 @@ class LayerComparison:
         scale: Largest absolute output of the convolution.
         error: Largest absolute difference between the two outputs.
         bound: What theory allows for `error` on inputs of this range (see `error_bound`); None where heads are not
-            Gaussian.
+            Gaussian or their weights are not the kernel's slices.
         flops: Of the convolution, 2 x multiply-adds.
         attention_flops: Of the attention layer, as it runs.
     """
@@ -120,9 +120,9 @@ def _layer(
         conv.forward(*arguments, **options)
     with FlopCounterMode(display=False) as after:
         made = layer.forward(*arguments, **options)
-    gaussian = isinstance(layer.encoding, Quadratic)
     bound = None
-    if gaussian:
+    sliced = layer.weight is not None and torch.equal(layer.weight, head_weights(conv))
+    if sliced and isinstance(layer.encoding, Quadratic):
         bound = float(error_bound(layer, x.double().amin(axes), x.double().amax(axes)).max())
     return LayerComparison(
         name=name,

@@ -9,7 +9,7 @@ The border rule is the convolution's padding mode, so outputs agree at every pix
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,18 +29,23 @@ from attnconv.theorem.convolutions import (
     paddings,
     taps,
 )
+from attnconv.theorem.nearest import nearest_weights
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
 
 
-def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention:
+def from_conv(
+    conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
+) -> SelfAttention:
     """The attention layer that computes what a convolution computes (Theorem 1).
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
             mode, groups and floating dtype.
         alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the dtype's precision: they equal
-            the convolution and do not move in training. Softer ones (see `alpha_for`) err by a known bound and move.
+            the convolution and do not move in training. Softer ones err by a known bound and move.
+        weights: The heads' matrices: the kernel's `slices`, which hard heads want and to which `error_bound` applies;
+            or, for soft heads to train on, those with which they come `nearest` to the convolution inside the image.
 
     Returns:
         A layer with one head per kernel position, row-major; centres, alpha and weights are ordinary parameters, and
@@ -48,8 +53,8 @@ def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
-        ValueError: alpha is not positive and finite, a weight is not finite or is computed from others, or a tap lies
-            at a distance that the dtype cannot hold.
+        ValueError: alpha is not positive and finite, `weights` is neither word, a weight is not finite or is computed
+            from others, or a tap lies at a distance that the dtype cannot hold.
 
     Example:
         >>> import torch
@@ -59,6 +64,8 @@ def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention
         True
     """
     check_convolution(conv)
+    if weights not in ("slices", "nearest"):
+        raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
     alpha = hard_alpha(conv.weight.dtype) if alpha is None else _checked(alpha)
     centres = torch.tensor(taps(conv))
     encoding = Quadratic(*centres.shape)
@@ -70,6 +77,9 @@ def from_conv(conv: Convolution, *, alpha: float | None = None) -> SelfAttention
     with torch.no_grad():
         encoding.centres.copy_(held)
         encoding.spread.fill_(math.sqrt(2 * alpha))
+        if weights == "nearest":
+            assert layer.weight is not None
+            layer.weight.copy_(nearest_weights(layer, conv))
     return layer
 
 

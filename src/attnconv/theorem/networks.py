@@ -8,7 +8,7 @@ shared between modules. Every layer is checked before the first is replaced, so 
 import copy
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -23,12 +23,20 @@ Only: TypeAlias = Callable[[str, nn.Module], bool] | Sequence[str] | None
 _HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
 
 
-def recast(model: nn.Module, *, alpha: float | None = None, only: Only = None, fast: bool = True) -> nn.Module:
+def recast(
+    model: nn.Module,
+    *,
+    alpha: float | None = None,
+    weights: Literal["slices", "nearest"] = "slices",
+    only: Only = None,
+    fast: bool = True,
+) -> nn.Module:
     """A copy of a network in which attention layers do the work of its convolutions.
 
     Args:
         model: Any module: torchvision's, timm's, Hugging Face's, one's own; also a convolution itself.
         alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
+        weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
         only: Which layers: patterns for their names (`"layer1.*"`), or a function of name and module; None for all.
         fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
             every probability from centres and alpha through the softmax. A state dict that is loaded discards the
@@ -61,7 +69,7 @@ def recast(model: nn.Module, *, alpha: float | None = None, only: Only = None, f
     def attention(name: str, conv: nn.Module) -> nn.Module:
         assert is_convolution(conv)
         try:
-            layer = from_conv(conv, alpha=alpha)
+            layer = from_conv(conv, alpha=alpha, weights=weights)
         except ValueError as error:
             raise ValueError(f"{name or 'model'}: {error}") from error
         layer.called = name
