@@ -1,0 +1,17 @@
+"""At full scale the measurements are alone on the machine and use all of its cores, as a user's training does."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def all_cores(verify_scale: float) -> Iterator[None]:
+    """Threads for a full measurement; a part of one shares the cores with other tests."""
+    before = torch.get_num_threads()
+    if verify_scale >= 1:
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
