@@ -302,8 +302,7 @@ class Grid:
         """
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
-            outside = axis.offset < 0 or last >= axis.size or axis.spacing > 1
-            if not torch.compiler.is_compiling() and outside:
+            if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):
                 raise ValueError(
                     bad(
                         "encoding",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 attnconv recast resnet18 --out resnet18-attention.safetensors
 attnconv recast torchvision:resnet50 --pretrained --images cat.jpg
-attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*' --out soft.safetensors
+attnconv recast runs/resnet-small --alpha 4 --weights nearest --only 'layer1.*' --out soft.safetensors
 attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 """
 
@@ -36,6 +36,8 @@ class Recast:
     """Also write an ONNX file; needs the packages onnx and onnxscript."""
     alpha: float | None = None
     """How hard the heads are; None for hard ones, which equal the convolutions."""
+    weights: Literal["slices", "nearest"] = "slices"
+    """Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on)."""
     only: tuple[str, ...] = ()
     """Patterns for the names of the layers to replace; none for all."""
     pretrained: bool = False
@@ -60,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     loaded = load(arguments.model, pretrained=arguments.pretrained)
     images = example_images(loaded, arguments.images, arguments.image_size, flag="--images")
     only = arguments.only or None
-    twin = recast(loaded.model, alpha=arguments.alpha, only=only)
+    twin = recast(loaded.model, alpha=arguments.alpha, weights=arguments.weights, only=only)
     found = compare(loaded.model, twin, images)
     print_comparison(found, f"{loaded.source}, recast, on images {tuple(images.shape)}")
     if arguments.out is not None:
