@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from attnconv.theorem.construct import equation_9 as equation_9
     from attnconv.theorem.construct import from_conv as from_conv
     from attnconv.theorem.construct import hard_alpha as hard_alpha
+    from attnconv.theorem.factoring import factor as factor
+    from attnconv.theorem.factoring import factor_error as factor_error
+    from attnconv.theorem.factoring import head_ranks as head_ranks
     from attnconv.theorem.imitation import imitate as imitate
     from attnconv.theorem.imitation import imitation_error as imitation_error
     from attnconv.theorem.invert import conversion_error as conversion_error
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from attnconv.theorem.networks import restore as restore
     from attnconv.theorem.phi import Fit as Fit
     from attnconv.theorem.phi import Residuals as Residuals
+    from attnconv.theorem.placement import place_heads as place_heads
     from attnconv.theorem.proof import Proof as Proof
     from attnconv.theorem.proof import draw_convolution as draw_convolution
     from attnconv.theorem.proof import no_convolutions as no_convolutions
@@ -49,13 +53,17 @@ else:
             "draw_convolution": "proof",
             "equation_9": "construct",
             "error_bound": "bounds",
+            "factor": "factoring",
+            "factor_error": "factoring",
             "factorise": "span",
             "from_conv": "construct",
             "hard_alpha": "construct",
+            "head_ranks": "factoring",
             "imitate": "imitation",
             "imitation_error": "imitation",
             "mass_off": "bounds",
             "no_convolutions": "proof",
+            "place_heads": "placement",
             "plan_shifts": "networks",
             "prove": "proof",
             "recast": "networks",
