@@ -127,7 +127,7 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "status", "messages"),
     [
-        ("train quadritic", 1, ["preset: must be the name of a preset, got 'quadritic'. Did you mean quadratic"]),
+        ("train quadritic", 2, ["preset: must be the name of a preset, got 'quadritic'. Did you mean quadratic"]),
         (
             "train quadratic-digits --epochs 0 --heads 0 --optim.learning-rate -1",
             2,

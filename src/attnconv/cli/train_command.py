@@ -49,7 +49,10 @@ class TrainCommand:
 def run(words: Sequence[str]) -> int:
     """Train, and leave the run folder."""
     preset = words[0] if words and not words[0].startswith("-") else None
-    settings = _defaults(preset or _SHOWN, words)
+    try:
+        settings = _defaults(preset or _SHOWN, words)
+    except ValueError as error:
+        raise SettingsError([str(error)]) from error
     about = "Train a model and leave a run folder: settings, metrics, heads, checkpoints. The defaults below are those "
     about += f"of the preset {preset or _SHOWN}."
     flags = flags_of([("", TrainCommand), *((prefix, type(values)) for _, prefix, values in _groups(settings))])
