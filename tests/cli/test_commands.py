@@ -178,7 +178,7 @@ def test_a_resumed_run_keeps_its_settings(run: Path, capsys: pytest.CaptureFixtu
     assert status == 2
     assert f"--epochs: must stay 1 when a run is resumed, got 3 (run {run})" in err
     status, _, err = call(capsys, "train", "quadratic", "--out", str(run), "--resume")
-    assert status == 1
+    assert status == 2
     assert f"preset: must be 'quadratic-digits', that of the run in {run}, got 'quadratic'" in err
 
 
