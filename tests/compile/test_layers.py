@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.export import Dim, export
 
-from attnconv import SelfAttention2d, from_conv
+from attnconv import SelfAttention2d, from_conv, recast
 from attnconv.encodings import ENCODING_NAMES
 from attnconv.grid import Border
 from tests.tolerances import tolerance
@@ -63,3 +64,19 @@ def test_a_plan_of_shifts_exports_as_a_convolution() -> None:
     program = export(layer, (x,))
     assert any("conv" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), conv(x), **tolerance(torch.float32))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("conv", "backend"),
+    [
+        (nn.Conv2d(3, 4, 3, stride=2, padding=1), "inductor"),
+        (nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), "aot_eager"),
+    ],
+)
+def test_recast_networks_compile_whole(conv: nn.Module, backend: str, fast: bool) -> None:
+    network = nn.Sequential(conv, nn.ReLU(), nn.Conv2d(4, 2, 1))
+    compiled = torch.compile(recast(network, fast=fast), fullgraph=True, backend=backend)
+    for sizes in ((6, 5), (9, 8), (7, 7)):
+        x = torch.randn(2, 3, *sizes)
+        torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)

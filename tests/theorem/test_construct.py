@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attnconv.encodings.relative import Relative
-from attnconv.theorem import equation_9, from_conv, hard_alpha
+from attnconv.theorem import equation_9, from_conv
 from attnconv.theorem.proof import Way, draw_convolution, perform
 from tests.tolerances import tolerance
 
@@ -22,12 +22,20 @@ def test_attention_equals_the_convolution(seed: int, way: Way) -> None:
         torch.testing.assert_close(perform(from_conv(conv), x, way), conv(x), **tolerance(torch.float64, scale=10))
 
 
+@pytest.mark.parametrize("made", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("moved", [torch.float64, torch.float32])
+def test_hard_heads_stay_hard_in_every_dtype(made: torch.dtype, moved: torch.dtype) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1, dtype=made)
+    layer, x = from_conv(conv).to(moved), torch.randn(2, 3, 6, 5, dtype=moved)
+    assert layer.hard_shifts() is not None
+    torch.testing.assert_close(layer(x), conv.to(moved)(x), **tolerance(moved))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_every_dtype(dtype: torch.dtype) -> None:
     conv = nn.Conv2d(3, 4, 3, padding=1, dtype=dtype)
     x = torch.randn(2, 3, 6, 5, dtype=dtype)
     torch.testing.assert_close(from_conv(conv)(x), conv(x), **tolerance(dtype))
-    assert hard_alpha(dtype) > 30
 
 
 def test_soft_heads_approach_the_convolution_as_alpha_grows() -> None:

@@ -60,7 +60,8 @@ class Shift(AttentionOperator):
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
         taps = [_progression(sorted({shift[dim] for shift in self.shifts})) for dim in range(self.grid.dims)]
-        if math.prod(count for _, _, count in taps) > 2 * self.heads:  # scattered heads: a kernel would be mostly empty
+        counts = [count for _, _, count in taps]
+        if math.prod(counts) > 2 * self.heads:  # scattered heads: a kernel would be mostly empty
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
             out = self._convolve(x, weight, groups, taps)
@@ -128,11 +129,18 @@ class Shift(AttentionOperator):
         convolution = _CONVOLUTIONS[self.grid.dims]
         strides = [axis.stride for axis in self.grid.axes]
         dilations = [step for _, step, _ in taps]
-        out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=strides, dilation=dilations, groups=groups)
+        out: Tensor = convolution(
+            _plain(x.movedim(-1, 1)), _plain(kernel), stride=strides, dilation=dilations, groups=groups
+        )
         return out.movedim(1, -1)
 
     def _keys_stand_apart(self, taps: list[tuple[int, int, int]]) -> bool:
-        """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice."""
+        """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
+
+        Not if compiled: inductor fails on transposed convolutions of free sizes laid out like these.
+        """
+        if torch.compiler.is_compiling():
+            return False
         axes = self.grid.axes
         if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
             return False
@@ -146,16 +154,20 @@ class Shift(AttentionOperator):
         """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
         counts = [count for _, _, count in taps]
         grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
-        kernel = grouped.flatten(0, 1).unflatten(2, counts).flip(*range(2, 2 + len(counts)))  # the largest shift first
+        kernel = grouped.flatten(0, 1).flip(2).unflatten(2, counts)  # the largest shift first
         spacings, steps = [axis.spacing for axis in self.grid.axes], [step for _, step, _ in taps]
-        out: Tensor = _TRANSPOSED[self.grid.dims](
-            x.movedim(-1, 1), kernel, stride=spacings, dilation=steps, groups=groups
-        )
+        convolution = _TRANSPOSED[self.grid.dims]
+        out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=spacings, dilation=steps, groups=groups)
         edges: list[int] = []
         for axis, (first, step, count), size in zip(self.grid.axes, taps, out.shape[2:], strict=True):
             start = axis.offset + first + step * (count - 1)  # where the first query's output stands
             edges = [-start, start + axis.queries - size, *edges]
         return F.pad(out, edges).movedim(1, -1)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor, copied to contiguous memory if compiled: inductor cannot order other strides of free sizes."""
+    return tensor.contiguous() if torch.compiler.is_compiling() else tensor
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:

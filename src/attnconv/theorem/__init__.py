@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from attnconv.theorem.comparison import Comparison as Comparison
     from attnconv.theorem.comparison import LayerComparison as LayerComparison
     from attnconv.theorem.comparison import compare as compare
+    from attnconv.theorem.construct import HARD_ALPHA as HARD_ALPHA
+    from attnconv.theorem.construct import SOFT_ALPHA as SOFT_ALPHA
     from attnconv.theorem.construct import equation_9 as equation_9
     from attnconv.theorem.construct import from_conv as from_conv
-    from attnconv.theorem.construct import hard_alpha as hard_alpha
     from attnconv.theorem.factoring import factor as factor
     from attnconv.theorem.factoring import factor_error as factor_error
     from attnconv.theorem.factoring import head_ranks as head_ranks
@@ -43,9 +44,11 @@ else:
             "Expressiveness": "span",
             "Factorisation": "span",
             "Fit": "phi",
+            "HARD_ALPHA": "construct",
             "LayerComparison": "comparison",
             "Proof": "proof",
             "Residuals": "phi",
+            "SOFT_ALPHA": "construct",
             "alpha_for": "bounds",
             "can_express": "span",
             "compare": "comparison",
@@ -57,7 +60,6 @@ else:
             "factor_error": "factoring",
             "factorise": "span",
             "from_conv": "construct",
-            "hard_alpha": "construct",
             "head_ranks": "factoring",
             "imitate": "imitation",
             "imitation_error": "imitation",

@@ -31,6 +31,13 @@ from attnconv.theorem.convolutions import (
 )
 from attnconv.theorem.nearest import nearest_weights
 
+# The weight of a neighbour is eps^2 of float64: nothing of it is left in a sum, in any dtype that a layer is moved to,
+# and no smaller weight is a denormal number of float32.
+HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
+# For heads to train on: of the values tried (results/recast-finetune) the softest whose accuracy on held-out training
+# images is that of the best.
+SOFT_ALPHA = 3.0
+
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
 
 
@@ -42,8 +49,9 @@ def from_conv(
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
             mode, groups and floating dtype.
-        alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the dtype's precision: they equal
-            the convolution and do not move in training. Softer ones err by a known bound and move.
+        alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the precision of every dtype
+            (`HARD_ALPHA`): they equal the convolution and do not move in training. Softer ones err by a known bound and
+            move; `SOFT_ALPHA` = 3 is the value to train on.
         weights: The heads' matrices: the kernel's `slices`, which hard heads want and to which `error_bound` applies;
             or, for soft heads to train on, those with which they come `nearest` to the convolution inside the image.
 
@@ -66,7 +74,7 @@ def from_conv(
     check_convolution(conv)
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
-    alpha = hard_alpha(conv.weight.dtype) if alpha is None else _checked(alpha)
+    alpha = HARD_ALPHA if alpha is None else _checked(alpha)
     centres = torch.tensor(taps(conv))
     encoding = Quadratic(*centres.shape)
     layer = layer_for(conv, encoding)
@@ -168,12 +176,6 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
         if layer.bias is not None and conv.bias is not None:
             layer.bias.copy_(conv.bias)
     return layer.train(conv.training)
-
-
-def hard_alpha(dtype: torch.dtype) -> float:
-    """An alpha whose neighbours' weights are eps^2: nothing of them is left in a sum, in any dimension."""
-    precision = torch.finfo(torch.promote_types(dtype, torch.float32))
-    return -2 * math.log(precision.eps)
 
 
 def _checked(alpha: float) -> float:
