@@ -125,7 +125,7 @@ class Shift(AttentionOperator):
         for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
             start = axis.offset + first
             length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
-            x = axis.take(x, dim, torch.arange(length, device=x.device) + start)
+            x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
         convolution = _CONVOLUTIONS[self.grid.dims]
         strides = [axis.stride for axis in self.grid.axes]
         dilations = [step for _, step, _ in taps]
@@ -163,6 +163,17 @@ class Shift(AttentionOperator):
             start = axis.offset + first + step * (count - 1)  # where the first query's output stands
             edges = [-start, start + axis.queries - size, *edges]
         return F.pad(out, edges).movedim(1, -1)
+
+
+def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farthest: int) -> Tensor:
+    """What the lattice shows at start, start + 1, ..: by padding with zeros where that is all there is outside.
+
+    A head that looks beyond a side without padding sees that side's pixel; on the last side only a shift above 0 does.
+    """
+    zeros_before, zeros_after = axis.padding[0] > 0 or start >= 0, axis.padding[1] > 0 or farthest <= 0
+    if axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after:
+        return F.pad(image, [0, 0] * (image.dim() - 1 - dim) + [-start, start + length - axis.size])
+    return axis.take(image, dim, torch.arange(length, device=image.device) + start)
 
 
 def _plain(tensor: Tensor) -> Tensor:
