@@ -8,7 +8,6 @@ images; the CNN itself is trained in the same way. Alpha is chosen by held-out t
 
 import copy
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,11 +36,11 @@ class Settings:
     """Folder of CIFAR-10."""
     out: Path | None = None
     """Folder for the table; None prints it only."""
-    alphas: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0, 6.0)
+    alphas: tuple[float, ...] = (2.0, 3.0, 4.0, 6.0)
     """Sharpness of the soft heads, in 1 / pixel^2."""
     weights: Literal["slices", "nearest"] = "nearest"
     """Of the soft heads: the kernels' slices, or those with which they come nearest to the kernels."""
-    images: int = 10_000
+    images: int = 3_000
     """Training images."""
     held_out: int = 2_000
     """Further training images, by which alpha is chosen."""
@@ -53,8 +52,8 @@ class Settings:
     """Images at once."""
     rate: float = 0.01
     """Learning rate of weights (SGD with momentum 0.9, cosine to zero)."""
-    position_rate: float = 0.05
-    """Learning rate of centres and spreads, without momentum's weight decay."""
+    position_rate: float = 0.2
+    """Learning rate of centres and spreads, with momentum and without weight decay."""
     weight_decay: float = 1e-4
     """Of weights; centres and spreads have none."""
     seed: int = 0
@@ -91,7 +90,7 @@ def main(settings: Settings) -> list[Result]:
         (settings.out / "table.md").write_text(table(results) + "\n", encoding="utf-8")
         record: dict[str, Any] = {
             "settings": {**asdict(settings), "checkpoint": settings.checkpoint.name, "root": "CIFAR-10", "out": None},
-            "environment": environment(sys.argv, torch.device("cpu")),
+            "environment": environment(["python", "-m", "benchmarks.finetune_recast"], torch.device("cpu")),
             "results": [asdict(result) for result in results],
         }
         (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
