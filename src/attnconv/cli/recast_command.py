@@ -81,7 +81,8 @@ def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
     dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
     twice = images[:1].repeat(2, 1, 1, 1)  # an example of one image would fix their number
     if arguments.export is not None:
-        torch.export.save(torch.export.export(model, (twice,), dynamic_shapes=dynamic), arguments.export)
+        exported = torch.export.export(model, (twice,), dynamic_shapes=dynamic, strict=False)
+        torch.export.save(exported, arguments.export)
         print(f"Program: {arguments.export}")
     if arguments.onnx is not None:
         try:
