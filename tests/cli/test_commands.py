@@ -115,6 +115,13 @@ def test_demo_performs_learns_and_shows(tmp_path: Path, capsys: pytest.CaptureFi
     assert Path(out.split("Report: ")[1].strip()).is_file()
 
 
+def test_demo_checks_before_it_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "demo"))[0] == 0
+    status, _, err = call(capsys, "demo", "--epochs", "0", "--out", str(tmp_path / "demo"))
+    assert (status, "--epochs: must be" in err) == (2, True)
+    assert (tmp_path / "demo" / "result.json").is_file()
+
+
 def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for folder in (tmp_path, run):

@@ -242,6 +242,31 @@ def test_plan_looks_at_the_size_and_loading_discards_it() -> None:
     assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Dense)
 
 
+@pytest.mark.parametrize("border", ["zero", "renormalise", "replicate"])
+@pytest.mark.parametrize(
+    ("sizes", "padding", "centres"),
+    [
+        ((4, 4), 1, [(0.0, 6.0)]),
+        ((4, 4), 2, [(0.0, -6.0)]),
+        ((1, 1), 1, [(0.0, 3.0)]),
+        ((8, 8), 1, [(0.0, 0.0), (0.0, 3000.0)]),
+        ((4, 4), 0, [(0.0, 0.0), (1e10, 0.0)]),
+        ((4, 4), 1, [(1e20, -1e20)]),
+    ],
+)
+def test_planned_shifts_look_as_far_as_the_softmax(
+    border: Border, sizes: tuple[int, int], padding: int, centres: list[tuple[float, float]]
+) -> None:
+    layer = SelfAttention2d(2, 3, len(centres), border=border, padding=padding, dtype=torch.float64)
+    with torch.no_grad():
+        layer.encoding.get_parameter("centres").copy_(torch.tensor(centres))
+        layer.encoding.get_parameter("spread").fill_(12.1)
+    x = torch.randn(1, 2, *sizes, dtype=torch.float64)
+    attended = layer(x)
+    assert layer.plan(sizes) == "shift"
+    torch.testing.assert_close(layer(x), attended, **tolerance(torch.float64))
+
+
 def test_plan_refuses_shifts_for_soft_heads() -> None:
     with pytest.raises(ValueError, match="choose: 'shift' needs every head to attend a single key, got soft heads"):
         SelfAttention2d(2, 2, 3).plan((4, 4), choose="shift")

@@ -123,6 +123,13 @@ def test_the_refusal_of_a_pickle_says_how_to_convert_it(tmp_path: Path) -> None:
         read_metadata(path)
 
 
+def test_a_pickle_is_not_advised_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    torch.save({"a": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match=r"torch\.load\('weights\.safetensors', weights_only=True\)"):
+        read_metadata(path)
+
+
 def test_the_refusal_of_a_trainers_state_names_the_weights_beside_it(tmp_path: Path) -> None:
     beside = a_file(tmp_path)
     path = tmp_path / "state.ckpt"

@@ -170,6 +170,9 @@ def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pyte
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="state: must be a whole file that torch wrote, got"):
         read_state(path)
+    path.write_bytes(b"hello")
+    with pytest.raises(ValueError, match="state: must be a whole file that torch wrote, got 101"):
+        read_state(path)
     torch.save({"epoch": Foreign()}, path)
     with pytest.raises(ValueError, match="state: must hold tensors and plain values only, got something else"):
         read_state(path)

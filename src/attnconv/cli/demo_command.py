@@ -4,9 +4,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnconv._errors import bad
 from attnconv.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from attnconv.training.settings import RunSettings
 
 PRESET = "quadratic-digits"
 
@@ -26,9 +30,10 @@ def run(words: Sequence[str]) -> int:
     about = "In three minutes on two CPU cores, without a network: builds the attention layer that equals a random "
     about += "convolution, trains a small attention-only model on handwritten digits, and draws where its heads went."
     arguments = parse(Demo, "demo", words, about=about, examples="attnconv demo\nattnconv demo --epochs 5 --out runs/x")
+    settings = _settings(arguments)
     _make_room(arguments.out)
     _perform()
-    _learn(arguments)
+    _learn(arguments, settings)
     from attnconv.report import write_report
 
     print("\n3. What its heads look at")
@@ -56,16 +61,25 @@ def _perform() -> None:
         )
 
 
-def _learn(arguments: Demo) -> None:
-    """A small model on the embedded digits."""
+def _settings(arguments: Demo) -> "RunSettings":
+    """Of the training, checked before an earlier demo is touched."""
     from dataclasses import replace
 
-    from attnconv.training.fit import fit
     from attnconv.training.recipes import recipe
+    from attnconv.training.settings import SettingsError, problems
 
     settings = recipe(PRESET)
     if arguments.epochs is not None:
         settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
+    if wrong := problems(settings):
+        raise SettingsError(wrong)
+    return settings
+
+
+def _learn(arguments: Demo, settings: "RunSettings") -> None:
+    """A small model on the embedded digits."""
+    from attnconv.training.fit import fit
+
     print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
     run = fit(settings, arguments.out, command=["attnconv", "demo"])
     result = run.result()

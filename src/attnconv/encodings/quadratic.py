@@ -81,7 +81,8 @@ class Quadratic(SeparableEncoding):
             nearest = centres.round()
             if not bool((mass_off_nearest(alpha, centres - nearest) <= torch.finfo(self.centres.dtype).eps).all()):
                 return None
-            return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
+            # No image is as large as 2^40 pixels: beyond it all places are alike, and int64 holds sums of them.
+            return tuple(tuple(int(v) for v in row) for row in nearest.clamp(-(2.0**40), 2.0**40).tolist())
 
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
         alpha = self.alpha[:, axis if self.alpha.shape[1] > 1 else 0].to(shifts.dtype)[:, None, None]

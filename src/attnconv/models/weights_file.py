@@ -86,7 +86,7 @@ def _refuse_pickle(path: Path, start: bytes) -> None:
 
 
 def _fix(path: Path) -> str:
-    beside = sorted(path.parent.glob("*.safetensors"))
+    beside = sorted(other for other in path.parent.glob("*.safetensors") if other != path)
     if beside:
         return f"Beside it lies {beside[0]}; name that, or the run folder."
     return (

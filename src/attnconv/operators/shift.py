@@ -61,7 +61,7 @@ class Shift(AttentionOperator):
     ) -> Float[Tensor, "b *queries d"]:
         taps = [_progression(sorted({shift[dim] for shift in self.shifts})) for dim in range(self.grid.dims)]
         counts = [count for _, _, count in taps]
-        if math.prod(counts) > 2 * self.heads:  # scattered heads: a kernel would be mostly empty
+        if math.prod(counts) > 2 * self.heads or self._far(taps):  # a kernel, or the image around it, mostly empty
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
             out = self._convolve(x, weight, groups, taps)
@@ -134,6 +134,15 @@ class Shift(AttentionOperator):
         )
         return out.movedim(1, -1)
 
+    def _far(self, taps: list[tuple[int, int, int]]) -> bool:
+        """Whether heads look so far out that an image padded for them would be mostly padding."""
+        if torch.compiler.is_compiling():
+            return False
+        return any(
+            max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
+            for axis, (first, step, count) in zip(self.grid.axes, taps, strict=True)
+        )
+
     def _keys_stand_apart(self, taps: list[tuple[int, int, int]]) -> bool:
         """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
 
@@ -171,7 +180,8 @@ def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farth
     A head that looks beyond a side without padding sees that side's pixel; on the last side only a shift above 0 does.
     """
     zeros_before, zeros_after = axis.padding[0] > 0 or start >= 0, axis.padding[1] > 0 or farthest <= 0
-    if axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after:
+    padded = axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after
+    if padded and (torch.compiler.is_compiling() or (start < axis.size and start + length > 0)):  # some image is left
         return F.pad(image, [0, 0] * (image.dim() - 1 - dim) + [-start, start + length - axis.size])
     return axis.take(image, dim, torch.arange(length, device=image.device) + start)
 

@@ -88,7 +88,7 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
             for split, line in last.items()
         ]
     facts = []
-    chosen, final = result.get("chosen"), result["last"]
+    chosen, final = result.get("best"), result["last"]
     shown = final if chosen is None else chosen
     for split, label in (("test", "Test accuracy"), ("validation", "Validation accuracy")):
         if split not in shown:

@@ -69,7 +69,15 @@ def read_state(path: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         got = "something else in it; none of it was executed"
         raise ValueError(bad("state", "must hold tensors and plain values only", got, fix, origin=str(path))) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        OSError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:  # its unpickler
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(bad("state", "must be a whole file that torch wrote", first, fix, origin=str(path))) from error
     if not isinstance(state, Mapping):
