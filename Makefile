@@ -49,7 +49,7 @@ verify-tenth: $(STAMP)
 	$(PYTEST) tests/verify -m verify --verify-scale=0.1
 
 # All cores here: among the claims are times.
-verify: $(STAMP)  ## re-measure every claim of the README at full scale (hours)
+verify: $(STAMP)  ## re-measure what the README claims of exactness, training and resumption (hours)
 	$(BIN)/python -m pytest tests/verify -m verify --verify-scale=1
 
 docs: $(STAMP)  ## build the pages into docs/_build/html; warnings are errors
