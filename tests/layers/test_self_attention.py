@@ -267,6 +267,12 @@ def test_planned_shifts_look_as_far_as_the_softmax(
     torch.testing.assert_close(layer(x), attended, **tolerance(torch.float64))
 
 
+@pytest.mark.usefixtures("unhooked")
+def test_plan_refuses_choices_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match=r"choose: must be one of auto, dense, structured, shift, got 'fast'"):
+        layer2d().plan((4, 4), choose="fast")  # type: ignore[arg-type]
+
+
 def test_plan_refuses_shifts_for_soft_heads() -> None:
     with pytest.raises(ValueError, match="choose: 'shift' needs every head to attend a single key, got soft heads"):
         SelfAttention2d(2, 2, 3).plan((4, 4), choose="shift")

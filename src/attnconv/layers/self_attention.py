@@ -235,8 +235,10 @@ class SelfAttention(nn.Module, abc.ABC):
             What was chosen.
 
         Raises:
-            ValueError: `shift` was asked for and some head does not attend a single key.
+            ValueError: There is no such choice, or `shift` was asked for and some head does not attend a single key.
         """
+        if choose not in ("auto", *get_args(Plan)):
+            raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
         shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
             fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
