@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnconv.encodings import Encoding
-from attnconv.encodings.named import ENCODING_NAMES, encoding_named
-from attnconv.grid import BORDERS, Border, Grid
+from attnconv.encodings import ENCODING_NAMES, Encoding, encoding_named
+from attnconv.grid import BORDERS, Border, Grid, Padding
 from attnconv.operators import AttentionOperator, Content, Dense, Kronecker, Shift, Toeplitz
 
 CHANNELS = 12  # of images: sinusoids over one, two and three axes all fit
@@ -83,20 +82,42 @@ SIZES = [(1,), (6,), (1, 1), (4, 6), (5, 3), (3, 2, 4)]  # one, even, odd, non-s
 
 @dataclass(frozen=True)
 class Layout:
-    """How a grid lies over an image."""
+    """How a grid lies over an image: as a free layer's, as a convolution's (window), or as a transposed one's."""
 
     sizes: tuple[int, ...]
     border: Border
     stride: int = 1
-    padding: int = 1
+    padding: Padding = 1
+    window: tuple[int, ...] | None = None
+    transposed: bool = False
 
     def grid(self) -> Grid:
-        return Grid.make(self.sizes, stride=self.stride, padding=self.padding, border=self.border)
+        if self.transposed:
+            assert self.window is not None
+            return Grid.transposed(self.sizes, stride=self.stride, padding=self.padding, window=self.window)
+        return Grid.make(self.sizes, stride=self.stride, padding=self.padding, border=self.border, window=self.window)
+
+    @property
+    def on_pixels(self) -> bool:
+        """Whether every query stands on a pixel, as content needs it."""
+        return all(axis.spacing == 1 and axis.stride * (axis.queries - 1) < axis.size for axis in self.grid().axes)
 
 
-LAYOUTS = [Layout(sizes, border, 1 + i % 2) for i, sizes in enumerate(SIZES) for border in BORDERS] + [
-    Layout((5, 4), border, 3, 2) for border in BORDERS
+LAYOUTS = [
+    *(Layout(sizes, border, 1 + i % 2) for i, sizes in enumerate(SIZES) for border in BORDERS),
+    *(Layout((5, 4), border, 3, 2) for border in BORDERS),
+    *(Layout((5, 4), border, 1, ((2, 0), (0, 1))) for border in BORDERS),  # more on one side
+    *(
+        Layout((6, 5), border, 2, ((0, 1), (1, 2)), window=(3, 5)) for border in BORDERS
+    ),  # kernels 3 x 3, dilated (1, 2)
+    *(Layout((4, 5), border, 1, 2, window=(2, 1)) for border in BORDERS),  # queries outside the image
+    Layout((4,), "zero", 3, 0, window=(4,), transposed=True),
+    Layout((3, 2), "zero", 2, ((1, 0), (0, 2)), window=(3, 5), transposed=True),
+    Layout((2, 1, 3), "zero", 2, 0, window=(2, 1, 3), transposed=True),
 ]
+
+WITH_CONTENT = {"learned-content", "sinusoidal", "absolute-sinusoidal", "absolute-learned"}
+CASES = [(name, layout) for name in OPERATORS for layout in LAYOUTS if layout.on_pixels or name not in WITH_CONTENT]
 
 
 def images(grid: Grid, dtype: torch.dtype, batch: int, channels: int = CHANNELS) -> Tensor:

@@ -16,14 +16,16 @@ probabilities onto image keys works axis by axis. `docs/grid.md` states this as 
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, SupportsIndex, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv._values import is_index
 
 Border: TypeAlias = Literal["renormalise", "zero", "replicate", "reflect", "circular"]
 BORDERS: tuple[Border, ...] = get_args(Border)
@@ -318,24 +320,32 @@ class Grid:
 
 def per_axis(name: str, value: int | Sequence[int], dims: int, *, least: int) -> tuple[int, ...]:
     """One whole number per axis, each at least `least`; a single number serves every axis."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(values) != dims or any(v < least for v in values):
-        raise ValueError(
-            bad(name, f"must be a whole number of at least {least}, or one for each of {dims} axes", value)
-        )
-    return values
+    given = tuple(value) if isinstance(value, Sequence) else (value,) * dims
+    if len(given) != dims or not all(is_index(v) and _plain(v) >= least for v in given):
+        requirement = f"must be a whole number of at least {least}, or one for each of {dims} axes"
+        raise ValueError(bad(name, requirement, repr(value)))
+    return tuple(_plain(v) for v in given)
 
 
 def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
     """Padding as (before, after) for every axis."""
-    values: list[int | tuple[int, int]] = [padding] * dims if isinstance(padding, int) else list(padding)
-    pairs = tuple((v, v) if isinstance(v, int) else v for v in values)
-    if len(pairs) != dims or {len(p) for p in pairs} != {2} or any(min(p) < 0 for p in pairs):
+    given = list(padding) if isinstance(padding, Sequence) else [padding] * dims
+    pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in given]
+    numbers = [number for pair in pairs for number in pair]
+    whole_pairs = len(pairs) == dims and all(len(pair) == 2 for pair in pairs)
+    if not whole_pairs or not all(is_index(v) and _plain(v) >= 0 for v in numbers):
         requirement = (
             f"must be a whole number of at least 0, one for each of {dims} axes, or a (before, after) pair each"
         )
-        raise ValueError(bad("padding", requirement, padding))
-    return tuple((p[0], p[1]) for p in pairs)
+        raise ValueError(bad("padding", requirement, repr(padding)))
+    return tuple((_plain(before), _plain(after)) for before, after in pairs)
+
+
+def _plain(value: SupportsIndex) -> int:
+    """An int of numpy's as Python's; a compiler's symbol stays one."""
+    if isinstance(value, torch.SymInt):
+        return cast("int", value)
+    return operator.index(value)
 
 
 def check_border(border: str) -> None:

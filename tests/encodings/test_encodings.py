@@ -1,5 +1,6 @@
 """Encodings: counts, formulas written out once more, and what is refused."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -205,14 +206,14 @@ def test_sinusoids_of_a_shift_are_rotations() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Quadratic(0), "heads: must be at least 1, got 0"),
+        (lambda: Quadratic(0), "heads: must be a whole number of at least 1, got 0"),
         (lambda: Quadratic(1, 4), "dims: must be 1, 2 or 3, got 4"),
-        (lambda: LearnedRelative(1, channels=0), "channels: must be at least 1, got 0"),
-        (lambda: LearnedRelative(1, max_shift=-1), "max_shift: must be at least 0, got -1"),
-        (lambda: LearnedRelativeContent(0, 1), "in_channels: must be at least 1, got 0"),
-        (lambda: LearnedRelativeContent(5, 1), r"head_channels: must be .* multiple of 2, got 5 \(from in_channels\)"),
+        (lambda: LearnedRelative(1, channels=0), "channels: must be a whole number of at least 1, got 0"),
+        (lambda: LearnedRelative(1, max_shift=-1), "max_shift: must be a whole number of at least 0, got -1"),
+        (lambda: LearnedRelativeContent(0, 1), "in_channels: must be a whole number of at least 1, got 0"),
+        (lambda: LearnedRelativeContent(5, 1, head_channels=5), "head_channels: must be a multiple of 2, got 5"),
         (lambda: LearnedRelativeContent(4, 1, head_channels=0), "head_channels: must be .*, got 0"),
-        (lambda: Relative(6, 1), "position_channels: must be a positive multiple of 4 .* got 6"),
+        (lambda: SinusoidalFeatures(6, 2), "position_channels: must be a positive multiple of 4 .* got 6"),
         (lambda: SinusoidalPositions(2, 2), "in_channels: must be a positive multiple of 4 .* got 2"),
         (lambda: LearnedPositions(4, (3, 0)), r"sizes: must be at least 1 for every axis, got \(3, 0\)"),
         (lambda: Relative(4, 1, terms=()), r"terms: must be some of content-content, .* got \(\)"),
@@ -221,6 +222,31 @@ def test_sinusoids_of_a_shift_are_rotations() -> None:
 def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_sizes_that_follow_from_the_image_are_rounded_up_to_what_the_axes_need() -> None:
+    assert LearnedRelativeContent(3, 2).head_channels == 4
+    assert Relative(3, 2, 3).features.channels == 6
+    assert Relative(4, 2).features.channels == 4
+
+
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+@pytest.mark.parametrize("centre", [0.0, 7.3, 40.0, -1e3])
+def test_float32_follows_float64_for_sharp_flat_and_far_heads(kind: type[Encoding], centre: float) -> None:
+    """One axis sharp, one flat, turned any way, the centre on the image or far from it: rows keep their digits."""
+    grid = Grid.make((9, 12), padding=1, border="zero")
+    for sharp, flat, turn in itertools.product((100.0, 3.0), (0.1, 1e-3), (0.0, 0.3, math.pi / 4)):
+        encoding = kind(1, 2) if kind is GeneralizedQuadratic else Quadratic(1, 2, diagonal=True)
+        rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        with torch.no_grad():
+            encoding.get_parameter("centres").copy_(torch.tensor([[centre, 0.0]]))
+            if isinstance(encoding, GeneralizedQuadratic):
+                encoding.root_precision[0] = rotation @ torch.diag(torch.tensor([sharp, flat]))
+            else:
+                encoding.get_parameter("spread").copy_(torch.tensor([[sharp, flat]]))
+        single = encoding.operator(grid, torch.zeros(1, 9, 12, 1)).to_dense()
+        double = encoding.double().operator(grid, torch.zeros(1, 9, 12, 1, dtype=DOUBLE)).to_dense()
+        torch.testing.assert_close(single.double(), double, **tolerance(torch.float32))
 
 
 def test_hard_shifts_are_found_only_where_heads_are_hard() -> None:

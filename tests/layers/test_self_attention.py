@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,6 +187,21 @@ def test_bf16_autocast_keeps_scores_in_float32(name: str) -> None:
     assert out.dtype == torch.bfloat16
     assert rows.dtype == torch.float32
     torch.testing.assert_close(out.float(), layer(x), rtol=5e-2, atol=5e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = layer.score_terms(x)
+        layer.backend = "reference"
+        reference = layer.operator(x).to_dense()
+    assert {term.dtype for term in terms.values()} == {torch.float32}
+    # The terms of absolute positions project content and position apart, each rounded to bf16 by itself.
+    accuracy = {"rtol": 5e-2, "atol": 1e-2} if name.startswith("absolute") else tolerance(torch.float32)
+    torch.testing.assert_close(reference, rows, **accuracy)
+
+
+def test_one_image_passes_without_a_batch() -> None:
+    layer, x = layer2d("learned-content"), images(4, 3)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    torch.testing.assert_close(layer.operator(x[0]).to_dense(), layer.operator(x[:1]).to_dense())
+    torch.testing.assert_close(layer.score_terms(x[0])["content-content"], layer.score_terms(x[:1])["content-content"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -284,7 +300,7 @@ def test_plan_refuses_shifts_for_soft_heads() -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((12, 4, 4), r"x: SelfAttention2d takes \(batch, channels, height, width\), got shape \(12, 4, 4\)"),
+        ((12, 4), r"x: SelfAttention2d takes \(batch, channels, height, width\), got shape \(12, 4\)"),
         ((1, 3, 4, 4), r"x: SelfAttention2d was made for 12 channels, got shape \(1, 3, 4, 4\)"),
         ((1, 12, 0, 4), r"x: every axis needs at least one pixel, got shape \(1, 12, 0, 4\)"),
     ],
@@ -298,7 +314,7 @@ def test_wrong_images_are_refused(shape: tuple[int, ...], message: str) -> None:
 def test_wrong_dtypes_are_refused() -> None:
     with pytest.raises(TypeError, match=r"x: must have the layer's dtype torch.float64, got torch.float32\. Convert"):
         layer2d()(torch.zeros(1, 12, 4, 4))
-    with pytest.raises(TypeError, match=r"dtype: must be a floating dtype, got torch.int64"):
+    with pytest.raises(TypeError, match=r"dtype: must be a floating dtype such as torch.float32, got torch.int64"):
         SelfAttention2d(2, 2, 1, dtype=torch.int64)
     with pytest.raises(TypeError, match=r"dtype: Apple's MPS has no float64, got torch.float64"):
         check_device_dtype("mps", torch.float64)
@@ -308,14 +324,14 @@ def test_wrong_dtypes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_channels": 0}, "in_channels: must be at least 1, got 0"),
-        ({"out_channels": -1}, "out_channels: must be at least 1, got -1"),
-        ({"heads": 0}, "heads: must be at least 1, got 0"),
+        ({"in_channels": 0}, "in_channels: must be a whole number of at least 1, got 0"),
+        ({"out_channels": -1}, "out_channels: must be a whole number of at least 1, got -1"),
+        ({"heads": 0}, "heads: must be a whole number of at least 1, got 0"),
         ({"groups": 5}, "groups: must divide in_channels and out_channels, got groups=5 for 4 -> 6"),
-        ({"groups": 0}, "groups: must be at least 1, got 0"),
-        ({"head_channels": 0}, "head_channels: must be at least 1.* got head_channels=0"),
+        ({"groups": 0}, "groups: must be a whole number of at least 1, got 0"),
+        ({"head_channels": 0}, "head_channels: must be a whole number of at least 1, got 0"),
         ({"head_channels": 2, "groups": 2}, "head_channels: .* got head_channels=2 with groups=2"),
-        ({"attention_dropout": 1.0}, "attention_dropout: must be at least 0 and below 1, got 1.0"),
+        ({"attention_dropout": 1.0}, "attention_dropout: must be a number of at least 0 and below 1, got 1.0"),
         ({"backend": "fast"}, "backend: must be one of auto, .* got 'fast'"),
         ({"border": "wrap"}, "border: must be one of .* got 'wrap'"),
         ({"stride": (1, 2, 3)}, r"stride: must be a whole number .* got \(1, 2, 3\)"),
@@ -337,6 +353,61 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 2.5}, "heads: must be a whole number of at least 1, got 2.5"),
+        ({"heads": True}, "heads: must be a whole number of at least 1, got True"),
+        ({"in_channels": "4"}, "in_channels: must be a whole number of at least 1, got '4'"),
+        ({"head_channels": 1.0}, "head_channels: must be a whole number of at least 1, got 1.0"),
+        ({"stride": 1.5}, "stride: must be a whole number of at least 1, or one for each of 2 axes, got 1.5"),
+        ({"padding": 1.5}, "padding: must be a whole number of at least 0, .* got 1.5"),
+        ({"padding": ((0, 1), (0, 1.5))}, r"padding: must be .* got \(\(0, 1\), \(0, 1.5\)\)"),
+        ({"dilation": "2"}, "dilation: must be a whole number .* got '2'"),
+        ({"attention_dropout": "0"}, "attention_dropout: must be a number .* got '0'"),
+        ({"dtype": "float32"}, "dtype: must be a floating dtype such as torch.float32, got 'float32'"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        SelfAttention2d(**{"in_channels": 4, "out_channels": 6, "heads": 3, **options})
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_numbers_of_numpy_are_whole_numbers() -> None:
+    three = np.int64(3)
+    layer = SelfAttention2d(three, three, three, stride=three, padding=(three, (three, three)))  # type: ignore[arg-type]
+    assert (layer.stride, layer.padding) == ((3, 3), ((3, 3), (3, 3)))
+    assert layer(torch.zeros(1, 3, 4, 4)).shape == (1, 3, 2, 2)
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_inputs_of_wrong_types_are_refused() -> None:
+    layer = SelfAttention2d(3, 3, 1)
+    with pytest.raises(TypeError, match="x: SelfAttention2d takes a tensor, got list"):
+        layer([0.0])
+    with pytest.raises(TypeError, match=r"x: must have .* got torch.int64\. Convert with x.to\(torch.float32\)\.$"):
+        layer(torch.zeros(1, 3, 2, 2, dtype=torch.int64))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"x: must have .* got torch.float64"):
+        layer(torch.zeros(1, 3, 2, 2, dtype=DOUBLE))
+    with pytest.raises(ValueError, match=r"sizes: must be a whole number .* each of 2 axes, got \(5,\)"):
+        layer.plan((5,))
+    with pytest.raises(TypeError, match=r"queries: must be a tensor of int64 indices, got list\. Use"):
+        layer.operator(torch.zeros(1, 3, 2, 2)).rows([0, 1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@every_encoding
+def test_names_serve_photographs_wherever_the_image_does_not_forbid_it(name: str, dims: int) -> None:
+    if name == "absolute-sinusoidal":
+        with pytest.raises(ValueError, match=f"in_channels: must be a positive multiple of {2 * dims} .* got 3"):
+            LAYERS[dims](3, 3, 2, encoding=name)
+        return
+    x = torch.randn(1, 3, *(4, 3, 2)[:dims])
+    assert LAYERS[dims](3, 3, 2, encoding=name)(x).shape == x.shape
+
+
+@pytest.mark.usefixtures("unhooked")
 def test_an_encoding_of_another_kind_is_refused() -> None:
     with pytest.raises(TypeError, match="encoding: must be an Encoding or the name of one, got int"):
         SelfAttention2d(2, 2, 1, encoding=3)  # type: ignore[arg-type]
@@ -347,6 +418,11 @@ def test_values_that_are_not_finite_are_refused_on_loading() -> None:
     state = {name: torch.full_like(value, torch.nan) for name, value in layer.state_dict().items()}
     with pytest.raises(ValueError, match=r"weight: must be finite, got NaN or infinite values \(from the loaded"):
         layer.load_state_dict(state)
+    assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer keeps what it had
+    with torch.no_grad():
+        layer.encoding.get_parameter("centres").fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"encoding.centres: must be finite, got NaN"):
+        layer.plan((4, 4))
 
 
 def test_content_needs_every_query_on_a_pixel() -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from attnconv.encodings.names import EncodingName
 from attnconv.models.build import build
 from attnconv.models.counts import flops_all, flops_paper, parameters
 from attnconv.models.measure import measure_flops
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings, EncodingName, ModelSettings, ResNetSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 from attnconv.models.tables import pruned_settings
 
 ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)

@@ -63,12 +63,14 @@ def test_presets_have_no_problems() -> None:
         ({"norm_epsilon": float("nan")}, "model.norm_epsilon: must be a number of at least 0 and finite, got nan"),
         ({"centre_std": float("inf")}, "model.centre_std: must be a number of at least 0 and finite, got inf"),
         ({"downsampling": 3}, "model.downsampling: must divide the image size 32, got 3"),
-        ({"encoding": "learned-content", "width": 5}, "model.width: must be even for encoding learned-content, got 5"),
         (
             {"encoding": "learned-content", "key_channels": 7},
             "model.key_channels: must be even for encoding learned-content, got 7",
         ),
-        ({"encoding": "sinusoidal", "width": 6}, "model.width: must be a multiple of 4 for encoding sinusoidal, got 6"),
+        (
+            {"encoding": "absolute-sinusoidal", "width": 6},
+            "model.width: must be a multiple of 4 for encoding absolute-sinusoidal, got 6",
+        ),
         ({"kind": "resnet", "classes": 0}, "model.classes: must be a whole number of at least 1, got 0"),
         ({"kind": "resnet", "widths": []}, "model.widths: must be one or more whole numbers of at least 1, got ()"),
         ({"kind": "resnet", "blocks": [2]}, "model.blocks: must be one number for each of the 4 widths, got (2,)"),

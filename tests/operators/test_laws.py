@@ -7,16 +7,15 @@ import torch
 
 from attnconv.operators import AttentionOperator, Dense
 from attnconv.operators.base import all_queries
-from tests.laws import CHANNELS, HEADS, LAYOUTS, OPERATORS, Layout, contracted, images
+from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout, contracted, images
 from tests.tolerances import tolerance
 
 every_operator = pytest.mark.parametrize("name", list(OPERATORS))
-every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+every_case = pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 DOUBLE = torch.float64
 
 
-@every_operator
-@every_layout
+@every_case
 def test_contract_and_apply_equal_the_dense_matrix(name: str, layout: Layout) -> None:
     for batch in (1, 3):
         grid = layout.grid()
@@ -34,8 +33,7 @@ def test_contract_and_apply_equal_the_dense_matrix(name: str, layout: Layout) ->
         torch.testing.assert_close(operator.apply(values), mixed, **tolerance(DOUBLE, scale=10))
 
 
-@every_operator
-@every_layout
+@every_case
 def test_rows_are_probabilities(name: str, layout: Layout) -> None:
     grid = layout.grid()
     operator, _ = OPERATORS[name](grid, DOUBLE, 2)

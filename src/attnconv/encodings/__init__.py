@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from attnconv.encodings.base import SeparableEncoding as SeparableEncoding
     from attnconv.encodings.learned import LearnedRelative as LearnedRelative
     from attnconv.encodings.learned import LearnedRelativeContent as LearnedRelativeContent
-    from attnconv.encodings.named import ENCODING_NAMES as ENCODING_NAMES
     from attnconv.encodings.named import encoding_named as encoding_named
+    from attnconv.encodings.names import ENCODING_NAMES as ENCODING_NAMES
     from attnconv.encodings.positions import LearnedPositions as LearnedPositions
     from attnconv.encodings.positions import SinusoidalPositions as SinusoidalPositions
     from attnconv.encodings.quadratic import GeneralizedQuadratic as GeneralizedQuadratic
@@ -25,7 +25,7 @@ else:
         __name__,
         {
             "Absolute": "absolute",
-            "ENCODING_NAMES": "named",
+            "ENCODING_NAMES": "names",
             "Encoding": "base",
             "GeneralizedQuadratic": "quadratic",
             "JointEncoding": "base",

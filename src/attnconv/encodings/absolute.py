@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content import check_head_channels, split_heads
+from attnconv.encodings.content import check_head_channels, content_scores, split_heads
 from attnconv.encodings.positions import Positions
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
@@ -57,9 +57,9 @@ class Absolute(Encoding):
         keys = {"content": grid.extend(x), "position": at_lattice[None]}
         scale = 1 / math.sqrt(self.head_channels)
         return {
-            f"{left}-{right}": split_heads(self.query(query), self.heads)
-            @ split_heads(self.key(key), self.heads).mT
-            * scale
+            f"{left}-{right}": content_scores(
+                split_heads(self.query(query), self.heads), split_heads(self.key(key), self.heads), scale
+            )
             for left, query in queries.items()
             for right, key in keys.items()
         }

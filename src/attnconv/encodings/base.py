@@ -13,13 +13,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
 from attnconv.operators.content import axis_sum
 from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.products import below_largest
 from attnconv.operators.toeplitz import Toeplitz
 
 POSITION = "position-position"
+MOST_DIMS = 3
 
 
 class Encoding(nn.Module, abc.ABC):
@@ -39,12 +42,10 @@ class Encoding(nn.Module, abc.ABC):
 
     def __init__(self, heads: int, dims: int) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(bad("heads", "must be at least 1", heads))
-        if dims not in (1, 2, 3):
+        self.heads = whole("heads", heads, 1)
+        self.dims = whole("dims", dims, 1)
+        if dims > MOST_DIMS:
             raise ValueError(bad("dims", "must be 1, 2 or 3", dims))
-        self.heads = heads
-        self.dims = dims
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
@@ -98,23 +99,23 @@ class JointEncoding(Encoding):
         """The score of every shift, for each head.
 
         Args:
-            shifts: Key minus query, whole numbers, one per axis in the last dimension.
+            shifts: Key minus query, whole numbers, one per axis in the last dimension; in float64 on devices that
+                have it, since one table of scores serves every query and only differences within its row count.
         """
 
     @final
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Toeplitz:
-        dtype = score_dtype(x.dtype)
-        axes = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
+        shifts = _points([axis.all_shifts(x.device) for axis in grid.axes])
         with full_precision(x.device):
-            return Toeplitz(grid, self.scores(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)))
+            return Toeplitz(grid, self.scores(shifts.to(_widest(x.device))), dtype=score_dtype(x.dtype))
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
-        dtype = score_dtype(x.dtype)
-        queries = _points([axis.query_positions(x.device) for axis in grid.axes])
-        lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes])
+        queries = _points([axis.query_positions(x.device) for axis in grid.axes]).flatten(0, -2)
+        lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes]).flatten(0, -2)
         with full_precision(x.device):
-            return {POSITION: self.scores((lattice[None, :] - queries[:, None]).to(dtype))[None]}
+            scores = self.scores((lattice[None, :] - queries[:, None]).to(_widest(x.device)))
+            return {POSITION: below_largest(scores).to(score_dtype(x.dtype))[None]}
 
 
 def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> Float[Tensor, "h flat lattice"]:
@@ -123,5 +124,10 @@ def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> F
 
 
 def _points(axes: list[Tensor]) -> Tensor:
-    """All points of a product of axes, row-major: (points, dims)."""
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    """All points of a product of axes: (*axes, dims)."""
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """float64, but for Apple's MPS, which has none."""
+    return torch.float32 if device.type == "mps" else torch.float64

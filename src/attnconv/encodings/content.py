@@ -4,6 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.grid import Grid
 from attnconv.operators.base import all_queries, full_precision, score_dtype
 
@@ -20,6 +21,14 @@ def lattice_keys(
 ) -> Float[Tensor, "b h lattice e"]:
     """Key vectors of every lattice point, in the scores' dtype; a point that holds zeros has a zero pixel's key."""
     return split_heads(linear(grid.extend(x)), heads)
+
+
+def content_scores(
+    query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"], scale: float
+) -> Float[Tensor, "b h n lattice"]:
+    """scale * q . k for every query and lattice point."""
+    with full_precision(query.device):
+        return (query * scale) @ key.mT
 
 
 def position_scores(
@@ -45,17 +54,19 @@ def position_scores(
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
-    """The length of a head's query and key: in_channels unless said otherwise."""
-    if in_channels < 1:
-        raise ValueError(bad("in_channels", "must be at least 1", in_channels))
-    channels = in_channels if head_channels is None else head_channels
-    if channels < 1 or channels % multiple_of:
-        origin = "from in_channels" if head_channels is None else ""
-        fix = "Pass head_channels=."
-        raise ValueError(
-            bad("head_channels", f"must be a positive multiple of {multiple_of}", channels, fix, origin=origin)
-        )
+    """The length of a head's query and key: unless said otherwise in_channels, or the next multiple above."""
+    in_channels = whole("in_channels", in_channels, 1)
+    if head_channels is None:
+        return next_multiple(in_channels, multiple_of)
+    channels = whole("head_channels", head_channels, 1)
+    if channels % multiple_of:
+        raise ValueError(bad("head_channels", f"must be a multiple of {multiple_of}", channels))
     return channels
+
+
+def next_multiple(number: int, step: int) -> int:
+    """The smallest multiple of `step` that is at least `number`."""
+    return -(-number // step) * step
 
 
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
-from attnconv.encodings.content import check_head_channels, lattice_keys, pixel_queries, position_scores
+from attnconv.encodings.content import check_head_channels, content_scores, lattice_keys, pixel_queries, position_scores
 from attnconv.grid import Grid
 from attnconv.operators.content import Content, axis_sum
 
@@ -40,8 +40,7 @@ class LearnedRelative(SeparableEncoding):
     def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
         super().__init__(heads, dims)
         self.max_shift = check_max_shift(max_shift)
-        if channels < 1:
-            raise ValueError(bad("channels", "must be at least 1", channels))
+        channels = whole("channels", channels, 1)
         self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
         self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
 
@@ -59,7 +58,7 @@ class LearnedRelativeContent(Encoding):
         in_channels: Channels of the image.
         heads: Number of heads.
         dims: Number of axes; must divide head_channels.
-        head_channels: Length e of a head's query and key; None for in_channels.
+        head_channels: Length e of a head's query and key; None for in_channels, or the next multiple of dims.
         max_shift: Largest shift with a row of its own, in pixels.
 
     Attributes:
@@ -86,7 +85,7 @@ class LearnedRelativeContent(Encoding):
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
         query, key = self._query_and_key(grid, x)
         return {
-            "content-content": query @ key.mT * self._scale,
+            "content-content": content_scores(query, key, self._scale),
             "content-position": axis_sum(self._biases(grid, query)),
         }
 
@@ -116,6 +115,4 @@ def table_rows(
 
 def check_max_shift(max_shift: int) -> int:
     """Refuse a table without a row for shift 0."""
-    if max_shift < 0:
-        raise ValueError(bad("max_shift", "must be at least 0", max_shift))
-    return max_shift
+    return whole("max_shift", max_shift, 0)

@@ -9,6 +9,8 @@ The softmax does not see a constant, so scores are taken relative to a nearby sh
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta).
 
 With d0 the row's nearest key nothing overflows or cancels, however far the centre lies or however sharp the head is.
+A full covariance has one table of scores for all rows: there d0 is the nearest shift of the table, and float64 does the
+rest.
 """
 
 from typing import final

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.encodings.base import Encoding, over_queries
-from attnconv.encodings.content import check_head_channels, lattice_keys, pixel_queries, position_scores
+from attnconv.encodings.content import (
+    check_head_channels,
+    content_scores,
+    lattice_keys,
+    next_multiple,
+    pixel_queries,
+    position_scores,
+)
 from attnconv.encodings.positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
@@ -77,7 +84,7 @@ class Relative(Encoding):
         heads: Number of heads.
         dims: Number of axes.
         head_channels: Length e of a head's query and key; None for in_channels.
-        features: The vectors r_delta; None for sinusoids of in_channels numbers.
+        features: The vectors r_delta; None for sinusoids of in_channels numbers, or the next multiple of 2 * dims.
         terms: Which of the four terms to use; parameters of the others do not exist.
         scaled: Divide the score by sqrt(e), as Transformer-XL does; equation (8) itself has no such factor.
 
@@ -104,7 +111,7 @@ class Relative(Encoding):
             raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
         self.used = frozenset(terms)
         self.head_channels = check_head_channels(in_channels, head_channels)
-        self.features = SinusoidalFeatures(in_channels, dims) if features is None else features
+        self.features = SinusoidalFeatures(next_multiple(in_channels, 2 * dims), dims) if features is None else features
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
         width = heads * self.head_channels
         content, position, positional = "content-content", "content-position", "position-position"
@@ -137,15 +144,15 @@ class Relative(Encoding):
         if "content-content" in self.used:
             assert query is not None
             assert key is not None
-            found["content-content"] = query @ key.mT * self.scale
+            found["content-content"] = content_scores(query, key, self.scale)
         if "content-position" in self.used:
             assert query is not None
             found["content-position"] = axis_sum(self._content_positions(grid, query))
         if "position-content" in self.used:
             assert key is not None
             assert self.content_bias is not None
-            score = torch.einsum("he,bhle->bhl", self.content_bias.to(key.dtype), key) * self.scale
-            found["position-content"] = score[:, :, None].expand(-1, -1, grid.query_count, -1)
+            score = content_scores(self.content_bias.to(key.dtype)[None, :, None], key, self.scale)
+            found["position-content"] = score.expand(-1, -1, grid.query_count, -1)
         if "position-position" in self.used:
             found["position-position"] = axis_sum(self._spread_positions(grid, x))
         return found

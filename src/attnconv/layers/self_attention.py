@@ -9,8 +9,8 @@ a tensor in channels-last memory format passes without a copy.
 
 import abc
 import math
-from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias, final, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._values import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.named import encoding_named
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
@@ -30,6 +31,7 @@ from attnconv.operators.shift import Shift
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
+AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 DENSE_KEYS = 20 * 20  # up to this many keys one large product mixes faster than two small ones
 
 
@@ -97,14 +99,19 @@ class SelfAttention(nn.Module, abc.ABC):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_channels(in_channels, out_channels, heads, groups, head_channels)
+        self.in_channels, self.out_channels = (
+            whole("in_channels", in_channels, 1),
+            whole("out_channels", out_channels, 1),
+        )
+        self.heads, self.groups = whole("heads", heads, 1), whole("groups", groups, 1)
+        _check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
         check_border(border)
         check_device_dtype(device, dtype)
-        if not 0 <= attention_dropout < 1:
-            raise ValueError(bad("attention_dropout", "must be at least 0 and below 1", attention_dropout))
+        if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
+            requirement = "must be a number of at least 0 and below 1"
+            raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
         if backend not in BACKENDS:
             raise ValueError(bad("backend", f"must be one of {', '.join(BACKENDS)}", repr(backend)))
-        self.in_channels, self.out_channels, self.heads, self.groups = in_channels, out_channels, heads, groups
         self.stride = per_axis("stride", stride, self.dims, least=1)
         self.padding = padding_pairs(padding, self.dims)
         self.dilation = per_axis("dilation", dilation, self.dims, least=1)
@@ -120,17 +127,18 @@ class SelfAttention(nn.Module, abc.ABC):
         self.value_weight: nn.Parameter | None = None
         self.output_weight: nn.Parameter | None = None
         if head_channels is None:
-            self.weight = nn.Parameter(torch.empty(heads, in_channels // groups, out_channels))
+            self.weight = nn.Parameter(torch.empty(self.heads, self.in_channels // self.groups, self.out_channels))
         else:
-            self.value_weight = nn.Parameter(torch.empty(heads, in_channels, head_channels))
-            self.output_weight = nn.Parameter(torch.empty(heads, head_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+            self.value_weight = nn.Parameter(torch.empty(self.heads, self.in_channels, head_channels))
+            self.output_weight = nn.Parameter(torch.empty(self.heads, head_channels, self.out_channels))
+        self.bias = nn.Parameter(torch.empty(self.out_channels)) if bias else None
         self.called = ""
         self._plan: Plan | None = None
         self._shifts: tuple[tuple[int, ...], ...] = ()
         self.reset_parameters()
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
+        self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
 
     @property
@@ -153,12 +161,12 @@ class SelfAttention(nn.Module, abc.ABC):
             nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
     def forward(
-        self, x: Float[Tensor, "b c *sizes"], output_size: Sequence[int] | None = None
-    ) -> Float[Tensor, "b d *queries"]:
-        """The layer's output, equation (12).
+        self, x: Float[Tensor, "*images"], output_size: Sequence[int] | None = None
+    ) -> Float[Tensor, "*outputs"]:
+        """The layer's output (b, out_channels, *queries), equation (12).
 
         Args:
-            x: Images of any size, (b, in_channels, *sizes).
+            x: Images of any size, (b, in_channels, *sizes), or one image without b.
             output_size: Of a transposed layer, the size of the output where `output_padding` is not to decide it: per
                 axis, or the whole shape, as nn.ConvTranspose2d takes it.
 
@@ -166,8 +174,7 @@ class SelfAttention(nn.Module, abc.ABC):
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
             TypeError: x has another dtype than the layer, and no autocast is on.
         """
-        self._check(x)
-        pixels = x.movedim(1, -1)
+        pixels = self._pixels(x)
         operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
             operator = Dense(operator.grid, F.dropout(operator.to_dense(), self.attention_dropout))
@@ -178,19 +185,19 @@ class SelfAttention(nn.Module, abc.ABC):
             assert self.output_weight is not None
             values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
             out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
-        return (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
+        out = (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
+        return out if x.dim() > self.dims + 1 else out[0]
 
     @final
-    def operator(self, x: Float[Tensor, "b c *sizes"]) -> AttentionOperator:
+    def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
         """The attention operator that the layer uses on x; a position-only encoding looks at x's shape alone."""
-        self._check(x)
-        return self._operator(x.movedim(1, -1))
+        return self._operator(self._pixels(x))
 
     @final
-    def score_terms(self, x: Float[Tensor, "b c *sizes"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
+    def score_terms(self, x: Float[Tensor, "*images"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         """The terms of equation (7) or (8) apart, each over the lattice; the softmax of their sum is the attention."""
-        self._check(x)
-        return self.encoding.terms(self.grid(x.shape[2:]), x.movedim(1, -1))
+        pixels = self._pixels(x)
+        return self.encoding.terms(self.grid(pixels.shape[1:-1]), pixels)
 
     @final
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
@@ -235,10 +242,13 @@ class SelfAttention(nn.Module, abc.ABC):
             What was chosen.
 
         Raises:
-            ValueError: There is no such choice, or `shift` was asked for and some head does not attend a single key.
+            ValueError: There is no such choice, `shift` was asked for and some head does not attend a single key, or a
+                parameter is NaN or infinite.
         """
         if choose not in ("auto", *get_args(Plan)):
             raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
+        _check_finite(self.named_parameters())
+        sizes = per_axis("sizes", sizes, self.dims, least=1)
         shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
             fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
@@ -321,9 +331,14 @@ class SelfAttention(nn.Module, abc.ABC):
             return False
         return isinstance(operator, Kronecker) and operator.grid.key_count <= DENSE_KEYS
 
-    def _check(self, x: Tensor) -> None:
+    def _pixels(self, x: Any) -> Float[Tensor, "b *sizes c"]:
+        """The input, checked, channels last; one image becomes a batch of one."""
         kind, origin = f"SelfAttention{self.dims}d", f"at {self.called}" if self.called else ""
+        if not isinstance(x, Tensor):
+            raise TypeError(bad("x", f"{kind} takes a tensor", type(x).__name__, origin=origin))
         got = f"shape {tuple(x.shape)}"
+        if x.dim() == self.dims + 1:
+            x = x[None]
         if x.dim() != self.dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[self.dims - 1]
             raise ValueError(bad("x", f"{kind} takes (batch, channels, {sizes})", got, origin=origin))
@@ -332,9 +347,10 @@ class SelfAttention(nn.Module, abc.ABC):
         if any(size < 1 for size in x.shape[2:]):
             raise ValueError(bad("x", "every axis needs at least one pixel", got, origin=origin))
         dtype = next(self.parameters()).dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-            fix = f"Convert with x.to({dtype}) or layer.to({x.dtype})."
+        if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
+            fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
             raise TypeError(bad("x", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))
+        return x.movedim(1, -1)
 
 
 @final
@@ -385,30 +401,40 @@ class SelfAttention3d(SelfAttention):
     dims = 3
 
 
-def check_device_dtype(device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
     """Refuse what no layer can hold: dtypes that are not floating, and float64 on Apple's MPS."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(bad("dtype", "must be a floating dtype", str(dtype)))
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(bad("dtype", "must be a floating dtype such as torch.float32", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
         raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
 
 
-def _check_channels(inputs: int, outputs: int, heads: int, groups: int, head_channels: int | None) -> None:
-    for name, value in (("in_channels", inputs), ("out_channels", outputs), ("heads", heads), ("groups", groups)):
-        if value < 1:
-            raise ValueError(bad(name, "must be at least 1", value))
+def _check_groups(inputs: int, outputs: int, groups: int, head_channels: int | None) -> None:
     if inputs % groups or outputs % groups:
         got = f"groups={groups} for {inputs} -> {outputs} channels"
         raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
-    if head_channels is not None and (head_channels < 1 or groups > 1):
+    if head_channels is not None and whole("head_channels", head_channels, 1) and groups > 1:
         got = f"head_channels={head_channels} with groups={groups}"
-        raise ValueError(bad("head_channels", "must be at least 1, and factored weights have one group", got))
+        raise ValueError(bad("head_channels", "factored weights have one group", got))
+
+
+def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
+    """What every layer does before loading: values must be numbers, or the layer keeps those that it has.
+
+    Raises:
+        ValueError: Some value of the state dict is NaN or infinite.
+    """
+    loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
+    _check_finite(loaded.items(), origin="from the loaded state dict")
 
 
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
-    """What every layer does after loading: a plan made for other values no longer holds, and values must be numbers."""
+    """What every layer does after loading: a plan made for other values no longer holds."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
-    for name, value in layer.named_parameters():
-        if not value.is_meta and not bool(torch.isfinite(value).all()):
-            raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin="from the loaded state dict"))
+
+
+def _check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
+    for name, value in values:
+        if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
+            raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))

@@ -17,17 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv.encodings import (
-    Absolute,
-    Encoding,
-    GeneralizedQuadratic,
-    LearnedPositions,
-    LearnedRelative,
-    LearnedRelativeContent,
-    Quadratic,
-    Relative,
-    SinusoidalPositions,
-)
+from attnconv.encodings import Encoding, encoding_named
 from attnconv.layers import SelfAttention2d
 from attnconv.models.images import check_images
 from attnconv.models.settings import AttentionSettings, problems
@@ -149,21 +139,14 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
 
 def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
     """A fresh encoding of the settings' name and sizes, for a layer with this many heads."""
-    width, keys = settings.width, settings.key_channels
-    positions = settings.image_size // settings.downsampling
-    match settings.encoding:
-        case "quadratic":
-            return Quadratic(heads, centre_std=settings.centre_std, spread_std=settings.spread_std)
-        case "quadratic-generalized":
-            return GeneralizedQuadratic(heads, centre_std=settings.centre_std, spread_std=settings.spread_std)
-        case "learned":
-            return LearnedRelative(heads, channels=width, max_shift=settings.max_shift)
-        case "learned-content":
-            return LearnedRelativeContent(width, heads, head_channels=keys, max_shift=settings.max_shift)
-        case "sinusoidal":
-            return Relative(width, heads, head_channels=keys)
-        case "absolute-sinusoidal":
-            return Absolute(width, heads, head_channels=keys, positions=SinusoidalPositions(width, 2))
-        case "absolute-learned":
-            table = LearnedPositions(width, (positions, positions))
-            return Absolute(width, heads, head_channels=keys, positions=table)
+    return encoding_named(
+        settings.encoding,
+        settings.width,
+        heads,
+        2,
+        key_channels=settings.key_channels,
+        max_shift=settings.max_shift,
+        positions=settings.image_size // settings.downsampling,
+        centre_std=settings.centre_std,
+        spread_std=settings.spread_std,
+    )

@@ -11,16 +11,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from attnconv._errors import bad
+from attnconv._values import is_real, is_whole
+from attnconv.encodings.names import ENCODING_NAMES, EncodingName
 
-EncodingName = Literal[
-    "quadratic",
-    "quadratic-generalized",
-    "learned",
-    "learned-content",
-    "sinusoidal",
-    "absolute-sinusoidal",
-    "absolute-learned",
-]
 NormName = Literal["post", "pre"]
 
 
@@ -194,17 +187,17 @@ class _Problems:
 
     def whole(self, name: str, minimum: int, *, optional: bool = False) -> None:
         value = self._values[name]
-        if not (_is_whole(value, minimum) or (optional and value is None)):
+        if not (is_whole(value, minimum) or (optional and value is None)):
             self.add(name, f"must be a whole number of at least {minimum}" + (" or None" if optional else ""))
 
     def wholes(self, name: str, minimum: int) -> None:
         value = self._values[name]
-        if not (isinstance(value, tuple) and value and all(_is_whole(item, minimum) for item in value)):
+        if not (isinstance(value, tuple) and value and all(is_whole(item, minimum) for item in value)):
             self.add(name, f"must be one or more whole numbers of at least {minimum}")
 
     def real(self, name: str, low: float, high: float) -> None:
         value = self._values[name]
-        if not (_is_real(value) and low <= value < high):
+        if not (is_real(value) and low <= value < high):
             upper = f" and below {high:g}" if math.isfinite(high) else " and finite"
             self.add(name, f"must be a number of at least {low:g}{upper}")
 
@@ -214,7 +207,7 @@ class _Problems:
 
 
 def _attention_problems(values: Mapping[str, Any], found: _Problems) -> None:
-    found.choice("encoding", get_args(EncodingName))
+    found.choice("encoding", ENCODING_NAMES)
     found.choice("norm", get_args(NormName))
     for name in ("layers", "width", "mlp_width", "downsampling", "image_size", "image_channels", "classes"):
         found.whole(name, 1)
@@ -244,10 +237,8 @@ def _head_problems(values: Mapping[str, Any], found: _Problems) -> None:
 def _vector_problems(values: Mapping[str, Any], found: _Problems) -> None:
     """Each axis takes an equal part of a query's vector, or of a position's, which also needs sines and cosines."""
     encoding, keys = values["encoding"], values["key_channels"]
-    if encoding in ("sinusoidal", "absolute-sinusoidal") and values["width"] % 4:
+    if encoding == "absolute-sinusoidal" and values["width"] % 4:
         found.add("width", f"must be a multiple of 4 for encoding {encoding}")
-    if encoding == "learned-content" and keys is None and values["width"] % 2:
-        found.add("width", f"must be even for encoding {encoding}", "Or set the key channels to an even number.")
     if encoding == "learned-content" and keys is not None and keys % 2:
         found.add("key_channels", f"must be even for encoding {encoding}")
 
@@ -259,11 +250,3 @@ def _resnet_problems(values: Mapping[str, Any], found: _Problems) -> None:
         found.wholes(name, 1)
     if found.fine("widths", "blocks") and len(values["blocks"]) != len(values["widths"]):
         found.add("blocks", f"must be one number for each of the {len(values['widths'])} widths")
-
-
-def _is_whole(value: object, minimum: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

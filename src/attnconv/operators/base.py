@@ -12,7 +12,7 @@ Everything else (the dense matrix, statistics, figures) is made from these.
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -89,12 +89,16 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
-def check_queries(queries: Tensor, grid: Grid) -> None:
+def check_queries(queries: Any, grid: Grid) -> None:
     """Refuse query indices outside the grid (on the host only: a look at a device's tensor would stall it).
 
     Raises:
+        TypeError: The indices are no tensor of whole numbers.
         ValueError: An index is negative or not below the number of queries.
     """
+    if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):
+        got = str(queries.dtype) if isinstance(queries, Tensor) else type(queries).__name__
+        raise TypeError(bad("queries", "must be a tensor of int64 indices", got, "Use torch.tensor([0, 1])."))
     readable = queries.device.type == "cpu" and not isinstance(queries, FakeTensor)
     if torch.compiler.is_compiling() or not readable or queries.numel() == 0:
         return

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries
-from attnconv.operators.products import project, project_heads
+from attnconv.operators.products import below_largest, project, project_heads
 
 
 @final
@@ -107,6 +107,6 @@ class Kronecker(AttentionOperator):
 
 def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
     """softmax over the last axis without the keys whose weight is below eps^2 of the largest."""
-    relative = scores - scores.amax(-1, keepdim=True).detach()
+    relative = below_largest(scores)
     cut = 2 * math.log(torch.finfo(scores.dtype).eps)
     return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)

@@ -1,4 +1,4 @@
-"""The products every operator is built from: mixing keys by given probabilities, and projecting by per-head weights."""
+"""What every operator is built from: mixing keys by given probabilities, projecting by per-head weights."""
 
 import torch
 from jaxtyping import Float
@@ -52,3 +52,8 @@ def contract_rows(
 def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
     """A_h V_h for given rows of A."""
     return probabilities.to(values.dtype) @ values
+
+
+def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
+    """Scores relative to the largest of their row: the same softmax, and what matters of them survives a cast."""
+    return scores - scores.amax(-1, keepdim=True).detach()

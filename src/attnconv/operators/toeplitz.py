@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.blockwise import BlockwiseOperator
+from attnconv.operators.products import below_largest
 
 
 @final
@@ -23,13 +24,16 @@ class Toeplitz(BlockwiseOperator):
     Args:
         grid: Where the queries stand over the keys.
         table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
+        dtype: Of the probabilities; None for the table's. A table in float64 keeps the differences within a row right
+            where the scores themselves are large (a sharp head far from a row's keys), whatever the rows are cast to.
     """
 
     batch = 1
 
-    def __init__(self, grid: Grid, table: Float[Tensor, "h *shifts"]) -> None:
+    def __init__(self, grid: Grid, table: Float[Tensor, "h *shifts"], *, dtype: torch.dtype | None = None) -> None:
         self.grid = grid
         self.table = table
+        self.dtype = table.dtype if dtype is None else dtype
         self.heads = table.shape[0]
 
     @property
@@ -44,4 +48,4 @@ class Toeplitz(BlockwiseOperator):
             window = start[:, None] + torch.arange(axis.lattice_size, device=self.device)
             windows = (windows[:, :, None] * axis.shift_count + window[:, None, :]).flatten(1)  # (r, points so far)
         scores = self.table.flatten(1)[:, windows]  # (h, r, lattice points)
-        return torch.softmax(scores, -1)[None]
+        return torch.softmax(below_largest(scores).to(self.dtype), -1)[None]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from attnconv._errors import bad
+from attnconv._values import is_real, is_whole
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.data.settings import problems as data_problems
 from attnconv.models.settings import ModelSettings
@@ -178,9 +179,9 @@ def _schedule_problems(schedule: ScheduleSettings, epochs: Any) -> list[str]:
     if schedule.name != "steps":
         return check.messages
     stones = schedule.milestones
-    if not all(_is_whole(stone, 1) for stone in stones) or list(stones) != sorted(set(stones)):
+    if not all(is_whole(stone, 1) for stone in stones) or list(stones) != sorted(set(stones)):
         check.add("milestones", "must be growing whole numbers of at least 1")
-    elif stones and _is_whole(epochs, 1) and stones[0] >= epochs:
+    elif stones and is_whole(epochs, 1) and stones[0] >= epochs:
         check.add("milestones", f"must begin before the last of the {epochs} epochs", fix="Or raise --epochs.")
     return check.messages
 
@@ -229,28 +230,20 @@ class _Checks:
             self.add(name, f"must be one of {', '.join(choices)}")
 
     def whole(self, name: str, minimum: int) -> None:
-        if not _is_whole(getattr(self._settings, name), minimum):
+        if not is_whole(getattr(self._settings, name), minimum):
             self.add(name, f"must be a whole number of at least {minimum}")
 
     def above(self, name: str, minimum: float) -> None:
         value = getattr(self._settings, name)
-        if not (_is_real(value) and value > minimum):
+        if not (is_real(value) and value > minimum):
             self.add(name, f"must be a finite number above {minimum:g}")
 
     def at_least(self, name: str, minimum: float) -> None:
         value = getattr(self._settings, name)
-        if not (_is_real(value) and value >= minimum):
+        if not (is_real(value) and value >= minimum):
             self.add(name, f"must be a finite number of at least {minimum:g}")
 
     def fraction(self, name: str) -> None:
         value = getattr(self._settings, name)
-        if not (_is_real(value) and 0 <= value < 1):
+        if not (is_real(value) and 0 <= value < 1):
             self.add(name, "must be a number of at least 0 and below 1")
-
-
-def _is_whole(value: object, minimum: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

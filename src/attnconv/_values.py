@@ -1,0 +1,38 @@
+"""Plain checks of single values, for arguments that may arrive with any type."""
+
+import math
+import operator
+from typing import SupportsIndex, TypeGuard
+
+from attnconv._errors import bad
+
+
+def is_whole(value: object, minimum: int) -> bool:
+    """Whether a value is an int, no bool, of at least `minimum`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a finite int or float, no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_index(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool."""
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+
+
+def whole(name: str, value: object, minimum: int) -> int:
+    """A whole number as an int, from anything that `is_index`.
+
+    Raises:
+        TypeError: The value is no whole number.
+        ValueError: It is below the minimum.
+    """
+    requirement = f"must be a whole number of at least {minimum}"
+    if not is_index(value):
+        raise TypeError(bad(name, requirement, repr(value)))
+    number = operator.index(value)
+    if number < minimum:
+        raise ValueError(bad(name, requirement, number))
+    return number
