@@ -68,7 +68,7 @@ def attach(
         return value
 
     def directory() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *public})
+        return sorted({*vars(sys.modules[package]), *public} - {"TYPE_CHECKING", "attach"})
 
     return getattribute, directory, public
 

@@ -1,5 +1,6 @@
 """The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,10 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ("train quadratic-digits --no-such-flag", 2, ["no-such-flag"]),
         ("train quadratic-small --data.root /nowhere/at/all --data.no-download", 2, ["/nowhere/at/all"]),
         ("evaluate nothing.safetensors", 1, ["model: must be a run folder or a checkpoint, got nothing at nothing"]),
+        ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
+        ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
+        ("evaluate quadratic-small --data.name digits", 2, ["must have the 3 channels of preset quadratic-small"]),
+        ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be one that is here, got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be at least 1, got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),
         ("predict x.png --model quadratic-digits", 1, ["--model: must know its classes and its normalisation"]),
@@ -210,6 +215,49 @@ def test_every_wrong_flag_is_named_at_once(
 def test_a_weights_file_in_a_run_is_measured_on_the_runs_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = run / "checkpoints" / "last.safetensors"
     assert "on the test images of digits" in call(capsys, "evaluate", str(weights))[1]
+
+
+def test_a_weights_file_beside_its_settings_is_measured_on_the_runs_data(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (run / "settings.json", run / "checkpoints" / "last.safetensors"):
+        shutil.copy(file, tmp_path)
+    weights = tmp_path / "last.safetensors"
+    assert "on the test images of digits" in call(capsys, "evaluate", "--batch-size", "100", str(weights))[1]
+
+
+def test_a_function_of_ones_own_that_does_not_fit_the_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from torch import nn\ndef flat(): return nn.Sequential(nn.Flatten(), nn.Linear(9, 10))\n"
+    code += "def maps(): return nn.Conv2d(1, 10, 3)\n"
+    (tmp_path / "odd_models.py").write_text(code)
+    status, _, err = call(capsys, "evaluate", "odd_models:flat", "--data.name", "digits")
+    assert (status, "images: must fit the model, got (1, 8, 8). It says: mat1 and mat2 shapes" in err) == (1, True)
+    status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data.name", "digits")
+    assert (status, "model: must give logits (b, classes), got shape (360, 10, 6, 6)" in err) == (1, True)
+
+
+def test_the_preset_may_stand_anywhere_among_the_flags(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "train", "--out", str(run), *TINY, "quadratic-digits", "--resume")[0] == 0
+    assert "Train a model" in call(capsys, "train", "--schedule.milestones", "3", "5", "quadratic-digits", "--help")[1]
+
+
+def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "quadratic-digits", *TINY, "--resume", "--out", str(tmp_path)]
+    (tmp_path / "letter.txt").write_text("dear")
+    status, _, err = call(capsys, *words)
+    assert (status, f"--out: must hold a run to resume, or nothing, got {tmp_path}, which holds letter.txt" in err) == (
+        1,
+        True,
+    )
+    (tmp_path / "letter.txt").unlink()
+    (tmp_path / "checkpoints").mkdir()
+    litter = tmp_path / "checkpoints" / ".last.safetensors.0a1b2c3d.partial"
+    litter.write_text("torn")
+    assert call(capsys, *words)[0] == 0  # killed before its settings were written
+    assert not litter.exists()
 
 
 def test_a_model_in_64_bits_predicts(

@@ -144,7 +144,7 @@ def test_what_a_users_module_lacks_is_not_hidden(module_folder: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["a b:c", ":make", "1x:make"])
 def test_words_of_no_form_are_refused_with_the_forms(spec: str) -> None:
-    with pytest.raises(ValueError, match=rf"model: must have one of the forms PRESET, .*got '{spec}'"):
+    with pytest.raises(ValueError, match=rf"model: must be a preset, a run folder, a checkpoint, .*got '{spec}'"):
         load(spec)
 
 

@@ -419,7 +419,7 @@ def rows(*shape: int) -> Tensor:
         ({"sizes": (4,)}, r"sizes: must hold 2 numbers of pixels, got \(4,\)"),
         ({"sizes": (4, 4), "stride": 2}, r"stride: must be left out or equal the layer's \(1, 1\), got 2"),
         ({"sizes": (4, 4), "dilation": 0}, r"dilation: must be a whole number of at least 1.*got 0"),
-        ({"sizes": (4, 4), "padding": "full"}, r"padding: must be a whole number.*got full"),
+        ({"sizes": (4, 4), "padding": "full"}, r"padding: must be a whole number.*got 'full'"),
         ({"sizes": (4, 4), "padding_mode": "zero"}, r"padding_mode: must be one of zeros, replicate.*got 'zero'"),
         ({"sizes": (4, 4), "tolerance": -1.0}, r"tolerance: must be finite and at least 0, got -1\.0"),
         ({"sizes": (4, 4), "tolerance": math.nan}, r"tolerance: must be finite and at least 0, got nan"),

@@ -2,20 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
+from attnconv.cli.flags import flags_of, positional_places
 from attnconv.cli.parsing import parse
 from attnconv.data.settings import DataSettings
-from attnconv.training.settings import PrecisionName
+from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Arguments of `attnconv evaluate`."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="CHECKPOINT")]]
     """Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows."""
     data: DataSettings = field(default_factory=DataSettings)
     """The images."""
@@ -25,6 +27,8 @@ class Evaluate:
     """Images at once."""
     precision: PrecisionName = "32"
     """Numbers of 32 bits, bf16 in matrix products, or 64 bits."""
+    accelerator: AcceleratorName = "auto"
+    """Where to compute; auto takes a GPU if torch finds one."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -35,22 +39,32 @@ def run(words: Sequence[str]) -> int:
     from attnconv.data.load import load as load_data
     from attnconv.data.settings import problems
     from attnconv.models.load import load as load_model
-    from attnconv.training.evaluate import evaluate
+    from attnconv.training.checks import fit_problems, missing_accelerator
+    from attnconv.training.evaluate import device_of, evaluate
     from attnconv.training.progress import downloading
     from attnconv.training.settings import SettingsError
 
     wrong = problems(arguments.data)
     if arguments.batch_size < 1:
         wrong.append(f"--batch-size: must be at least 1, got {arguments.batch_size}.")
+    wrong += missing_accelerator(arguments.accelerator)
     if wrong:
         raise SettingsError(wrong)
     loaded = load_model(arguments.checkpoint)
     with downloading() as progress:
         data = load_data(arguments.data, progress=progress)
     images = data.test if arguments.split == "test" else data.validation
-    mean, std = loaded.mean or data.mean, loaded.std or data.std
-    options = {"batch_size": arguments.batch_size, "precision": arguments.precision}
-    found = evaluate(loaded.model, images, mean=mean, std=std, **options)  # type: ignore[arg-type]
+    if wrong := fit_problems(loaded, data):
+        raise SettingsError(wrong)
+    found = evaluate(
+        loaded.model,
+        images,
+        mean=loaded.mean or data.mean,
+        std=loaded.std or data.std,
+        batch_size=arguments.batch_size,
+        precision=arguments.precision,
+        device=device_of(arguments.accelerator),
+    )
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
     return 0
@@ -58,15 +72,13 @@ def run(words: Sequence[str]) -> int:
 
 def _default(words: Sequence[str]) -> Evaluate | None:
     """For a run folder, or a weights file in one, the run's own data and precision."""
-    from pathlib import Path
-
     from attnconv.training.run_folder import RunFolder
 
-    for word in words:
-        if word.startswith("-"):
-            continue
-        for path in (Path(word), Path(word).parent.parent):  # RUN, or RUN/checkpoints/best.safetensors
-            if Path(word).exists() and RunFolder(path).exists():
-                settings = RunFolder(path).settings()
+    flags = flags_of([("", Evaluate), ("data.", DataSettings)])
+    for word in [words[place] for place in positional_places(words, flags)][:1]:
+        path = Path(word)
+        for folder in (path, path.parent, path.parent.parent):  # RUN, RUN/FILE, RUN/checkpoints/FILE
+            if path.exists() and RunFolder(folder).exists():
+                settings = RunFolder(folder).settings()
                 return Evaluate(word, data=settings.data, precision=settings.train.precision)
     return None

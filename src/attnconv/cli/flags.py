@@ -60,6 +60,33 @@ def sort_out(words: Sequence[str], flags: Mapping[str, Any]) -> tuple[list[str],
     return found, kept
 
 
+def positional_places(words: Sequence[str], flags: Mapping[str, Any]) -> list[int]:
+    """Where among the words those stand that are no flag and no flag's value.
+
+    Example:
+        >>> positional_places(["--epochs", "3", "--list", "1", "2", "name"], {"--list": tuple[int, ...]})
+        [5]
+    """
+    places: list[int] = []
+    start = 0
+    for flag, texts, originals in _split(words):
+        taken = 0
+        if flag is not None:  # the flag itself, and its value unless that stands behind its =
+            taken = 1 if "=" in originals[0] else 1 + _values_of(texts, flags.get(flag, str))
+        places += range(start + taken, start + len(originals))
+        start += len(originals)
+    return places
+
+
+def _values_of(texts: Sequence[str], hint: Any) -> int:
+    """How many of the words after a flag are its value."""
+    if hint is bool:
+        return 0
+    if get_origin(hint) is tuple:
+        return next((i for i, text in enumerate(texts) if not readable([text], hint)), len(texts))
+    return min(len(texts), 1)
+
+
 def readable(texts: Sequence[str], hint: Any) -> bool:
     """Whether the words after a flag are a value of its type.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -14,7 +15,7 @@ from attnconv.cli.parsing import parse
 class Predict:
     """Arguments of `attnconv predict`."""
 
-    image: tyro.conf.Positional[Path]
+    image: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGE")]]
     """Picture file; it is scaled and cropped to the model's image size."""
     model: str | None = None
     """Run folder or weights file (.safetensors); None takes the newest run in runs/."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -26,7 +26,7 @@ attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 class Recast:
     """Arguments of `attnconv recast`."""
 
-    model: tyro.conf.Positional[str]
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
     """The network, in any form that `attnconv.load` knows."""
     out: Path | None = None
     """Weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""

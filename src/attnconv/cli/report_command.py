@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -13,7 +14,7 @@ from attnconv.cli.parsing import parse
 class Report:
     """Arguments of `attnconv report`."""
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Run folder, as `attnconv train` leaves it; the run may still be going."""
     out: Path | None = None
     """Folder for the page and the figures; None for `report` inside the run folder."""

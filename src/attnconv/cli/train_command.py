@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from attnconv._errors import bad
-from attnconv.cli.flags import flags_of, sort_out
+from attnconv.cli.flags import flags_of, positional_places, sort_out
 from attnconv.cli.parsing import parse
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.settings import (
@@ -34,7 +34,7 @@ torchrun --nnodes 2 --nproc-per-node 4 ... -m attnconv train quadratic --nodes 2
 class TrainCommand:
     """Arguments of `attnconv train` that are no settings of the run."""
 
-    preset: tyro.conf.Positional[str]
+    preset: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PRESET")]]
     """Name of the model and of its recipe; `attnconv models` lists them."""
     recipe: RecipeName | None = None
     """Where the defaults come from: the paper's hyper-parameters, or the modern recipe of the small presets. None takes
@@ -48,7 +48,12 @@ class TrainCommand:
 
 def run(words: Sequence[str]) -> int:
     """Train, and leave the run folder."""
-    preset = words[0] if words and not words[0].startswith("-") else None
+    groups = _groups(recipe(_SHOWN))
+    flags = flags_of([("", TrainCommand), *((prefix, type(values)) for _, prefix, values in groups)])
+    place = next(iter(positional_places(words, flags)), None)
+    preset = None if place is None else words[place]
+    if place is not None:  # first, wherever it was typed: a list of values before it has no end of its own
+        words = [words[place], *words[:place], *words[place + 1 :]]
     try:
         settings = _defaults(preset or _SHOWN, words)
     except ValueError as error:

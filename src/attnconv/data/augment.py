@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnconv._errors import bad
 from attnconv.data.randomness import Stream, below, fraction, words
-from attnconv.data.settings import Augmentation, AugmentSettings, Border, settle
+from attnconv.data.settings import Augmentation, AugmentSettings, CropBorder, settle
 
 # ITU-R BT.601 luma: what "grey" means when contrast and saturation change.
 _LUMA = (0.299, 0.587, 0.114)
@@ -143,7 +143,7 @@ def _crop(
 
 
 def _border(
-    positions: Int64[Tensor, "b n"], size: int, border: Border
+    positions: Int64[Tensor, "b n"], size: int, border: CropBorder
 ) -> tuple[Int64[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """Positions inside the image for positions that may lie outside, and whether each one shows the image."""
     if border == "reflect":  # -1 -> 1, size -> size - 2: the edge itself is not repeated

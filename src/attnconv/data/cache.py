@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,11 +46,17 @@ def key_of(*parts: str) -> str:
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
     """Checksum of a file's content in hexadecimal digits, read in pieces (2 to 3 GB/s)."""
+    with path.open("rb") as file:
+        return stream_digest(file, algorithm)
+
+
+def stream_digest(file: BinaryIO, algorithm: str = "sha256") -> str:
+    """Checksum of an open file, from its beginning."""
     # usedforsecurity=False: md5 only recognises a known file here, and some systems forbid it otherwise.
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    file.seek(0)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
     return digest.hexdigest()
 
 

@@ -6,7 +6,6 @@ therefore always whole. Processes that fetch the same file wait for each other.
 """
 
 import contextlib
-import hashlib
 import http.client
 import logging
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from attnconv._errors import bad
+from attnconv.data.cache import stream_digest
 
 _LOG = logging.getLogger(__name__)
 _PIECE = 1 << 18
@@ -111,25 +111,17 @@ def _complete(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, 
     """Append what is missing and check the whole; start anew once if an old beginning does not fit."""
     resumed = file.seek(0, os.SEEK_END) > 0
     _receive(remote, file, attempts=attempts, timeout=timeout, progress=progress)
-    got = _digest(file)
+    got = stream_digest(file)
     if resumed and got != remote.sha256:
         _LOG.warning("what an earlier download left of %s does not fit, fetching all of it", remote.url)
         file.truncate(0)
         _receive(remote, file, attempts=attempts, timeout=timeout, progress=progress)
-        got = _digest(file)
+        got = stream_digest(file)
     if got != remote.sha256:
         file.truncate(0)
         fix = "The download was damaged, or the file has changed at its home; it was thrown away."
         raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))
     os.fsync(file.fileno())
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    file.seek(0)
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:

@@ -13,7 +13,7 @@ from attnconv._errors import bad
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 Recipe = Literal["none", "paper", "modern"]
-Border = Literal["zero", "reflect"]
+CropBorder = Literal["zero", "reflect"]
 
 LARGEST_IMAGE = 1024
 """Largest ``image_size``: above it a training set in memory is no longer sensible."""
@@ -73,7 +73,7 @@ class AugmentSettings:
     padding: int | None = None
     """Largest shift of the crop, in pixels to each side. None: an eighth of the image (4 for CIFAR, 1 for digits)."""
 
-    border: Border | None = None
+    border: CropBorder | None = None
     """What a shifted crop sees outside the image: zero (black, before normalisation) or reflect."""
 
     flip: bool | None = None
@@ -97,7 +97,7 @@ class Augmentation:
     """`AugmentSettings` for images of one shape, nothing left open."""
 
     padding: int
-    border: Border
+    border: CropBorder
     flip: bool
     cutout: int
     jitter: float
@@ -203,7 +203,7 @@ def _augment_problems(settings: AugmentSettings) -> list[str]:
         *_at_least("--augment.cutout", settings.cutout, 0),
     ]
     if settings.border is not None:
-        found += _one_of("--augment.border", settings.border, get_args(Border))
+        found += _one_of("--augment.border", settings.border, get_args(CropBorder))
     strengths = {"jitter": settings.jitter, "mixup": settings.mixup, "cutmix": settings.cutmix}
     for flag, value in strengths.items():
         if value is not None and (not math.isfinite(value) or not 0.0 <= value <= 1.0):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from attnconv._errors import bad
 
+PARTIAL = ".*.partial"  # what a kill in the middle of a save leaves: the pattern of its name
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file by new content, or leave it as it was.

@@ -33,6 +33,7 @@ from attnconv.models.settings import ModelSettings
 from attnconv.models.weights_file import PICKLE_SUFFIXES, read_metadata
 
 # Where a run folder keeps its weights, in the order of preference.
+_FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
 RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors")
 
 
@@ -93,8 +94,9 @@ def load(spec: str | Path, *, pretrained: bool = False) -> LoadedModel:
         return _load_function(library, name)
     if _looks_like_a_path(spec):
         raise FileNotFoundError(bad("model", "must be a run folder or a checkpoint", f"nothing at {spec}"))
-    preset_settings(spec)  # raises, with the nearest names
-    raise AssertionError("unreachable: every preset was handled above")
+    near = difflib.get_close_matches(spec, PRESETS, n=3, cutoff=0.5)
+    fix = f"Did you mean {' or '.join(near)}?" if near else "`attnconv models` lists the presets."
+    raise ValueError(bad("model", f"must be {_FORMS}", repr(spec), fix))
 
 
 def _looks_like_a_path(spec: str) -> bool:
@@ -174,8 +176,7 @@ def _import_module(name: str, spec: str) -> Any:
     """Import a module that the user named; one in the working folder is found as with `python -m`."""
     root = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
-        forms = "PRESET, RUN_FOLDER, CHECKPOINT, timm:NAME, hf:NAME, torchvision:NAME, package.module:function"
-        raise ValueError(bad("model", f"must have one of the forms {forms}", repr(spec)))
+        raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
     folder = str(Path.cwd())
     if root not in sys.modules and importlib.util.find_spec(root) is None and folder not in sys.path:
         sys.path.append(folder)

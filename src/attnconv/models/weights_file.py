@@ -37,7 +37,7 @@ def read_metadata(path: Path) -> dict[str, str]:
         if size < 8:
             _refuse(path, "must be a whole safetensors file", f"{size} bytes, less than the 8 of its first number")
         if length > MAX_HEADER or file.read(1) not in (b"{", b""):
-            _refuse(path, "must be a safetensors file", f"a file that begins with {start!r}")
+            _refuse(path, "must be a safetensors file", f"a file that begins with {start!r}", _fix(path))
         if size < 8 + length:
             _refuse_truncated(path, size, 8 + length)
         file.seek(8)

@@ -7,11 +7,12 @@ import torch
 from attnconv._errors import bad
 from attnconv.data.images import Splits
 from attnconv.data.settings import settle
+from attnconv.models.load import LoadedModel
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.plain import to_plain
 from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import RunSettings, SettingsError
+from attnconv.training.settings import AcceleratorName, RunSettings, SettingsError
 
 # Moving the data, or fetching it, changes nothing about a run.
 _FREE = (("data", "root"), ("data", "cache"), ("data", "download"))
@@ -19,14 +20,8 @@ _FREE = (("data", "root"), ("data", "cache"), ("data", "download"))
 
 def machine_problems(settings: RunSettings) -> list[str]:
     """What the settings ask of this machine that it does not have, in the spelling of the flags."""
-    train, found = settings.train, []
+    train, found = settings.train, missing_accelerator(settings.train.accelerator)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if train.accelerator == "cuda" and not cuda:
-        fix = "Pass --accelerator cpu."
-        found.append(bad("--accelerator", "must be here to train on", "'cuda', but torch finds no CUDA device", fix))
-    if train.accelerator == "mps" and not mps:
-        fix = "Pass --accelerator cpu."
-        found.append(bad("--accelerator", "must be here to train on", "'mps', but torch finds no such device", fix))
     if train.accelerator in ("auto", "cuda") and cuda and train.devices > torch.cuda.device_count():
         requirement = f"must be at most the {torch.cuda.device_count()} GPUs of this machine"
         found.append(bad("--devices", requirement, train.devices))
@@ -34,6 +29,32 @@ def machine_problems(settings: RunSettings) -> list[str]:
         fix = "Pass --accelerator cpu."
         found.append(bad("--precision", "must be 32 or bf16 on mps, which has no 64-bit numbers", "'64'", fix))
     return found
+
+
+def missing_accelerator(name: AcceleratorName) -> list[str]:
+    """The sentence that says so where torch does not find the accelerator."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if here.get(name, True):
+        return []
+    got = f"{name!r}, but torch finds no such device"
+    return [bad("--accelerator", "must be one that is here", got, "Pass --accelerator cpu.")]
+
+
+def fit_problems(loaded: LoadedModel, data: Splits) -> list[str]:
+    """How images do not fit a model that was made for others, as far as the model says what it was made for."""
+    if loaded.settings is None:
+        return []
+    where = f"from {data.source}" if data.source else ""
+    pairs = (
+        ("channels", data.test.channels, loaded.settings.image_channels),
+        ("classes", len(data.classes), loaded.settings.classes),
+    )
+    fix = "Name the images that the model was trained on: --data.name, --data.root."
+    return [
+        bad("--data", f"must have the {wanted} {what} of {loaded.source}", f"{got} {what}", fix, origin=where)
+        for what, got, wanted in pairs
+        if got != wanted
+    ]
 
 
 def data_problems(settings: RunSettings, data: Splits) -> list[str]:
@@ -71,7 +92,8 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
     Only the first process looks: it fills the folder while the others start.
 
     Raises:
-        ValueError: if the folder is not empty (without ``resume``), or holds a run of other settings (with it).
+        ValueError: if the folder holds anything but a run that can be resumed: without ``resume`` anything at all, with
+            it other files or a run of other settings.
     """
     if not is_first_process():
         return
@@ -82,6 +104,10 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
         held = "a run" if folder.exists() else "other files"
         fix = "Add --resume to continue it, or name another folder." if folder.exists() else "Name another folder."
         raise ValueError(bad("--out", "must be new or empty", f"{path}, which holds {held}", fix))
+    if resume and not folder.exists() and path.exists() and (foreign := folder.foreign_files()):
+        raise ValueError(
+            bad("--out", "must hold a run to resume, or nothing", f"{path}, which holds {foreign[0].name}")
+        )
     if resume and folder.exists():
         fix = "Leave it as it was, or start anew in another folder."
         changed = [

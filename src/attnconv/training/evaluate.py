@@ -13,7 +13,7 @@ from attnconv._errors import bad
 from attnconv.data.augment import normalise
 from attnconv.data.batches import Batches
 from attnconv.data.images import ImageSet
-from attnconv.training.settings import PrecisionName
+from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def evaluate(
         >>> evaluate(model, black, mean=(0.5,), std=(0.5,)).images
         3
     """
+    if images.channels != len(mean):
+        raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
     device = torch.device(device)
     dtype = torch.float64 if precision == "64" else torch.float32
     model.to(device=device, dtype=dtype).eval()
@@ -95,7 +97,7 @@ def evaluate(
     with torch.inference_mode(), autocast(precision, device):
         for batch in Batches(images, batch_size=batch_size):
             pixels = normalise(batch.images.to(device), mean, std).to(dtype)
-            logits = model(pixels)
+            logits = _logits(model, pixels)
             if int(batch.labels.max()) >= logits.shape[1]:
                 requirement = f"must be of the model's {logits.shape[1]} classes"
                 raise ValueError(bad("images", requirement, f"an image of class {int(batch.labels.max())}"))
@@ -103,6 +105,29 @@ def evaluate(
             if on_batch is not None:
                 on_batch(int(sums[2]))
     return score(sums)
+
+
+def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
+    try:
+        logits: object = model(pixels)
+    except RuntimeError as error:  # the one way in which torch's layers refuse shapes
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            bad("images", "must fit the model", f"{tuple(pixels.shape[1:])}", f"It says: {reason}.")
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(bad("model", "must give logits (b, classes)", got))
+    return logits
+
+
+def device_of(accelerator: AcceleratorName) -> torch.device:
+    """The device that an accelerator's name stands for; auto takes a GPU if there is one."""
+    if accelerator != "auto":
+        return torch.device(accelerator)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from attnconv._errors import bad
-from attnconv.models.atomic import write_atomically
+from attnconv.models.atomic import PARTIAL, write_atomically
 from attnconv.training.plain import from_plain, to_plain
 from attnconv.training.settings import RunSettings
 
@@ -193,6 +193,13 @@ class RunFolder:
                 kept = [json.dumps(line, allow_nan=False) + "\n" for line in _lines(file) if line["epoch"] <= epoch]
                 write_text(file, "".join(kept))
         self.result_file.unlink(missing_ok=True)
+        for litter in self.path.rglob(PARTIAL):  # of saves that a kill cut short
+            litter.unlink(missing_ok=True)
+
+    def foreign_files(self) -> list[Path]:
+        """What lies in the folder and is not what a run leaves there that was killed before its first line."""
+        own = (self.checkpoints, *self.path.glob(PARTIAL))
+        return sorted(path for path in self.path.iterdir() if path not in own)
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
