@@ -42,6 +42,20 @@ def test_prove_goes_through_a_network(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Every layer is within its bound." in out
 
 
+def test_prove_finds_out_what_images_a_network_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_nets.py").write_text(
+        "from torch import nn\ndef audio(): return nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU())\n"
+    )
+    status, out, err = call(capsys, "prove", "--model", "own_nets:audio", "--image-size", "9")
+    assert (status, "on images (1, 2, 9)" in " ".join(out.split()), err) == (0, True, "")
+    (tmp_path / "x.png").touch()
+    err = call(capsys, "prove", "--model", "own_nets:audio", "--images", "x.png")[2]
+    assert "--images: are for networks of grey or RGB images, got 1 axes and 2 channels." in err
+
+
 def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "attention.safetensors"
     status, out, _ = call(capsys, "recast", "resnet-small", "--out", str(file), "--image-size", "16")
@@ -73,10 +87,19 @@ def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["recast", "quadratic-digits"], "model: must have at least one convolution, got AttentionClassifier."),
         (["recast", "resnet-small", "--out", "x.pt"], "--out: must end in .safetensors, got x.pt."),
-        (["recast", SMALL, "--only", "7*"], "only: must choose at least one convolution, got none of 2 (0, 2, ..)."),
+        (["recast", SMALL, "--only", "7*"], "only: must match layers, got '7*', which matches none of 0, 2, .."),
+        (
+            ["recast", SMALL, "--export", "absent/a.pt2"],
+            "--export: must lie in a folder that exists, got absent/a.pt2.",
+        ),
+        (["prove", "--model", SMALL, "--image-size", "0"], "--image-size: must be at least 1, got 0."),
+        (["prove", "--alpha", "2"], "--alpha: is for a network, got no --model. Name one."),
         (["prove", "--cases", "0"], "--cases: must be at least 1, got 0."),
         (["prove", "--model", SMALL, "--images", "absent.png"], "--images: must name image files, got absent.png."),
-        (["prove", "--model", SMALL, "--alpha", "-1"], "alpha: must be positive and finite, got -1.0."),
+        (
+            ["prove", "--model", SMALL, "--alpha", "-1"],
+            "0: alpha: must be positive and finite in torch.float32, got -1.0.",
+        ),
     ],
 )
 def test_mistakes_are_said_in_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

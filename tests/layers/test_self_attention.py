@@ -242,6 +242,9 @@ def test_plan_freezes_hard_heads_as_shifts_with_zero_gradients() -> None:
     assert layer.plan((5, 6)) == "shift"
     assert isinstance(layer.operator(x), Shift)
     layer(x).square().sum().backward()
+    assert layer.encoding.get_parameter("centres").grad is None  # frozen: no optimiser, no weight decay moves them
+    layer.encoding.requires_grad_(True)
+    layer(x).square().sum().backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
         assert bool(parameter.grad.abs().sum() == 0) == name.startswith("encoding")
@@ -300,9 +303,9 @@ def test_plan_refuses_shifts_for_soft_heads() -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((12, 4), r"x: SelfAttention2d takes \(batch, channels, height, width\), got shape \(12, 4\)"),
-        ((1, 3, 4, 4), r"x: SelfAttention2d was made for 12 channels, got shape \(1, 3, 4, 4\)"),
-        ((1, 12, 0, 4), r"x: every axis needs at least one pixel, got shape \(1, 12, 0, 4\)"),
+        ((12, 4), r"input: SelfAttention2d takes \(batch, channels, height, width\), got shape \(12, 4\)"),
+        ((1, 3, 4, 4), r"input: SelfAttention2d was made for 12 channels, got shape \(1, 3, 4, 4\)"),
+        ((1, 12, 0, 4), r"input: every axis needs at least one pixel, got shape \(1, 12, 0, 4\)"),
     ],
 )
 def test_wrong_images_are_refused(shape: tuple[int, ...], message: str) -> None:
@@ -312,7 +315,9 @@ def test_wrong_images_are_refused(shape: tuple[int, ...], message: str) -> None:
 
 
 def test_wrong_dtypes_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"x: must have the layer's dtype torch.float64, got torch.float32\. Convert"):
+    with pytest.raises(
+        TypeError, match=r"input: must have the layer's dtype torch.float64, got torch.float32\. Convert"
+    ):
         layer2d()(torch.zeros(1, 12, 4, 4))
     with pytest.raises(TypeError, match=r"dtype: must be a floating dtype such as torch.float32, got torch.int64"):
         SelfAttention2d(2, 2, 1, dtype=torch.int64)
@@ -384,11 +389,14 @@ def test_numbers_of_numpy_are_whole_numbers() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_inputs_of_wrong_types_are_refused() -> None:
     layer = SelfAttention2d(3, 3, 1)
-    with pytest.raises(TypeError, match="x: SelfAttention2d takes a tensor, got list"):
+    with pytest.raises(TypeError, match="input: SelfAttention2d takes a tensor, got list"):
         layer([0.0])
-    with pytest.raises(TypeError, match=r"x: must have .* got torch.int64\. Convert with x.to\(torch.float32\)\.$"):
+    with pytest.raises(TypeError, match=r"input: must have .* got torch.int64\. Convert with x.to\(torch.float32\)\.$"):
         layer(torch.zeros(1, 3, 2, 2, dtype=torch.int64))
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"x: must have .* got torch.float64"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=r"input: must have .* got torch.float64"),
+    ):
         layer(torch.zeros(1, 3, 2, 2, dtype=DOUBLE))
     with pytest.raises(ValueError, match=r"sizes: must be a whole number .* each of 2 axes, got \(5,\)"):
         layer.plan((5,))

@@ -49,7 +49,7 @@ def test_soft_heads_approach_the_convolution_as_alpha_grows() -> None:
 
 
 def test_what_is_no_convolution_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"alpha: must be positive and finite, got -1\.0"):
+    with pytest.raises(ValueError, match=r"alpha: must be positive and finite in torch.float32, got -1\.0"):
         from_conv(nn.Conv1d(1, 1, 1), alpha=-1.0)
 
 
@@ -63,7 +63,7 @@ def test_what_is_no_convolution_is_refused() -> None:
         (
             nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
             ValueError,
-            r"conv: must hold its weights itself, got ParametrizedConv2d",
+            r"conv: must hold its weight itself, got ParametrizedConv2d",
         ),
     ],
 )
@@ -86,7 +86,9 @@ def test_a_convolution_with_a_forward_pass_of_its_own_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2
 
-    with pytest.raises(TypeError, match=r"conv: must compute what nn.Conv2d does, got Standardised with a forward"):
+    with pytest.raises(
+        TypeError, match=r"conv: must compute what nn.Conv2d does, got Standardised with its own forward"
+    ):
         from_conv(Standardised(1, 1, 1))
 
 

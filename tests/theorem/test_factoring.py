@@ -99,13 +99,24 @@ def test_images_of_zeros_are_no_trouble(layer: SelfAttention2d) -> None:
     assert factor_error(layer, made, x) == 0
 
 
+def test_ranks_are_those_of_the_dtype() -> None:
+    conv = nn.Conv2d(2, 2, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        conv.weight.copy_(torch.diag(torch.tensor([1.0, 1e-8], dtype=torch.float64))[..., None, None])
+    layer, x = from_conv(conv), torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    assert head_ranks(layer) == [2]
+    x[:, 0] = 0
+    assert factor_error(layer, factor(layer, 1, exact=True), x) < 1e-12
+    assert head_ranks(from_conv(conv.float())) == [1]
+
+
 def test_what_cannot_be_factored_is_refused() -> None:
     layer = SelfAttention2d(4, 4, 2)
     with pytest.raises(ValueError, match=r"layer: must have merged weights, got factored ones"):
         factor(factor(layer, 2), 2)
     with pytest.raises(ValueError, match=r"layer: must have one group.* got 2"):
         factor(SelfAttention2d(4, 4, 2, groups=2), 2)
-    with pytest.raises(ValueError, match=r"head_channels: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"head_channels: must be a whole number of at least 1, got 0"):
         factor(layer, 0)
     with pytest.raises(ValueError, match=r"images: are of no use beside exact=True.* got \(1, 4, 3, 3\)"):
         factor(layer, 2, images=torch.zeros(1, 4, 3, 3), exact=True)

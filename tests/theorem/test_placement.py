@@ -25,6 +25,22 @@ def test_never_worse_than_hard_heads_at_the_largest_taps(heads: int) -> None:
     assert error(conv, heads, restarts=2) <= obvious + 1e-9
 
 
+@pytest.mark.parametrize("heads", [3, 5])
+def test_rounding_does_not_make_it_worse_than_hard_heads(heads: int) -> None:
+    """In bf16 weights that nearly cancel would lose more by rounding than the search has gained."""
+    torch.manual_seed(2)
+    conv = nn.Conv1d(1, 1, 7, padding=3, bias=False).bfloat16()
+    with torch.no_grad():
+        conv.weight.copy_(torch.randn_like(conv.weight))
+    order = conv.weight.detach().flatten().float().abs().argsort(descending=True)[:heads]
+    left = (
+        1 - conv.weight.detach().flatten().double()[order].square().sum() / conv.weight.detach().double().square().sum()
+    )
+    found = imitation_error(place_heads(conv, heads, restarts=3), conv, sizes=(31,)).inside
+    assert found is not None
+    assert found <= float(left.sqrt()) + 1e-3
+
+
 def test_a_gaussian_blur_is_one_head_and_a_box_four() -> None:
     blur = nn.Conv2d(1, 1, 5, padding=2, dtype=torch.float64)
     bell = torch.exp(-0.7 * torch.arange(-2.0, 3, dtype=torch.float64).square())
@@ -73,7 +89,7 @@ def test_a_kernel_of_zeros_is_no_trouble() -> None:
 def test_what_needs_no_placing_is_refused() -> None:
     conv = nn.Conv2d(1, 1, 3)
     for heads in (0, 9):
-        with pytest.raises(ValueError, match=rf"heads: must lie between 1 and 8, got {heads}"):
+        with pytest.raises(ValueError, match=rf"heads: must .* got {heads}"):
             place_heads(conv, heads)
     with pytest.raises(TypeError, match=r"conv: must not be transposed, got ConvTranspose1d"):
         place_heads(nn.ConvTranspose1d(1, 1, 3), 1)  # type: ignore[arg-type]

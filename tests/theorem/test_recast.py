@@ -1,11 +1,13 @@
 """Whole networks recast as attention and restored: outputs, weights, and everything that must stay as it was."""
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from attnconv import SelfAttention2d
 from attnconv.layers import SelfAttention
@@ -98,8 +100,132 @@ def test_a_filter_chooses_by_pattern_or_function(network: Network) -> None:
     assert [isinstance(m, SelfAttention) for m in (by_name.stem, by_name.first, by_name.up)] == [True, False, False]
     by_kind: Any = recast(network, only=lambda name, module: isinstance(module, nn.ConvTranspose2d))
     assert [isinstance(m, SelfAttention) for m in (by_kind.stem, by_kind.up)] == [False, True]
+    every_but: Any = recast(network, only=["!st*", "!up"])
+    assert [isinstance(m, SelfAttention) for m in (every_but.stem, every_but.first, every_but.up)] == [
+        False,
+        True,
+        False,
+    ]
+    by_alias: Any = recast(network, only=(name for name in ["alias"]))
+    assert isinstance(by_alias.up, SelfAttention)
+    with pytest.raises(ValueError, match=r"only: must match layers, got 'absent', which matches none of stem, first, "):
+        recast(network, only=["stem", "absent"])
     with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
-        recast(network, only=["absent"])
+        recast(network, only=lambda name, module: False)
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_filter_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"only: must be patterns for names, or a function .* got 3"):
+        recast(nn.Conv1d(1, 1, 1), only=[3])  # type: ignore[list-item]
+
+
+class Listed(nn.Module):
+    """A network that runs its layers from a plain list, and one of them from a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Conv2d(2, 2, 3, padding=1)
+        self.steps = [self.only, nn.ReLU(), self.only]
+        self.seen: list[nn.Module] = []
+        self.only.register_forward_hook(self.note)
+
+    def note(self, module: nn.Module, *_: object) -> None:
+        self.seen.append(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_layers_are_replaced_wherever_the_model_holds_them() -> None:
+    model, x = Listed(), torch.randn(1, 2, 5, 5)
+    twin: Any = recast(model, fast=False)
+    with no_convolutions():
+        out = twin(x)
+    assert twin.seen == [twin.only, twin.only]
+    assert model.seen == []
+    torch.testing.assert_close(out, model(x), **tolerance(torch.float32))
+    back: Any = restore(twin)
+    assert back.steps[0] is back.steps[2] is back.only
+    assert torch.equal(back.only.weight, model.only.weight)
+
+
+class Forgetful(nn.Sequential):
+    """A class whose copies come back in training mode."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Forgetful":
+        twin = Forgetful(*copy.deepcopy(list(self), memo))
+        memo[id(self)] = twin
+        return twin
+
+
+class Closed(nn.Sequential):
+    """A class whose copies know nothing of what was copied before."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Closed":
+        return Closed(*copy.deepcopy(list(self)))
+
+
+def test_modes_are_kept_and_copies_that_would_be_half_converted_are_refused() -> None:
+    twin = recast(Forgetful(nn.Conv2d(1, 1, 1), nn.Dropout()).eval())
+    assert not any(module.training for module in twin.modules())
+    with pytest.raises(ValueError, match=r"model: must be copied by copy.deepcopy with what it holds, got Closed"):
+        recast(Closed(nn.Conv2d(1, 1, 1)))
+
+
+def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    with pytest.raises(TypeError, match=r"1: must have its parameters, got LazyBatchNorm2d, not materialised\. Run"):
+        recast(nn.Sequential(conv, nn.LazyBatchNorm2d()))
+    with pytest.raises(ValueError, match=r"model: must not be compiled yet, got OptimizedModule, compiled\. Compile"):
+        recast(torch.compile(conv, backend="eager"))  # type: ignore[arg-type]
+    compiled = nn.Conv2d(1, 1, 1)
+    compiled.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"0: must not be compiled yet, got Conv2d, compiled"):
+        recast(nn.Sequential(compiled))
+    other = nn.Conv2d(1, 1, 1)
+    other.computed = other.weight * 2
+    with pytest.raises(ValueError, match=r"model: must be one that copy.deepcopy copies, got a computed 1.computed"):
+        recast(nn.Sequential(conv, other), only=["0"])
+
+
+def test_all_that_cannot_be_converted_is_named() -> None:
+    class Odd(nn.Conv2d):
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+            return super()._conv_forward(input, weight - weight.mean(), bias)
+
+    message = r"0: must compute what nn.Conv2d does, got Odd with its own _conv_forward\..* Nor can 2 be converted\."
+    with pytest.raises(TypeError, match=message):
+        recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
+    patched = nn.Conv2d(1, 1, 1)
+    patched.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
+    with pytest.raises(TypeError, match=r"model: must compute .* got Conv2d with its own forward"):
+        recast(patched)
+    pruned = prune.random_unstructured(nn.Conv2d(1, 2, 1), "bias", 1)
+    with pytest.raises(ValueError, match=r"model: must hold its bias itself, got Conv2d with a computed bias"):
+        recast(pruned)
+
+
+def test_weights_that_are_shared_across_geometries_have_no_one_nearest() -> None:
+    first, second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=2, dilation=2)
+    second.weight = first.weight
+    with pytest.raises(ValueError, match=r"1: weights: 'nearest' must find the same for layers that share a weight"):
+        recast(nn.Sequential(first, second), alpha=1.0, weights="nearest")
+    recast(nn.Sequential(first, second), alpha=1.0)
+
+
+def test_hard_heads_do_not_move_whatever_the_optimiser_decays() -> None:
+    twin, x = recast(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1))), torch.randn(2, 2, 5, 5)
+    optimiser = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(5):
+        optimiser.zero_grad()
+        twin(x).square().mean().backward()
+        optimiser.step()
+    torch.testing.assert_close(restore(twin)(x), twin(x), **tolerance(torch.float32))
+    soft: Any = recast(nn.Sequential(nn.Conv2d(2, 2, 3)), alpha=3.0)
+    assert all(parameter.requires_grad for parameter in soft.parameters())
 
 
 def test_weights_load_and_save_like_any_others(network: Network) -> None:
@@ -144,7 +270,7 @@ def test_messages_about_an_image_name_the_layer() -> None:
     attention = recast(nn.Sequential(nn.Conv2d(3, 3, 5)))
     with pytest.raises(ValueError, match=r"^0: window: must not exceed the padded image, got window \(5, 5\)"):
         attention(torch.zeros(1, 3, 4, 4))
-    with pytest.raises(ValueError, match=r"x: SelfAttention2d was made for 3 channels, got .* \(at 0\)"):
+    with pytest.raises(ValueError, match=r"input: SelfAttention2d was made for 3 channels, got .* \(at 0\)"):
         attention(torch.zeros(1, 2, 9, 9))
 
 

@@ -134,16 +134,41 @@ def test_stride_dilation_and_padding(conv: Any) -> None:
     assert not can_express(layer, conv.kernel_size, sizes=sizes, **moved).expresses
 
 
+def test_one_query_that_attends_another_pixel_is_enough() -> None:
+    """However many others there are: the verdict is about every query."""
+    rows = torch.eye(900, dtype=torch.bfloat16)[None].clone()
+    rows[0, 7] = rows[0, 8]
+    answer = can_express(rows, 1, sizes=(900,), tolerance=0.1)
+    assert answer.uniform.residuals.everywhere < 0.1  # a single query among many
+    assert not answer.expresses
+    swapped = torch.eye(900)[None].repeat(2, 1, 1)  # each query alone is served, by one head or the other
+    swapped[0, 7], swapped[1, 7] = swapped[0, 8].clone(), swapped[1, 7].clone()
+    swapped[1] = swapped[1].roll(1, 0)
+    swapped[1, 7] = torch.eye(900)[7]
+    answer = can_express(swapped, 1, sizes=(900,), tolerance=0.1)
+    assert (answer.expresses_each_query, answer.expresses) == (True, False)
+
+
 def test_transposed_layers_over_their_stretched_image() -> None:
     conv = nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1, output_padding=1, dtype=torch.float64)
     layer = from_conv(conv)
     answer = can_express(layer, 3, sizes=(3, 4))
     assert answer.expresses
-    turned = answer.weights(conv.weight.flip(2, 3))  # a transposed kernel is the kernel turned
     assert layer.weight is not None
-    torch.testing.assert_close(turned, layer.weight, **tolerance(torch.float64))
+    torch.testing.assert_close(answer.weights(conv.weight), layer.weight, **tolerance(torch.float64))
+    even = nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1, groups=2, dtype=torch.float64)
+    layer = from_conv(even)
+    answer = can_express(layer, 4, sizes=(5,))
+    assert answer.expresses
+    assert layer.weight is not None
+    torch.testing.assert_close(answer.weights(even.weight), layer.weight, **tolerance(torch.float64))
+    moved = can_express(layer, 4, sizes=(5,), padding=2)
+    assert not moved.expresses
+    layer.weight.data.copy_(answer.weights(even.weight))
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), even(x), **tolerance(torch.float64))
     with pytest.raises(ValueError, match="padding_mode: must be 'zeros' for a transposed layer, got 'circular'"):
-        can_express(layer, 3, sizes=(3, 4), padding_mode="circular")
+        can_express(layer, 3, sizes=(5,), padding_mode="circular")
 
 
 def rank(rows: Sequence[Sequence[Fraction]]) -> int:
@@ -416,7 +441,7 @@ def rows(*shape: int) -> Tensor:
     [
         ({}, r"x: or sizes must say how large the image is, got None"),
         ({"x": torch.zeros(1, 1, 4, 4).double(), "sizes": (4, 4)}, r"sizes: must be left out beside x.*got \(4, 4\)"),
-        ({"sizes": (4,)}, r"sizes: must hold 2 numbers of pixels, got \(4,\)"),
+        ({"sizes": (4,)}, r"sizes: must be a whole number .* for each of 2 axes, got \(4,\)"),
         ({"sizes": (4, 4), "stride": 2}, r"stride: must be left out or equal the layer's \(1, 1\), got 2"),
         ({"sizes": (4, 4), "dilation": 0}, r"dilation: must be a whole number of at least 1.*got 0"),
         ({"sizes": (4, 4), "padding": "full"}, r"padding: must be a whole number.*got 'full'"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | None, *, flag: str) -> "Tensor":
-    """Pictures as the model wants them, or one image of noise.
+    """Pictures as the model wants them, or one image of noise; of the axes and channels of its first convolution.
 
     Args:
         loaded: the model.
@@ -27,18 +27,27 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
 
     from attnconv.data.augment import normalise
     from attnconv.data.folder import read_image
+    from attnconv.theorem.convolutions import is_convolution
 
+    if size is not None and size < 1:
+        raise ValueError(bad("--image-size", "must be at least 1", size))
     settings = loaded.settings
-    pixels = size or (224 if settings is None else settings.image_size)
-    channels = 3 if settings is None else settings.image_channels
-    parameter = next(loaded.model.parameters())
+    pixels = size if size is not None else 224 if settings is None else settings.image_size
+    first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
+    dims = 2 if first is None else len(first.kernel_size)
+    channels = 3 if first is None else first.in_channels
+    dtype = next(loaded.model.parameters()).dtype
     if not pictures:
-        return torch.randn(1, channels, pixels, pixels, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
+        sizes = (pixels,) * dims
+        return torch.randn(1, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if dims != 2 or channels not in (1, 3):
+        got = f"{dims} axes and {channels} channels"
+        raise ValueError(bad(flag, "are for networks of grey or RGB images", got, "Leave them out: noise does."))
     if missing := [str(path) for path in pictures if not path.is_file()]:
         raise ValueError(bad(flag, "must name image files", ", ".join(missing)))
     images = torch.stack([read_image(path, pixels, channels=channels) for path in pictures])
     mean, std = loaded.mean or (0.5,) * channels, loaded.std or (0.5,) * channels
-    return normalise(images, mean, std).to(parameter.dtype)
+    return normalise(images, mean, std).to(dtype)
 
 
 def print_comparison(found: "Comparison", title: str) -> None:

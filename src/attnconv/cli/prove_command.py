@@ -42,15 +42,23 @@ class Prove:
 
 def run(words: Sequence[str]) -> int:
     """Draw or load, convert, compare, print; status 1 where theory was wrong."""
-    about = "Perform convolutions by multi-head attention and compare. Attention goes through the softmax: dense (of "
-    about += (
-        "all scores) and Kronecker (one per axis), with convolutions forbidden meanwhile; then by shifts, the fast "
+    about = (
+        "Perform convolutions by multi-head attention and compare. Drawn ones go through the softmax, dense (of all "
     )
-    about += "form of hard heads. The reference is the convolution of the same weights in float64."
+    about += (
+        "scores) and Kronecker (one per axis), with convolutions forbidden meanwhile, and by shifts, the fast form "
+    )
+    about += "of hard heads; the reference is the convolution of the same weights in float64. A network (--model) goes "
+    about += "through the softmax per axis, convolutions forbidden, beside itself in its own dtype."
     arguments = parse(Prove, "prove", words, about=about, examples=_EXAMPLES)
     if arguments.cases < 1:
         raise ValueError(bad("--cases", "must be at least 1", arguments.cases))
-    return _prove_cases(arguments) if arguments.model is None else _prove_model(arguments)
+    if arguments.model is not None:
+        return _prove_model(arguments)
+    for flag in ("pretrained", "images", "image_size", "alpha"):
+        if getattr(arguments, flag) not in (None, False, ()):
+            raise ValueError(bad(f"--{flag.replace('_', '-')}", "is for a network", "no --model", "Name one."))
+    return _prove_cases(arguments)
 
 
 def _prove_cases(arguments: Prove) -> int:
@@ -119,13 +127,21 @@ def _verdict(holds: bool) -> str:
 
 
 def _prove_model(arguments: Prove) -> int:
+    import torch
+
+    from attnconv.layers import SelfAttention
     from attnconv.models.load import load
-    from attnconv.theorem import compare, recast
+    from attnconv.theorem import compare, no_convolutions, recast
 
     assert arguments.model is not None
     loaded = load(arguments.model, pretrained=arguments.pretrained)
     images = example_images(loaded, arguments.images, arguments.image_size, flag="--images")
     twin = recast(loaded.model, alpha=arguments.alpha, fast=False)
+    for layer in twin.modules():
+        if isinstance(layer, SelfAttention):
+            layer.backend = "structured"
+    with torch.no_grad(), no_convolutions():
+        twin(images)
     found = compare(loaded.model, twin, images)
     print_comparison(found, f"{loaded.source} as attention through the softmax, on images {tuple(images.shape)}")
     holds = all(row.bound is None or row.error <= row.bound for row in found.layers)

@@ -39,7 +39,7 @@ class Recast:
     weights: Literal["slices", "nearest"] = "slices"
     """Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on)."""
     only: tuple[str, ...] = ()
-    """Patterns for the names of the layers to replace; none for all."""
+    """Patterns for the names of the layers to replace, or behind a ! to leave out; none for all."""
     pretrained: bool = False
     """Fetch the trained weights of a network from a library."""
     images: tuple[Path, ...] = ()
@@ -59,6 +59,9 @@ def run(words: Sequence[str]) -> int:
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
+    for flag, path in (("--export", arguments.export), ("--onnx", arguments.onnx)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(bad(flag, "must lie in a folder that exists", str(path)))
     loaded = load(arguments.model, pretrained=arguments.pretrained)
     images = example_images(loaded, arguments.images, arguments.image_size, flag="--images")
     only = arguments.only or None
@@ -79,7 +82,7 @@ def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
     import torch
 
     dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
-    twice = images[:1].repeat(2, 1, 1, 1)  # an example of one image would fix their number
+    twice = torch.cat((images[:1], images[:1]))  # an example of one image would fix their number
     if arguments.export is not None:
         exported = torch.export.export(model, (twice,), dynamic_shapes=dynamic, strict=False)
         torch.export.save(exported, arguments.export)

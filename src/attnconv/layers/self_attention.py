@@ -161,20 +161,22 @@ class SelfAttention(nn.Module, abc.ABC):
             nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
     def forward(
-        self, x: Float[Tensor, "*images"], output_size: Sequence[int] | None = None
+        self,
+        input: Float[Tensor, "*images"],  # noqa: A002 - the name that nn.Conv*d gives it
+        output_size: Sequence[int] | None = None,
     ) -> Float[Tensor, "*outputs"]:
         """The layer's output (b, out_channels, *queries), equation (12).
 
         Args:
-            x: Images of any size, (b, in_channels, *sizes), or one image without b.
+            input: Images of any size, (b, in_channels, *sizes), or one image without b.
             output_size: Of a transposed layer, the size of the output where `output_padding` is not to decide it: per
                 axis, or the whole shape, as nn.ConvTranspose2d takes it.
 
         Raises:
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
-            TypeError: x has another dtype than the layer, and no autocast is on.
+            TypeError: The input is no tensor, or has another dtype than the layer and no autocast is on.
         """
-        pixels = self._pixels(x)
+        pixels = self._pixels(input)
         operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
             operator = Dense(operator.grid, F.dropout(operator.to_dense(), self.attention_dropout))
@@ -186,7 +188,7 @@ class SelfAttention(nn.Module, abc.ABC):
             values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
             out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
         out = (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
-        return out if x.dim() > self.dims + 1 else out[0]
+        return out if input.dim() > self.dims + 1 else out[0]
 
     @final
     def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
@@ -335,21 +337,21 @@ class SelfAttention(nn.Module, abc.ABC):
         """The input, checked, channels last; one image becomes a batch of one."""
         kind, origin = f"SelfAttention{self.dims}d", f"at {self.called}" if self.called else ""
         if not isinstance(x, Tensor):
-            raise TypeError(bad("x", f"{kind} takes a tensor", type(x).__name__, origin=origin))
+            raise TypeError(bad("input", f"{kind} takes a tensor", type(x).__name__, origin=origin))
         got = f"shape {tuple(x.shape)}"
         if x.dim() == self.dims + 1:
             x = x[None]
         if x.dim() != self.dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[self.dims - 1]
-            raise ValueError(bad("x", f"{kind} takes (batch, channels, {sizes})", got, origin=origin))
+            raise ValueError(bad("input", f"{kind} takes (batch, channels, {sizes})", got, origin=origin))
         if x.shape[1] != self.in_channels:
-            raise ValueError(bad("x", f"{kind} was made for {self.in_channels} channels", got, origin=origin))
+            raise ValueError(bad("input", f"{kind} was made for {self.in_channels} channels", got, origin=origin))
         if any(size < 1 for size in x.shape[2:]):
-            raise ValueError(bad("x", "every axis needs at least one pixel", got, origin=origin))
+            raise ValueError(bad("input", "every axis needs at least one pixel", got, origin=origin))
         dtype = next(self.parameters()).dtype
         if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
             fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
-            raise TypeError(bad("x", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))
+            raise TypeError(bad("input", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))
         return x.movedim(1, -1)
 
 

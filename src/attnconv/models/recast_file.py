@@ -32,6 +32,7 @@ from attnconv.models.weights_file import read_metadata
 from attnconv.theorem import plan_shifts, recast
 
 FORMAT = "attnconv-recast"
+_LISTS = ("classes", "mean", "std")
 FORMAT_VERSION = 1
 
 
@@ -107,11 +108,16 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         got = repr(metadata.get("format_version"))
         raise ValueError(bad("checkpoint", f"must have format version {FORMAT_VERSION}", got, origin=origin))
     try:
-        values = {name: json.loads(metadata[name]) for name in ("model", "alpha", "only", "classes", "mean", "std")}
+        values = {name: json.loads(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
         source, spec = values["model"], values["model"].get("spec")
     except (KeyError, ValueError, AttributeError) as error:
         raise ValueError(bad("checkpoint", "must say what was recast", repr(error), origin=origin)) from error
-    settings = None if spec else from_dict(source.get("settings", {}), origin=origin)
+    kinds = {"alpha": (float, int, type(None)), "only": (list, type(None))} | dict.fromkeys(_LISTS, (list,))
+    wrong = [name for name, kind in kinds.items() if type(values[name]) not in kind]
+    if wrong or not (isinstance(spec, str) or isinstance(source.get("settings"), dict)):
+        name = wrong[0] if wrong else "model"
+        raise ValueError(bad(f"checkpoint: {name}", "must be what recast was given", repr(values[name]), origin=origin))
+    settings = None if isinstance(spec, str) else from_dict(source["settings"], origin=origin)
     if isinstance(spec, str) and spec.partition(":")[0] not in ("timm", "torchvision", "hf"):
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={values['alpha']}, only={values['only']}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({path.name!r}))."
@@ -127,5 +133,5 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         fix = "The model's library may have changed since."
         raise ValueError(bad("checkpoint", "must fit the model it names", str(error), fix, origin=origin)) from error
     plan_shifts(model)
-    names = {name: tuple(values[name]) for name in ("classes", "mean", "std")}
+    names = {name: tuple(values[name]) for name in _LISTS}
     return RecastFile(model.eval(), settings, **names)

@@ -74,10 +74,11 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
     Raises:
         ValueError: No convolution of the model has an attention layer in its place.
     """
+    twins = dict(recast.named_modules())
     pairs = {
-        name: (module, recast.get_submodule(name))
+        name: (module, twins[name])
         for name, module in model.named_modules()
-        if is_convolution(module) and isinstance(recast.get_submodule(name), SelfAttention)
+        if is_convolution(module) and isinstance(twins.get(name), SelfAttention)
     }
     if not pairs:
         raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
@@ -137,8 +138,8 @@ def _layer(
 
 
 def _worse(first: LayerComparison, second: LayerComparison) -> LayerComparison:
-    """Of two calls of one layer, the one with the larger error."""
-    return first if first.error >= second.error else second
+    """Of two calls of one layer, the one that leaves its bound by more or, without one, has the larger error."""
+    return max(first, second, key=lambda row: row.error if row.bound is None else row.error / max(row.bound, 1e-300))
 
 
 @contextmanager

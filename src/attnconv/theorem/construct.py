@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv._values import is_real
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.relative import QuadraticFeatures, Relative
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
+from attnconv.operators.base import score_dtype
 from attnconv.theorem.convolutions import (
     BORDERS,
     Convolution,
@@ -50,8 +52,9 @@ def from_conv(
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
             mode, groups and floating dtype.
         alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the precision of every dtype
-            (`HARD_ALPHA`): they equal the convolution and do not move in training. Softer ones err by a known bound and
-            move; `SOFT_ALPHA` = 3 is the value to train on.
+            (`HARD_ALPHA`): they equal the convolution and do not move in training, with centres and spreads that are
+            frozen (requires_grad False), lest weight decay move them. Softer ones err by a known bound and move;
+            `SOFT_ALPHA` = 3 is the value to train on.
         weights: The heads' matrices: the kernel's `slices`, which hard heads want and to which `error_bound` applies;
             or, for soft heads to train on, those with which they come `nearest` to the convolution inside the image.
 
@@ -61,8 +64,8 @@ def from_conv(
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
-        ValueError: alpha is not positive and finite, `weights` is neither word, a weight is not finite or is computed
-            from others, or a tap lies at a distance that the dtype cannot hold.
+        ValueError: alpha is not positive, or not finite in the convolution's dtype, `weights` is neither word, a weight
+            is not finite or is computed from others, or a tap lies at a distance that the dtype cannot hold.
 
     Example:
         >>> import torch
@@ -74,9 +77,10 @@ def from_conv(
     check_convolution(conv)
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
-    alpha = HARD_ALPHA if alpha is None else _checked(alpha)
+    spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
     centres = torch.tensor(taps(conv))
     encoding = Quadratic(*centres.shape)
+    encoding.requires_grad_(alpha is not None)
     layer = layer_for(conv, encoding)
     held = centres.to(conv.weight.dtype)
     if not torch.equal(held.long(), centres):
@@ -84,7 +88,7 @@ def from_conv(
         raise ValueError(bad("conv", "must have taps at shifts that its dtype can hold", str(conv.weight.dtype), fix))
     with torch.no_grad():
         encoding.centres.copy_(held)
-        encoding.spread.fill_(math.sqrt(2 * alpha))
+        encoding.spread.fill_(spread)
         if weights == "nearest":
             assert layer.weight is not None
             layer.weight.copy_(nearest_weights(layer, conv))
@@ -119,7 +123,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     check_convolution(conv)
     if not isinstance(conv, Forward):
         raise TypeError(bad("conv", "must not be transposed: its queries stand between pixels", type(conv).__name__))
-    _checked(alpha)
+    _checked(alpha, conv.weight.dtype)
     centres = torch.tensor(taps(conv))
     heads, dims = centres.shape
     channels = dims + 1 if key_channels is None else key_channels
@@ -178,7 +182,10 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
     return layer.train(conv.training)
 
 
-def _checked(alpha: float) -> float:
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(bad("alpha", "must be positive and finite", alpha))
+def _checked(alpha: float, dtype: torch.dtype) -> float:
+    """An alpha whose square of the spread, 2 alpha, is a number of the scores, and the spread one of the layer."""
+    spread = torch.tensor(math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0, dtype=torch.float64).to(dtype)
+    squared = float(spread.to(score_dtype(dtype)).square())
+    if not 0 < squared < math.inf:
+        raise ValueError(bad("alpha", f"must be positive and finite in {dtype}", repr(alpha)))
     return alpha

@@ -30,6 +30,8 @@ BORDERS: dict[str, Border] = {
     "reflect": "reflect",
     "circular": "circular",
 }
+_COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # what makes a convolution's output
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def looks_like_convolution(module: nn.Module) -> bool:
@@ -51,9 +53,9 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
         name: What to call it in the message, such as its path in a model.
 
     Raises:
-        TypeError: It is no convolution, computes its own forward pass, is lazy or quantised, or has a dtype that
-            attention has not.
-        ValueError: Its weights are computed from others, or hold NaN or infinite values.
+        TypeError: It is no convolution, computes something else than its class, is lazy or quantised, or has a dtype
+            that attention has not.
+        ValueError: Its weight or bias is computed from others, or holds NaN or infinite values.
     """
     kind = type(conv).__name__
     if not is_convolution(conv):
@@ -62,18 +64,24 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
         fix = "Run the model once on an image, so that its lazy layers take their shapes."
         raise TypeError(bad(name, "must have its weights", f"{kind}, not materialised", fix))
-    plain = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
-    if type(conv).forward is not plain.forward:
-        fix = "Leave it out with `only`, or replace it by a plain convolution first."
-        raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", f"{kind} with a forward pass", fix))
-    if not conv.weight.dtype.is_floating_point:
-        raise TypeError(bad(name, "must have real floating-point weights", str(conv.weight.dtype)))
-    if "weight" not in conv._parameters or nn.utils.parametrize.is_parametrized(conv):
-        fix = "Remove the parametrisation first, keeping the weights (torch.nn.utils.parametrize, weight_norm)."
-        raise ValueError(bad(name, "must hold its weights itself", f"{kind} with computed weights", fix))
+    plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
+    if own := [method for method in _COMPUTING if _overrides(conv, plain, method)]:
+        fix = f"Leave it out, as with only=['!{name}'], or replace it by a plain convolution first."
+        got = f"{kind} with its own {own[0]}"
+        raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", got, fix))
+    for part in ("weight", "bias"):
+        if part not in conv._parameters or nn.utils.parametrize.is_parametrized(conv, part):
+            fix = "Remove what computes it, keeping the values as an nn.Parameter (parametrize, weight_norm, prune)."
+            raise ValueError(bad(name, f"must hold its {part} itself", f"{kind} with a computed {part}", fix))
+    if conv.weight.dtype not in _DTYPES:
+        raise TypeError(bad(name, "must have real weights of 16 to 64 bits", str(conv.weight.dtype)))
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
+
+
+def _overrides(conv: nn.Module, plain: type[nn.Module], method: str) -> bool:
+    return method in vars(conv) or getattr(type(conv), method, None) is not getattr(plain, method, None)
 
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
@@ -104,16 +112,21 @@ def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
 
 def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
     """One matrix per kernel position, row-major, in the layout of `SelfAttention.weight`: (h, c / groups, d)."""
-    if isinstance(conv, Forward):
-        return conv.weight.flatten(2).permute(2, 1, 0)
-    grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, i, d / g, h)
+    return matrices_of(conv.weight, conv.groups, transposed=not isinstance(conv, Forward))
+
+
+def matrices_of(weight: Float[Tensor, "..."], groups: int, *, transposed: bool) -> Float[Tensor, "h i d"]:
+    """The same of a convolution's `weight` alone: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
+    if not transposed:
+        return weight.flatten(2).permute(2, 1, 0)
+    grouped = weight.flatten(2).unflatten(0, (groups, -1))  # (g, i, d / g, h)
     return grouped.permute(3, 1, 0, 2).flatten(2)
 
 
 def kernel(
     weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
 ) -> Float[Tensor, "..."]:
-    """The inverse of `head_weights`: a convolution's weight from one matrix per kernel position."""
+    """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
     if math.prod(kernel_size) != weight.shape[0]:
         raise ValueError(bad("kernel_size", f"must have {weight.shape[0]} positions, one per head", kernel_size))
     if not transposed:

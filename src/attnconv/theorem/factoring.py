@@ -14,16 +14,18 @@ that the error never rises.
 
 import copy
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import score_dtype
 
 _ROUNDS = 20  # turns of all heads, at most
 _GAIN = 1e-4  # relative improvement of the error below which they stop
@@ -37,7 +39,8 @@ def head_ranks(layer: SelfAttention) -> list[int]:
     Raises:
         ValueError: The layer has factored weights, or groups.
     """
-    return [int(rank) for rank in torch.linalg.matrix_rank(_merged(layer).detach().to(torch.float32)).tolist()]
+    weight = _merged(layer).detach()
+    return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
 def factor(
@@ -75,8 +78,10 @@ def factor(
         (18, True)
     """
     weight = _merged(layer).detach().double()
-    if head_channels < 1:
-        raise ValueError(bad("head_channels", "must be at least 1", head_channels))
+    head_channels = whole("head_channels", head_channels, 1)
+    if images is not None and not (images.numel() and bool(torch.isfinite(images).all())):
+        got = f"shape {tuple(images.shape)}" if not images.numel() else "NaN or infinite values"
+        raise ValueError(bad("images", "must be at least one, of finite values", got))
     if exact and images is not None:
         raise ValueError(bad("images", "are of no use beside exact=True, which loses nothing", tuple(images.shape)))
     with torch.no_grad():
@@ -155,7 +160,9 @@ class _Regression:
         return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
 
 
-def _merged(layer: SelfAttention) -> nn.Parameter:
+def _merged(layer: Any) -> nn.Parameter:
+    if not isinstance(layer, SelfAttention):
+        raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
     if layer.weight is None:
         raise ValueError(bad("layer", "must have merged weights", "factored ones"))
     if layer.groups > 1:

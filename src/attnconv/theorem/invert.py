@@ -63,6 +63,7 @@ def to_conv(
         padding mode is the border rule, `replicate` under `renormalise`. See `conversion_error`.
 
     Raises:
+        TypeError: layer is no attention layer.
         ValueError: Without a kernel size: heads that are soft, that left the taps of their window, or that look beyond
             a padding that no convolution continues. With one: x is missing, or the kernel has no centre.
 
@@ -73,6 +74,8 @@ def to_conv(
         >>> bool((to_conv(from_conv(conv)).weight == conv.weight).all())
         True
     """
+    if not isinstance(layer, SelfAttention):
+        raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
     if kernel_size is None:
         return _exact(layer)
     if x is None:

@@ -1,26 +1,28 @@
 """Whole networks: every convolution replaced by the attention layer that equals it, and back.
 
-The model is copied; in the copy each convolution gives its place to `from_conv`'s layer and everything else stays as it
-is: batch norms, activations, hooks, train or eval mode, frozen parameters, modules used at several places, parameters
-shared between modules. Every layer is checked before the first is replaced, so that nothing half converted comes back.
+Every layer is checked and made before the model is copied. The copy (`copy.deepcopy`) is told to meet the new layer
+wherever it meets the old one, as a child module, in a list, or bound in a hook; all else stays as it is: batch norms,
+activations, hooks, train or eval mode, frozen parameters, modules used at several places, parameters shared between
+modules. What cannot be copied so is refused, so that nothing half converted comes back.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.layers.self_attention import SelfAttention, discard_plan
+from attnconv.layers.self_attention import SelfAttention, check_loaded, discard_plan
 from attnconv.theorem.construct import from_conv
 from attnconv.theorem.convolutions import check_convolution, is_convolution, looks_like_convolution
 from attnconv.theorem.invert import to_conv
 
-Only: TypeAlias = Callable[[str, nn.Module], bool] | Sequence[str] | None
+Only: TypeAlias = Callable[[str, nn.Module], bool] | Iterable[str] | None
 _HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
+_OWN_HOOKS = (check_loaded, discard_plan)
 
 
 def recast(
@@ -37,13 +39,16 @@ def recast(
         model: Any module: torchvision's, timm's, Hugging Face's, one's own; also a convolution itself.
         alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
         weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
-        only: Which layers: patterns for their names (`"layer1.*"`), or a function of name and module; None for all.
+        only: Which layers: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a function of
+            name and module; None for all.
         fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
             every probability from centres and alpha through the softmax. A state dict that is loaded discards the
             plan; `plan_shifts` makes it again.
 
     Returns:
-        The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`.
+        The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. What
+        *calls* a convolution is served; code that reads `conv.weight` itself is not (fusing batch norms, say,
+        reparameterising, or some state-space models): do that first, or leave those layers out.
 
     Raises:
         TypeError, ValueError: A convolution that cannot be converted, named with its place and the reason, or a model
@@ -60,24 +65,20 @@ def recast(
         True
     """
     found = _chosen(model, only, looks_like_convolution, "convolution")
-    for name, module in found.items():
-        check_convolution(module, name or "model")
+    _check_all(found)
+    _check_whole(model, found)
     _check_ties(model, found)
-    twin = copy.deepcopy(model)
     shared: dict[nn.Parameter, nn.Parameter] = {}
 
     def attention(name: str, conv: nn.Module) -> nn.Module:
         assert is_convolution(conv)
-        try:
-            layer = from_conv(conv, alpha=alpha, weights=weights)
-        except ValueError as error:
-            raise ValueError(f"{name or 'model'}: {error}") from error
+        layer = from_conv(conv, alpha=alpha, weights=weights)
         layer.called = name
         _take_over(conv, layer, shared)
         return layer
 
     with torch.random.fork_rng(devices=[]):  # layers draw weights before they are given theirs
-        made = _replace(twin, list(found), attention)
+        made = _transcribe(model, found, attention)
     if fast:
         plan_shifts(made)
     return made
@@ -115,13 +116,6 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         True
     """
     found = _chosen(model, only, lambda module: isinstance(module, SelfAttention), "attention layer")
-    for name, module in found.items():
-        assert isinstance(module, SelfAttention)
-        try:
-            to_conv(module)
-        except ValueError as error:
-            raise ValueError(f"{name or 'model'}: {error}") from error
-    twin = copy.deepcopy(model)
     shared: dict[nn.Parameter, nn.Parameter] = {}
 
     def convolution(_: str, layer: nn.Module) -> nn.Module:
@@ -131,7 +125,7 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
             _take_over(layer, conv, shared)
         return conv
 
-    return _replace(twin, list(found), convolution)
+    return _transcribe(model, found, convolution)
 
 
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
@@ -141,20 +135,73 @@ def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], k
     present = {name: module for name, module in model.named_modules() if wanted(module)}
     if not present:
         raise ValueError(bad("model", f"must have at least one {kind}", type(model).__name__))
-    found = {name: module for name, module in present.items() if _matches(name, module, only)}
+    if callable(only):
+        found = {name: module for name, module in present.items() if only(name, module)}
+    else:
+        found = {name: present[name] for name in _matching(model, list(present), only)}
     if not found:
         few = ", ".join(list(present)[:5])
         raise ValueError(bad("only", f"must choose at least one {kind}", f"none of {len(present)} ({few}, ..)"))
     return found
 
 
-def _matches(name: str, module: nn.Module, only: Only) -> bool:
+def _matching(model: nn.Module, names: list[str], only: Iterable[str] | None) -> list[str]:
+    """Those of the names that the patterns choose; a module used at several places answers to each of its names."""
     if only is None:
-        return True
-    if callable(only):
-        return only(name, module)
-    patterns = [only] if isinstance(only, str) else only
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+        return names
+    patterns = _patterns(only)
+    aliases: dict[str, list[str]] = {name: [] for name in names}
+    first = {id(model.get_submodule(name)): name for name in names}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in first:
+            aliases[first[id(module)]].append(name)
+    chosen, left_out = set[str](), set[str]()
+    for pattern in patterns:
+        plain = pattern.removeprefix("!")
+        met = {name for name, others in aliases.items() if any(fnmatchcase(other, plain) for other in others)}
+        if not met:
+            few = ", ".join(names[:5])
+            raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
+        (left_out if plain != pattern else chosen).update(met)
+    if all(pattern.startswith("!") for pattern in patterns):
+        chosen = set(names)
+    return [name for name in names if name in chosen - left_out]
+
+
+def _patterns(only: Any) -> list[str]:
+    patterns = [only] if isinstance(only, str) or not isinstance(only, Iterable) else list(only)
+    if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        raise TypeError(bad("only", "must be patterns for names, or a function of name and module", repr(wrong[0])))
+    return patterns
+
+
+def _check_all(found: dict[str, nn.Module]) -> None:
+    """Refuse convolutions that cannot be converted: the first one by its reason, the others by name."""
+    errors: dict[str, TypeError | ValueError] = {}
+    for name, module in found.items():
+        try:
+            check_convolution(module, name or "model")
+        except (TypeError, ValueError) as error:
+            errors[name] = error
+    if not errors:
+        return
+    first, *others = errors
+    more = f" Nor can {', '.join(others)} be converted." if others else ""
+    raise type(errors[first])(f"{errors[first]}{more}") from errors[first]
+
+
+def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
+    """Refuse models that are not there yet, or that were compiled for their convolutions."""
+    for name, module in model.named_modules():
+        if any(nn.parameter.is_lazy(value) for value in module.parameters(recurse=False)):
+            fix = "Run the model once on an image, so that its lazy layers take their shapes."
+            raise TypeError(bad(name, "must have its parameters", f"{type(module).__name__}, not materialised", fix))
+        wrapped = type(module).__module__.startswith("torch._dynamo")  # what torch.compile returns
+        if (wrapped or module._compiled_call_impl is not None) and any(
+            not name or other == name or other.startswith(f"{name}.") for other in found
+        ):
+            got = f"{type(module).__name__}, compiled"
+            raise ValueError(bad(name or "model", "must not be compiled yet", got, "Compile what comes back."))
 
 
 def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
@@ -176,38 +223,70 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
                 raise ValueError(bad(path, "must share its weight with convolutions of its kind only", other, fix))
 
 
-def _replace(twin: nn.Module, names: list[str], make: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """Put what `make` makes of each named module in its place, wherever the module is used."""
+def _transcribe(
+    model: nn.Module, found: dict[str, nn.Module], make: Callable[[str, nn.Module], nn.Module]
+) -> nn.Module:
+    """A copy of the model in which what `make` makes of each module stands wherever the module stood."""
     made: dict[nn.Module, nn.Module] = {}
-    for name in names:
-        old = twin.get_submodule(name)
-        made[old] = make(name, old)
-        _move_hooks(old, made[old])
-    for parent in list(twin.modules()):
-        for key, child in list(parent._modules.items()):
-            if child is not None and child in made:
-                parent._modules[key] = made[child]
-    return made.get(twin, twin)
+    known: dict[int, object] = {}  # deepcopy's: what has become of each object
+    for name, old in found.items():
+        try:
+            new = made[old] = make(name, old)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name or 'model'}: {error}") from error
+        known[id(old)] = new
+        bias = old._parameters.get("bias")
+        if bias is not None:  # moves as it is, with those that share it
+            new.register_parameter("bias", copy.deepcopy(bias, known))
+    twin = _copied(model, known)
+    for old, new in made.items():
+        _move_hooks(old, new, known)
+    gone = {part for old in made for part in old.modules()} - made.keys()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in gone:  # a part of what was replaced
+            continue
+        copied = twin.get_submodule(name)
+        if module in made and copied is not made[module]:
+            raise ValueError(bad("model", "must be copied by copy.deepcopy with what it holds", type(model).__name__))
+        if copied.training != module.training:  # some classes come back from a copy in another mode
+            copied.train(module.training)
+    return twin
+
+
+def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
+    try:
+        return copy.deepcopy(model, known)
+    except (RuntimeError, TypeError, ValueError) as error:
+        computed = [
+            f"{name}.{key}"
+            for name, module in model.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        ]
+        reason = str(error).partition("\n")[0]
+        got = f"a computed {computed[0].removeprefix('.')}" if computed else type(model).__name__
+        raise ValueError(bad("model", "must be one that copy.deepcopy copies", got, reason)) from error
 
 
 def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Give `new` the ties, the freezing and the bias of `old`; weights of one parameter stay one parameter."""
-    weight = old._parameters["weight"]
+    """Give `new` the freezing and the ties of `old`: weights of one parameter stay one parameter."""
+    weight, made = old._parameters["weight"], new._parameters["weight"]
     assert weight is not None
-    made = new._parameters["weight"]
     assert made is not None
     for parameter in new.parameters():
-        parameter.requires_grad_(weight.requires_grad)
-    new.register_parameter("weight", shared.setdefault(weight, made))
-    if new._parameters.get("bias") is not None:
-        new.register_parameter("bias", old._parameters["bias"])
+        parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
+    if not torch.equal(shared.setdefault(weight, made), made) and not made.is_meta:
+        fix = "Take weights='slices', or give each layer a weight of its own."
+        raise ValueError(bad("weights", "'nearest' must find the same for layers that share a weight", "others", fix))
+    new.register_parameter("weight", shared[weight])
 
 
-def _move_hooks(old: nn.Module, new: nn.Module) -> None:
+def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:
     """Forward, backward and state-dict hooks; not those that a class of the library registers for itself."""
     for key in _HOOKS:
         before, after = vars(old).get(key), vars(new)[key]
         if isinstance(before, dict):
-            after.update({number: hook for number, hook in before.items() if hook is not discard_plan})
+            kept = {number: hook for number, hook in before.items() if getattr(hook, "hook", hook) not in _OWN_HOOKS}
+            after.update(copy.deepcopy(kept, known))
         elif before is not None:
             setattr(new, key, before)

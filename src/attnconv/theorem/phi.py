@@ -20,7 +20,7 @@ from torch import Tensor
 from attnconv._errors import bad
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries
-from attnconv.theorem.convolutions import BORDERS, inside, tap_keys
+from attnconv.theorem.convolutions import BORDERS, inside, matrices_of, tap_keys
 
 Shifts: TypeAlias = Sequence[Sequence[int]]
 
@@ -54,16 +54,20 @@ class Fit:
     Attributes:
         phi: Kernel positions (row-major) x heads, in float64.
         residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) of this Phi, over each set of queries.
+        worst: The largest ||E_q - Phi A_q|| / max(||E_q||, 1) of a fitted query.
         rank: Rank of the stacked rows A of the fitted queries; below the number of heads where heads repeat others.
         singular_values: Those of A, largest first.
+        transposed: None, or the number of groups of a transposed layer, whose convolutions have another layout.
     """
 
     phi: Float[Tensor, "j h"]
     residuals: Residuals
+    worst: float
     rank: int
     singular_values: Float[Tensor, "s"]
+    transposed: int | None = None
 
-    def weights(self, kernel: Float[Tensor, "d i *kernel"]) -> Float[Tensor, "h i d"]:
+    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
         """W_h = sum_j Phi[j, h] W_j, in the kernel's dtype: the `weight` of a layer that imitates a convolution's.
 
         Raises:
@@ -72,7 +76,8 @@ class Fit:
         if math.prod(kernel.shape[2:]) != self.phi.shape[0]:
             got = f"shape {tuple(kernel.shape)}"
             raise ValueError(bad("kernel", f"must have {self.phi.shape[0]} positions", got))
-        return torch.einsum("jh,dij->hid", self.phi, kernel.flatten(2).to(self.phi)).to(kernel)
+        slices = matrices_of(kernel, self.transposed or 1, transposed=self.transposed is not None)  # (j, i, d)
+        return torch.einsum("jh,jid->hid", self.phi, slices.to(self.phi)).to(kernel)
 
 
 def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
@@ -90,8 +95,18 @@ def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple
         ValueError: Rows are not finite, or there is no such padding mode.
     """
     reduction = Reduction.of(operator, shifts, padding_mode)
-    within = None if reduction.inside is None else reduction.fit(reduction.inside)
-    return reduction.fit(reduction.everywhere), within, reduction.each_query
+    factors = [reduction.everywhere] + ([] if reduction.inside is None else [reduction.inside])
+    solved = [solve(factor, reduction.heads, reduction.cut) for factor in factors]
+    worst = [0.0 for _ in solved]
+    for queries in _blocks(operator, shifts):
+        stack, within = matrices(operator, shifts, padding_mode, queries), inside(operator.grid, shifts, queries)
+        for index, ((phi, _), chosen) in enumerate(zip(solved, (torch.ones_like(within), within), strict=False)):
+            heads = operator.heads
+            apart = torch.linalg.matrix_norm(stack[..., :heads] @ phi.mT - stack[..., heads:])
+            size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
+            worst[index] = max(worst[index], float(((apart / size) * chosen).max()))
+    found = [reduction.fit(*solution, most) for solution, most in zip(solved, worst, strict=True)]
+    return found[0], found[1] if len(found) > 1 else None, reduction.each_query
 
 
 @final
@@ -121,8 +136,7 @@ class Reduction:
         cut = rank_tolerance(operator)
         factors: list[Tensor | None] = [None, None]  # of the queries inside, and at the border
         worst: list[float | None] = [None, None]
-        numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
-        for queries in all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1)):
+        for queries in _blocks(operator, shifts):
             # One factor per image and query: few rows, whatever the number of keys.
             reduced = torch.linalg.qr(matrices(operator, shifts, padding_mode, queries), mode="r").R
             alone = residual(reduced, solve(reduced, operator.heads, cut)[0])
@@ -134,17 +148,21 @@ class Reduction:
         each_query = Residuals(worst[0], worst[1], max(most for most in worst if most is not None))
         return Reduction(factors[0], factors[1], _stacked(*factors), each_query, operator.heads, cut)
 
-    def fit(self, factor: Float[Tensor, "_ columns"]) -> Fit:
-        """The best Phi for one of the three sets, and what it leaves over each of them."""
-        phi, values = solve(factor, self.heads, self.cut)
-        return Fit(
-            phi, self.over(lambda place: residual(place, phi)), int((values > self.cut * values[:1]).sum()), values
-        )
+    def fit(self, phi: Float[Tensor, "j h"], values: Float[Tensor, "s"], worst: float) -> Fit:
+        """What a Phi, from the singular values of its set, leaves over each of the three sets."""
+        rank = int((values > self.cut * values[:1]).sum())
+        return Fit(phi, self.over(lambda place: residual(place, phi)), worst, rank, values)
 
     def over(self, measure: Callable[[Tensor], Tensor]) -> Residuals:
         """A relative difference that depends on [A^T | E^T] by its R factor alone, over the three sets."""
         within, border = (None if place is None else float(measure(place)) for place in (self.inside, self.border))
         return Residuals(within, border, float(measure(self.everywhere)))
+
+
+def _blocks(operator: AttentionOperator, shifts: Shifts) -> tuple[Int[Tensor, "r"], ...]:
+    """All queries, in parts whose [A^T | E^T] are of moderate size."""
+    numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
+    return all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1))
 
 
 def matrices(

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theorem.construct import layer_for
@@ -66,15 +67,21 @@ def place_heads(
     if not isinstance(conv, Forward):
         raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
     shifts = torch.tensor(taps(conv), dtype=torch.float64)
+    heads, restarts = whole("heads", heads, 1), whole("restarts", restarts, 0)
     if not 1 <= heads < len(shifts):
         fix = "With a head per position from_conv is exact."
         raise ValueError(bad("heads", f"must lie between 1 and {len(shifts) - 1}", heads, fix))
     with torch.no_grad():
         kernel = head_weights(conv).detach().double().cpu()
     problem = _Problem(shifts, kernel, diagonal=diagonal)
-    centres, alpha = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
-    encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
+    found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
+    dtype = conv.weight.dtype
     with torch.no_grad():
+        # Weights that nearly cancel lose more by rounding than the search has gained.
+        centres, alpha = min(
+            found, problem.hard(heads), key=lambda place: problem.rounded_error(place[0], place[1], dtype)
+        )
+        encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
         encoding.centres.copy_(centres)
         encoding.spread.copy_((2 * alpha).sqrt())
         return layer_for(conv, encoding, problem.weights(centres, alpha))
@@ -116,13 +123,25 @@ class _Problem:
         inverse = torch.linalg.pinv(phi, rtol=1e-8)  # (h, s)
         return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
 
+    def hard(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Hard heads at the taps with the largest weights."""
+        order = self.gram.diagonal().argsort(descending=True, stable=True)[:heads]
+        return self.shifts[order], torch.full((heads, self._widths), SHARPEST, dtype=torch.float64)
+
+    def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
+        """What is left of the kernel, of its own size, once all parameters are rounded to a layer's dtype (squared)."""
+        weights = self.weights(centres, alpha).to(dtype).double()
+        spread = (2 * alpha).sqrt().to(dtype).double()
+        left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
+        left[self.places] += self.kernel
+        return float(left.square().sum())
+
     def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The best centres and alphas of all starts."""
         energy = self.gram.diagonal()
-        order = energy.argsort(descending=True, stable=True)[:heads]
-        best = self.shifts[order], torch.full((heads, self._widths), SHARPEST, dtype=torch.float64)
+        best = self.hard(heads)
         least = float(self.error(*best))
-        starts = [(self.shifts[order], 3.0)]
+        starts = [(best[0], 3.0)]
         for _ in range(restarts):
             chosen = torch.multinomial(
                 energy.clamp_min(1e-12 * float(energy.max()) + 1e-300), heads, generator=generator

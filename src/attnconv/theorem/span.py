@@ -11,9 +11,8 @@ necessary, but not sufficient. With two pixels and two heads, one always on pixe
 query's rows span its own pixel, and yet both queries get the same output: not even the identity is within reach.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, final
 
@@ -22,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv._values import is_real
 from attnconv.grid import Grid, Padding, padding_pairs, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -38,7 +38,7 @@ class Expressiveness:
 
     Attributes:
         kernel_size: Per axis.
-        uniform: One Phi for all queries. Its residual `everywhere` decides.
+        uniform: One Phi for all queries. What it leaves at the worst of them decides.
         uniform_inside: One Phi for the queries all of whose taps lie in the image; None if there is none.
         each_query: The paper's condition, each query with its own Phi_q (and each image, where rows depend on
             content): the largest ||E_q - Phi_q A_q|| / ||E_q|| among the queries named.
@@ -56,28 +56,26 @@ class Expressiveness:
     @property
     def expresses(self) -> bool:
         """Whether the layer equals each convolution of this size, at every query, with some weights."""
-        return self.uniform.residuals.everywhere <= self.tolerance
+        return self.uniform.worst <= self.tolerance
 
     @property
     def expresses_inside(self) -> bool | None:
         """The same at the queries all of whose taps lie in the image; None where there is no such query."""
-        if self.uniform_inside is None or self.uniform_inside.residuals.inside is None:
-            return None
-        return self.uniform_inside.residuals.inside <= self.tolerance
+        return None if self.uniform_inside is None else self.uniform_inside.worst <= self.tolerance
 
     @property
     def expresses_each_query(self) -> bool:
         """Whether each query alone could be served, by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
 
-    def weights(self, kernel: Float[Tensor, "d i *kernel"]) -> Float[Tensor, "h i d"]:
+    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
         """The matrices per head that imitate a convolution best: W_h = sum_j Phi[j, h] W_j.
 
         They make the layer equal to it if `expresses`, and nearest in the least-squares sense over all queries, for
         white input, if not. `uniform_inside.weights` is the same for the queries inside.
 
         Args:
-            kernel: A convolution's `weight`, of this kernel size.
+            kernel: A convolution's `weight`, of this kernel size; a transposed one's for a transposed layer.
 
         Returns:
             A layer's `weight`, in the kernel's dtype.
@@ -163,10 +161,11 @@ def can_express(
         sizes: Pixels per axis; with attention rows, or in place of x with a layer that looks at positions alone.
         dilation: Of the kernel; one number or one per axis.
         stride: Distance between queries; None for the layer's own, and for 1 with attention rows.
-        padding: Where the kernel stands: tap j sees the shift dilation * j - padding; numbers as for `Grid`, or
-            `valid` for 0. `same` is PyTorch's dilation * (kernel - 1) // 2: it centres odd kernels and gives even ones
-            their longer half after the query. Attention rows have ceil(size / stride) queries per axis under `same`,
-            else as many as the convolution has outputs.
+        padding: Where the kernel stands: tap j sees the shift dilation * j - padding, or its opposite in a transposed
+            layer; numbers as for `Grid`, or `valid` for 0. `same` is PyTorch's dilation * (kernel - 1) // 2, which
+            centres odd kernels and gives even ones their longer half after the query; of a transposed layer, its own
+            padding. Attention rows have ceil(size / stride) queries per axis under `same`, else as many as the
+            convolution has outputs.
         padding_mode: What taps outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
         tolerance: The largest relative residual that counts as expressed. None for the difference up to which the
             library calls outputs equal, by the dtype of the rows: 1e-10 in float64, 1e-5 in float32, 2e-3 in float16
@@ -196,9 +195,13 @@ def can_express(
         operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
         if tolerance is None:
             tolerance = _TOLERANCES[rows_dtype(operator)]
-        elif not (math.isfinite(tolerance) and tolerance >= 0):
-            raise ValueError(bad("tolerance", "must be finite and at least 0", tolerance))
-        return Expressiveness(kernel, *fit(operator, shifts, padding_mode), tolerance, rank_tolerance(operator))
+        elif not (is_real(tolerance) and tolerance >= 0):
+            raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
+        everywhere, within, alone = fit(operator, shifts, padding_mode)
+        if isinstance(attention, SelfAttention) and attention.transposed:
+            everywhere = replace(everywhere, transposed=attention.groups)
+            within = None if within is None else replace(within, transposed=attention.groups)
+        return Expressiveness(kernel, everywhere, within, alone, tolerance, rank_tolerance(operator))
 
 
 def factorise(
@@ -241,7 +244,8 @@ def factorise(
     """
     with torch.no_grad():
         operator, _, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        grid, heads, place = operator.grid, operator.heads, tuple(query)
+        grid, heads = operator.grid, operator.heads
+        place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
             raise ValueError(bad("query", f"must be an index on the grid of {grid.query_sizes} queries", place))
         flat = torch.arange(grid.query_count, device=operator.device).reshape(grid.query_sizes)[place]
@@ -268,8 +272,7 @@ def layer_operator(
         return layer.operator(x)
     if sizes is None:
         raise ValueError(bad("x", "or sizes must say how large the image is", None))
-    if len(sizes) != layer.dims:
-        raise ValueError(bad("sizes", f"must hold {layer.dims} numbers of pixels", tuple(sizes)))
+    sizes = per_axis("sizes", sizes, layer.dims, least=1)
     operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
     if operator.batch > 1:  # two images, two sets of rows
         got = f"none for {type(layer.encoding).__name__}"
@@ -291,11 +294,18 @@ def _laid_over(
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
     reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
+    transposed = isinstance(attention, SelfAttention) and attention.transposed
     if padding == "same":
         pads = tuple((far // 2, far - far // 2) for far in reach)
+        if isinstance(attention, SelfAttention) and attention.transposed:
+            pads = attention.padding
     else:
         pads = padding_pairs(0 if padding == "valid" else padding, dims)
-    along = [range(-before, far - before + 1, step) for (before, _), far, step in zip(pads, reach, steps, strict=True)]
+    sign = -1 if transposed else 1
+    along = [
+        [sign * (step * tap - before) for tap in range(size)]
+        for (before, _), size, step in zip(pads, kernel, steps, strict=True)
+    ]
     if isinstance(attention, SelfAttention):
         if stride is not None and per_axis("stride", stride, dims, least=1) != attention.stride:
             raise ValueError(bad("stride", f"must be left out or equal the layer's {attention.stride}", stride))
@@ -318,7 +328,8 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
     if sizes is None:
         raise ValueError(bad("sizes", "must say over which pixels the attention rows stand", None))
-    return tuple(sizes)
+    dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
+    return per_axis("sizes", sizes, dims, least=1)
 
 
 def _rows_operator(rows: Tensor, grid: Grid) -> Dense:
