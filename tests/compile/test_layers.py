@@ -37,7 +37,7 @@ def test_compiles_whole_and_once_for_all_sizes(name: str, border: Border) -> Non
 def test_exports_with_free_sizes(name: str, border: Border) -> None:
     layer = SelfAttention2d(12, 5, 3, encoding=name, stride=2, padding=1, border=border)
     sizes = {0: Dim("b", max=64), 2: Dim("height", min=3, max=512), 3: Dim("width", min=3, max=512)}
-    exported = export(layer, (torch.randn(2, 12, 8, 7),), dynamic_shapes={"x": sizes}).module()
+    exported = export(layer, (torch.randn(2, 12, 8, 7),), dynamic_shapes={"input": sizes}).module()
     for shape in ((2, 12, 8, 7), (3, 12, 10, 9)):
         x = torch.randn(shape)
         torch.testing.assert_close(exported(x), layer(x), **tolerance(torch.float32))
