@@ -23,6 +23,7 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.contraction import contract_factors, mix_values
 from attnconv.operators.products import below_largest, project, project_heads
 
 
@@ -71,14 +72,15 @@ class Kronecker(AttentionOperator):
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
+        if groups == 1:
+            return contract_factors(x, weight, self.factors)
         if weight.shape[2] < x.shape[-1]:
             values = project_heads(x, weight, groups).movedim(-2, 1)  # (b, h, *sizes, d)
-            return self._mix(values).sum(1)
-        mixed = self._mix(x[:, None])  # (b, h, *queries, c)
-        return project(mixed.movedim(1, -2), weight, groups)
+            return mix_values(values, self.factors).sum(1)
+        return project(mix_values(x[:, None], self.factors).movedim(1, -2), weight, groups)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        return self._mix(values)
+        return mix_values(values, self.factors)
 
     def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
         check_queries(queries, self.grid)
@@ -95,14 +97,6 @@ class Kronecker(AttentionOperator):
         for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
             mass = mass + (1 - mass) * factor.index_select(1, index)
         return mass[None]
-
-    def _mix(self, values: Float[Tensor, "b one_or_h *sizes c"]) -> Float[Tensor, "b h *queries c"]:
-        """Apply the factors one axis after the other; `values` may be shared by all heads (second axis 1)."""
-        for dim, factor in enumerate(self.factors, start=2):
-            moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
-            matrix = factor.to(values.dtype).reshape(self.heads, *(1,) * (dim - 2), *factor.shape[1:])
-            values = (matrix @ moved).unflatten(-1, values.shape[dim + 1 :])
-        return values
 
 
 def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:

@@ -1,0 +1,335 @@
+"""sum_h A_h X W_h for Kronecker products A_h = F_h,1 (x) F_h,2 .., without a tensor of heads x channels per position.
+
+    mix      M_h = A_h X        axis by axis, a few images or a few rows of queries at a time, so that it stays in cache
+    project  out = sum_h M_h W_h                           one product over heads and channels
+
+Nothing of M is kept: the backward pass mixes again (a small part of the work) and uses, with G the gradient of out,
+
+    dW_h = M_h^T G,      dM_h = G W_h^T,      dX = sum_h A_h^T dM_h,      dF_h,a = dM_h (x) M_h along the other axes.
+
+On long axes each head's factor is a band, and only the keys inside it are met: for every tile of queries the smallest
+range of keys that holds their weights. What lies outside is zero, so nothing is approximated here.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv.operators.products import project, project_heads
+
+BLOCK = 2**21  # numbers of M held at once: what a processor's cache holds
+LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
+LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
+TILE = 64  # queries of a long axis that share a range of keys
+
+
+def contract_factors(
+    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h c d"], factors: Sequence[Float[Tensor, "h _ _"]]
+) -> Float[Tensor, "b *queries d"]:
+    """sum_h (F_h,1 (x) F_h,2 ..) X W_h.
+
+    Args:
+        x: Images, channels last.
+        weight: One matrix per head.
+        factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient: a softmax,
+            which makes the factors, would not pass it on.
+    """
+    dtype = x.dtype
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
+    with torch.autocast(x.device.type, enabled=False):
+        if torch.compiler.is_compiling() or weight.shape[2] < x.shape[-1]:
+            return contract_plainly(*cast)
+        out: Tensor = _Contraction.apply(*cast)  # type: ignore[no-untyped-call]
+        return out
+
+
+def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    """The same in a few differentiable products, with all of M at once: what compilers and transforms see."""
+    if weight.shape[2] < x.shape[-1]:
+        return mix_values(project_heads(x, weight, 1).movedim(-2, 1), factors).sum(1)
+    return project(mix_values(x[:, None], factors).movedim(1, -2), weight, 1)
+
+
+def mix_values(
+    values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]]
+) -> Float[Tensor, "b h *queries c"]:
+    """A_h V_h, one axis after the other; `values` may be shared by all heads (second axis 1)."""
+    for dim, factor in enumerate(factors, start=2):
+        moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
+        matrix = factor.to(values.dtype).reshape(factor.shape[0], *(1,) * (dim - 2), *factor.shape[1:])
+        values = (matrix @ moved).unflatten(-1, values.shape[dim + 1 :])
+    return values
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some queries of an axis, and the range of keys that holds all of their weights."""
+
+    queries: slice
+    keys: slice
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Heads that are mixed together: their keys along the first axis, and their tiles along the others."""
+
+    heads: slice
+    keys: slice
+    tiles: tuple[tuple[_Tile, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Images and queries of the first axis that are mixed at a time."""
+
+    images: slice
+    rows: slice
+    groups: tuple[_Group, ...]
+
+
+@final
+class _Contraction(torch.autograd.Function):
+    """The products of the module's docstring and their gradients, a block at a time."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+        out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+        for block in _blocks(x, weight, factors):
+            mixed = _mix(x, factors, block, [])
+            part = out[block.images, block.rows]
+            part.copy_((mixed @ weight.flatten(0, 1)).reshape(part.shape))
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            pull = torch.func.vjp(contract_plainly, *ctx.saved_tensors)[1]
+            found: tuple[Tensor, ...] = pull(gradient)
+            return found
+        x, weight, *factors = ctx.saved_tensors
+        return _gradients(x, weight, factors, gradient, ctx.needs_input_grad)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        values = list(ctx.saved_tensors)
+        parts = [
+            contract_plainly(*values[:place], tangent, *values[place + 1 :])  # linear in each input
+            for place, tangent in enumerate(tangents)
+            if tangent is not None
+        ]
+        return torch.stack(parts).sum(0)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        del info
+        return torch.func.vmap(contract_plainly, in_dims=in_dims)(*inputs), 0
+
+
+def _mix(x: Tensor, factors: Sequence[Tensor], block: _Block, stages: list[list[Tensor]]) -> Float[Tensor, "points hc"]:
+    """M of a block, its points row-major and heads before channels; for each group what every axis but the first met.
+
+    Args:
+        x: All images.
+        factors: Of all axes.
+        block: What to mix.
+        stages: Filled with the inputs (b, g, rows, *sizes, c) of the axes after the first, per group.
+    """
+    images, heads = x[block.images], factors[0].shape[0]
+    sizes = [factor.shape[1] for factor in factors[1:]]
+    count = block.rows.stop - block.rows.start
+    mixed = x.new_empty((images.shape[0], count, *sizes, heads, x.shape[-1]))
+    for group in block.groups:
+        first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
+        part = first.flatten(0, 1) @ images[:, group.keys].flatten(2)
+        part = part.reshape(images.shape[0], *first.shape[:2], *x.shape[2:])
+        met = []
+        for dim, (factor, tiles) in enumerate(zip(factors[1:], group.tiles, strict=True), start=3):
+            met.append(part)
+            part = _along(part, factor[group.heads], tiles, dim)
+        stages.append(met)
+        mixed[..., group.heads, :] = part.movedim(1, -2)
+    return mixed.flatten(-2).flatten(0, -2)
+
+
+def _along(part: Tensor, factor: Float[Tensor, "g q k"], tiles: tuple[_Tile, ...], dim: int) -> Tensor:
+    """One more axis mixed, per head: (b, g, rows, .., k, .., c) -> (b, g, rows, .., q, .., c)."""
+    made = []
+    for tile in tiles:
+        keys = part[(slice(None),) * dim + (tile.keys,)].flatten(dim + 1)
+        made.append(_beside(factor[:, tile.queries, tile.keys], dim) @ keys)
+    return (made[0] if len(made) == 1 else torch.cat(made, dim)).unflatten(-1, part.shape[dim + 1 :])
+
+
+def _beside(matrix: Float[Tensor, "g q k"], dim: int) -> Tensor:
+    """A matrix per head that multiplies axis `dim` of (b, g, rows, .., k, rest)."""
+    return matrix.reshape(matrix.shape[0], *(1,) * (dim - 2), *matrix.shape[1:])
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, factors: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    flat, exact = weight.flatten(0, 1), torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
+    moving = any(wanted[2:])
+    to_x = torch.zeros_like(x, dtype=exact) if wanted[0] else None
+    to_weight = torch.zeros_like(flat, dtype=exact) if wanted[1] else None
+    to_factors = [torch.zeros_like(factor, dtype=exact) for factor in factors] if moving else []
+    for block in _blocks(x, weight, factors):
+        part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
+        stages: list[list[Tensor]] = []
+        if moving or to_weight is not None:
+            mixed = _mix(x, factors, block, stages)
+            if to_weight is not None:
+                to_weight += mixed.mT @ part
+            del mixed
+        if moving or to_x is not None:
+            _unmix(x, factors, block, part @ flat.mT, stages, to_x, to_factors)
+    found = [None if grad is None else grad.to(x.dtype) for grad in (to_x, to_weight, *to_factors)]
+    if found[1] is not None:
+        found[1] = found[1].reshape(weight.shape)
+    return (*found, *([] if moving else [None] * len(factors)))
+
+
+def _unmix(
+    x: Tensor,
+    factors: Sequence[Tensor],
+    block: _Block,
+    gradient: Float[Tensor, "points hc"],
+    stages: list[list[Tensor]],
+    to_x: Tensor | None,
+    to_factors: list[Tensor],
+) -> None:
+    """Carry the gradient of a block's M back through every axis, and add what x and the factors get of it."""
+    images, heads = x[block.images], factors[0].shape[0]
+    sizes = [factor.shape[1] for factor in factors[1:]]
+    count = block.rows.stop - block.rows.start
+    all_heads = gradient.reshape(images.shape[0], count, *sizes, heads, x.shape[-1])
+    for index, group in enumerate(block.groups):
+        part = all_heads[..., group.heads, :].movedim(-2, 1).contiguous()  # (b, g, rows, *queries, c)
+        for axis in range(len(factors) - 1, 0, -1):
+            met = stages[index][axis - 1] if to_factors else None
+            into = to_factors[axis] if to_factors else None
+            part = _back_along(part, factors[axis], group.heads, group.tiles[axis - 1], axis + 2, met, into)
+        first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
+        flat = part.flatten(1, 2).flatten(2)  # (b, g rows, rest)
+        if to_factors:
+            outer = flat @ images[:, group.keys].flatten(2).mT
+            to_factors[0][group.heads, block.rows, group.keys] += outer.sum(0, dtype=to_factors[0].dtype).reshape(
+                first.shape
+            )
+        if to_x is not None:
+            back = first.flatten(0, 1).mT @ flat
+            to_x[block.images, group.keys] += back.reshape(images.shape[0], -1, *x.shape[2:])
+
+
+def _back_along(
+    gradient: Tensor,
+    factor: Float[Tensor, "h q k"],
+    heads: slice,
+    tiles: tuple[_Tile, ...],
+    dim: int,
+    met: Tensor | None,
+    into: Tensor | None,
+) -> Tensor:
+    """The adjoint of `_along`, which also adds the factor's own gradient `into` place if it is told what it `met`."""
+    chosen, rest = factor[heads], gradient.shape[dim + 1 :]
+    whole = len(tiles) == 1
+    back = None if whole else gradient.new_zeros((*gradient.shape[:dim], factor.shape[2], *rest))
+    for tile in tiles:
+        part = gradient[(slice(None),) * dim + (tile.queries,)].flatten(dim + 1)
+        if met is not None and into is not None:
+            keys = met[(slice(None),) * dim + (tile.keys,)].flatten(dim + 1)
+            outer = part @ keys.mT  # (b, g, rows, .., q, k)
+            others = (0, *range(2, dim))
+            into[heads, tile.queries, tile.keys] += outer.sum(others, dtype=into.dtype)
+        carried = (_beside(chosen[:, tile.queries, tile.keys].mT, dim) @ part).unflatten(-1, rest)
+        if back is None:
+            size = tile.keys.stop - tile.keys.start
+            if size == factor.shape[2]:
+                return carried
+            back = gradient.new_zeros((*gradient.shape[:dim], factor.shape[2], *rest))
+        back[(slice(None),) * dim + (tile.keys,)] += carried
+    assert back is not None
+    return back
+
+
+def _blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[_Block]:
+    """The whole problem, in parts whose M is of about `BLOCK` numbers: whole images, or rows of queries of one."""
+    heads, channels, _ = weight.shape
+    rows = factors[0].shape[1]
+    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
+    bands = [_Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
+    if rows * per_row <= 2 * BLOCK:
+        images, height = max(BLOCK // (rows * per_row), 1), rows
+    else:
+        images, height = 1, min(max(BLOCK // per_row, LEAST_ROWS), rows)
+    banded = any(band is not None for band in bands)
+    tiles = [_group_tiles(factors[1:], bands[1:], head) for head in range(heads if banded else 1)]
+    for start in range(0, rows, height):
+        part = slice(start, min(start + height, rows))
+        groups = tuple(
+            _Group(
+                slice(head, head + 1) if banded else slice(0, heads),
+                slice(0, factors[0].shape[2]) if (band := bands[0]) is None else band.keys(head, part),
+                tiles[head],
+            )
+            for head in range(len(tiles))
+        )
+        for image in range(0, x.shape[0], images):
+            yield _Block(slice(image, min(image + images, x.shape[0])), part, groups)
+
+
+def _group_tiles(
+    factors: Sequence[Tensor], bands: Sequence["_Bands | None"], head: int
+) -> tuple[tuple[_Tile, ...], ...]:
+    found = []
+    for factor, band in zip(factors, bands, strict=True):
+        queries, keys = slice(0, factor.shape[1]), slice(0, factor.shape[2])
+        found.append((_Tile(queries, keys),) if band is None else band.tiles(head, factor.shape[1], keys.stop))
+    return tuple(found)
+
+
+@final
+@dataclass(frozen=True)
+class _Bands:
+    """Per head and query of an axis, the first and one behind the last key with any weight."""
+
+    low: list[list[int]]
+    high: list[list[int]]
+
+    @staticmethod
+    def of(factor: Float[Tensor, "h q k"]) -> "_Bands":
+        """By looking at the values; a query without any weight has an empty range."""
+        held = factor != 0
+        size = factor.shape[2]
+        some = held.any(-1)
+        low = torch.where(some, held.to(torch.uint8).argmax(-1), size)
+        high = torch.where(some, size - held.flip(-1).to(torch.uint8).argmax(-1), 0)
+        return _Bands(low.tolist(), high.tolist())
+
+    def keys(self, head: int, queries: slice) -> slice:
+        """The range of keys of some queries; one key, without weight, where it would be empty."""
+        low, high = min(self.low[head][queries]), max(self.high[head][queries])
+        return slice(low, high) if low < high else slice(0, 1)
+
+    def tiles(self, head: int, queries: int, keys: int) -> tuple[_Tile, ...]:
+        """Tiles of neighbouring queries; a single one where the head looks at most of the axis anyway."""
+        found = []
+        for start in range(0, queries, TILE):
+            part = slice(start, min(start + TILE, queries))
+            found.append(_Tile(part, self.keys(head, part)))
+        met = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
+        return tuple(found) if met < queries * keys / 2 else (_Tile(slice(0, queries), slice(0, keys)),)

@@ -1,0 +1,137 @@
+"""The lean contraction: every split into blocks, tiles and bands equals the plain products, values and gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnconv import Quadratic, SelfAttention2d
+from attnconv.grid import BORDERS, Border, Grid
+from attnconv.operators import Kronecker, contraction
+from attnconv.operators.contraction import contract_factors, contract_plainly
+from tests.tolerances import tolerance
+
+DOUBLE = torch.float64
+SHAPES = [((7,), (7,)), ((6, 5), (6, 5)), ((5, 6), (3, 7)), ((4, 3, 5), (4, 2, 5))]  # sizes, queries
+
+
+def problem(sizes: tuple[int, ...], queries: tuple[int, ...], *, batch: int = 3, band: bool = True) -> list[Tensor]:
+    """Images, weights and factors, of which some hold zeros in every row, and one row nothing else."""
+    x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4, 5)
+    factors = [torch.rand(3, n, m) for n, m in zip(queries, sizes, strict=True)]
+    if band:
+        for factor in factors:
+            places = torch.arange(factor.shape[2]) - torch.arange(factor.shape[1])[:, None]
+            for head, (low, high) in enumerate(((-1, 1), (0, 0), (-9, 2))):
+                factor[head] *= (places >= low) & (places <= high)
+        factors[0][0, -1] = 0
+    return [part.to(DOUBLE).requires_grad_() for part in (x, weight, *factors)]
+
+
+def check(inputs: list[Tensor], dtype: torch.dtype = DOUBLE) -> None:
+    x, weight, *factors = inputs
+    fast, slow = contract_factors(x, weight, factors), contract_plainly(x, weight, *factors)
+    torch.testing.assert_close(fast, slow, **tolerance(dtype, scale=10))
+    g = torch.randn_like(slow)
+    grads = zip(torch.autograd.grad(fast, inputs, g), torch.autograd.grad(slow, inputs, g), strict=True)
+    for index, (got, expected) in enumerate(grads):
+        held = (inputs[index] != 0).to(DOUBLE) if index > 1 else 1.0  # of a factor, what a softmax passes on
+        torch.testing.assert_close(got * held, expected * held, **tolerance(dtype, scale=10))
+
+
+@pytest.mark.parametrize(("sizes", "queries"), SHAPES)
+@pytest.mark.parametrize("block", [1, 150, 2**21])
+@pytest.mark.parametrize("axis", [1, 6, 96])
+def test_every_split_equals_the_plain_products(
+    sizes: tuple[int, ...], queries: tuple[int, ...], block: int, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contraction, "BLOCK", block)
+    monkeypatch.setattr(contraction, "LEAST_ROWS", 2)
+    monkeypatch.setattr(contraction, "LONG_AXIS", axis)
+    monkeypatch.setattr(contraction, "TILE", 2)
+    for band in (True, False):
+        check(problem(sizes, queries, band=band))
+
+
+@pytest.mark.parametrize("wanted", range(8))
+def test_only_the_gradients_that_are_wanted(wanted: int) -> None:
+    inputs = problem((4, 5), (4, 5))
+    parts = [inputs[:1], inputs[1:2], inputs[2:]]
+    for bit, part in enumerate(parts):
+        for tensor in part:
+            tensor.requires_grad_(bool(wanted >> bit & 1))
+    chosen = [tensor for tensor in inputs if tensor.requires_grad]
+    out, expected = contract_factors(inputs[0], inputs[1], inputs[2:]), contract_plainly(*inputs)
+    assert out.requires_grad == bool(chosen)
+    if chosen:
+        g = torch.randn_like(out)
+        for got, want in zip(
+            torch.autograd.grad(out, chosen, g), torch.autograd.grad(expected, chosen, g), strict=True
+        ):
+            torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
+
+
+def test_second_and_forward_derivatives() -> None:
+    inputs = problem((3, 2), (3, 2), batch=1)
+
+    def run(*values: Tensor) -> Tensor:
+        return contract_factors(values[0], values[1], values[2:])
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+def test_vmap_over_any_input() -> None:
+    x, weight, *factors = problem((3, 4), (3, 4))
+    many = torch.stack([factors[0], 2 * factors[0]])
+    got = torch.func.vmap(lambda one: contract_factors(x, weight, [one, factors[1]]))(many)
+    torch.testing.assert_close(got[1], contract_plainly(x, weight, many[1], factors[1]))
+    got = torch.func.vmap(lambda one: contract_factors(one[None], weight, factors)[0])(x)
+    torch.testing.assert_close(got, contract_plainly(x, weight, *factors))
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_long_images_of_local_wide_and_far_heads(border: Border, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contraction, "LONG_AXIS", 16)
+    monkeypatch.setattr(contraction, "TILE", 8)
+    monkeypatch.setattr(contraction, "BLOCK", 2000)
+    encoding = Quadratic(4, 2).double()
+    with torch.no_grad():
+        encoding.centres.copy_(torch.tensor([[0.0, 0.3], [3.0, -40.0], [0.0, 0.0], [-2.5, 90.0]]))
+        encoding.spread.copy_(torch.tensor([[1.0], [2.0], [0.02], [9.0]]))
+    grid = Grid.make((40, 33), padding=3, border=border)
+    x = torch.randn(2, 40, 33, 3, dtype=DOUBLE, requires_grad=True)
+    operator = encoding.operator(grid, x)
+    assert isinstance(operator, Kronecker)
+    weight = torch.randn(4, 3, 4, dtype=DOUBLE, requires_grad=True)
+    inputs = [x, weight, *encoding.parameters()]
+    fast = operator.contract(x, weight)
+    slow = contract_plainly(x, weight, *operator.factors)
+    torch.testing.assert_close(fast, slow, **tolerance(DOUBLE))
+    for got, want in zip(
+        torch.autograd.grad(fast.square().sum(), inputs, retain_graph=True),
+        torch.autograd.grad(slow.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_and_autocast(dtype: torch.dtype) -> None:
+    layer = SelfAttention2d(8, 8, 4, backend="structured")
+    x = torch.randn(2, 8, 9, 7, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == dtype
+    out.float().square().sum().backward()
+    found = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    exact = SelfAttention2d(8, 8, 4, backend="structured", dtype=DOUBLE)
+    exact.load_state_dict(layer.state_dict())
+    expected = exact(x.detach().double())
+    torch.testing.assert_close(out.double(), expected, **tolerance(dtype, scale=2))
+    expected.square().sum().backward()
+    for name, parameter in exact.named_parameters():
+        got = found[name]
+        assert got is not None
+        assert parameter.grad is not None
+        error = (got.double() - parameter.grad).norm() / parameter.grad.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 3e-2)
