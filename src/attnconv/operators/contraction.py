@@ -25,7 +25,7 @@ from attnconv.operators.products import project, project_heads
 BLOCK = 2**21  # numbers of M held at once: what a processor's cache holds
 LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
 LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
-TILE = 64  # queries of a long axis that share a range of keys
+TILE = 32  # queries of a long axis that share a range of keys
 
 
 def contract_factors(
@@ -100,11 +100,22 @@ class _Contraction(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
         out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
         for block in _blocks(x, weight, factors):
-            mixed = _mix(x, factors, block, [])
-            part = out[block.images, block.rows]
-            part.copy_((mixed @ weight.flatten(0, 1)).reshape(part.shape))
+            part = out[block.images, block.rows].flatten(0, -2)
+            several = len(block.groups) > 1
+            total = part.new_zeros(part.shape, dtype=exact) if several else part
+            for group in block.groups:
+                mixed, matrix = _mix(x, factors, block, group)[0], weight[group.heads].flatten(0, 1)
+                if not several:
+                    torch.mm(mixed, matrix, out=total)
+                elif total.dtype == mixed.dtype:
+                    total.addmm_(mixed, matrix)
+                else:
+                    total += mixed @ matrix
+            if several:
+                part.copy_(total)
         return out
 
     @staticmethod
@@ -138,30 +149,28 @@ class _Contraction(torch.autograd.Function):
         return torch.func.vmap(contract_plainly, in_dims=in_dims)(*inputs), 0
 
 
-def _mix(x: Tensor, factors: Sequence[Tensor], block: _Block, stages: list[list[Tensor]]) -> Float[Tensor, "points hc"]:
-    """M of a block, its points row-major and heads before channels; for each group what every axis but the first met.
+def _mix(
+    x: Tensor, factors: Sequence[Tensor], block: _Block, group: _Group
+) -> tuple[Float[Tensor, "points gc"], list[Tensor]]:
+    """M of a block and a group of heads, its points row-major and heads before channels; and what each axis met.
 
-    Args:
-        x: All images.
-        factors: Of all axes.
-        block: What to mix.
-        stages: Filled with the inputs (b, g, rows, *sizes, c) of the axes after the first, per group.
+    Returns:
+        M, and the inputs (b, g, rows, *sizes, c) of the axes after the first.
     """
-    images, heads = x[block.images], factors[0].shape[0]
-    sizes = [factor.shape[1] for factor in factors[1:]]
-    count = block.rows.stop - block.rows.start
-    mixed = x.new_empty((images.shape[0], count, *sizes, heads, x.shape[-1]))
-    for group in block.groups:
-        first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
-        part = first.flatten(0, 1) @ images[:, group.keys].flatten(2)
-        part = part.reshape(images.shape[0], *first.shape[:2], *x.shape[2:])
-        met = []
-        for dim, (factor, tiles) in enumerate(zip(factors[1:], group.tiles, strict=True), start=3):
-            met.append(part)
-            part = _along(part, factor[group.heads], tiles, dim)
-        stages.append(met)
-        mixed[..., group.heads, :] = part.movedim(1, -2)
-    return mixed.flatten(-2).flatten(0, -2)
+    images = x[block.images]
+    first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
+    part = _each(first.flatten(0, 1), images[:, group.keys].flatten(2))
+    part = part.reshape(images.shape[0], *first.shape[:2], *x.shape[2:])
+    met = []
+    for dim, (factor, tiles) in enumerate(zip(factors[1:], group.tiles, strict=True), start=3):
+        met.append(part)
+        part = _along(part, factor[group.heads], tiles, dim)
+    return part.movedim(1, -2).flatten(-2).flatten(0, -2), met
+
+
+def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "b k rest"]) -> Float[Tensor, "b q rest"]:
+    """The same matrix for every part; `matmul` would transpose the parts and copy the product."""
+    return torch.bmm(matrix.expand(parts.shape[0], -1, -1), parts)
 
 
 def _along(part: Tensor, factor: Float[Tensor, "g q k"], tiles: tuple[_Tile, ...], dim: int) -> Tensor:
@@ -182,24 +191,24 @@ def _gradients(
     x: Tensor, weight: Tensor, factors: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
-    flat, exact = weight.flatten(0, 1), torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
+    exact = torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
     moving = any(wanted[2:])
     to_x = torch.zeros_like(x, dtype=exact) if wanted[0] else None
-    to_weight = torch.zeros_like(flat, dtype=exact) if wanted[1] else None
+    to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
     to_factors = [torch.zeros_like(factor, dtype=exact) for factor in factors] if moving else []
     for block in _blocks(x, weight, factors):
         part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
-        stages: list[list[Tensor]] = []
-        if moving or to_weight is not None:
-            mixed = _mix(x, factors, block, stages)
-            if to_weight is not None:
-                to_weight += mixed.mT @ part
-            del mixed
-        if moving or to_x is not None:
-            _unmix(x, factors, block, part @ flat.mT, stages, to_x, to_factors)
+        for group in block.groups:
+            met: list[Tensor] = []
+            if moving or to_weight is not None:
+                mixed, met = _mix(x, factors, block, group)
+                if to_weight is not None:
+                    to_weight[group.heads] += (mixed.mT @ part).reshape(-1, *weight.shape[1:])
+                del mixed
+            if moving or to_x is not None:
+                back = part @ weight[group.heads].flatten(0, 1).mT
+                _unmix(x, factors, block, group, back, met, to_x, to_factors)
     found = [None if grad is None else grad.to(x.dtype) for grad in (to_x, to_weight, *to_factors)]
-    if found[1] is not None:
-        found[1] = found[1].reshape(weight.shape)
     return (*found, *([] if moving else [None] * len(factors)))
 
 
@@ -207,32 +216,27 @@ def _unmix(
     x: Tensor,
     factors: Sequence[Tensor],
     block: _Block,
-    gradient: Float[Tensor, "points hc"],
-    stages: list[list[Tensor]],
+    group: _Group,
+    gradient: Float[Tensor, "points gc"],
+    met: list[Tensor],
     to_x: Tensor | None,
     to_factors: list[Tensor],
 ) -> None:
-    """Carry the gradient of a block's M back through every axis, and add what x and the factors get of it."""
-    images, heads = x[block.images], factors[0].shape[0]
-    sizes = [factor.shape[1] for factor in factors[1:]]
-    count = block.rows.stop - block.rows.start
-    all_heads = gradient.reshape(images.shape[0], count, *sizes, heads, x.shape[-1])
-    for index, group in enumerate(block.groups):
-        part = all_heads[..., group.heads, :].movedim(-2, 1).contiguous()  # (b, g, rows, *queries, c)
-        for axis in range(len(factors) - 1, 0, -1):
-            met = stages[index][axis - 1] if to_factors else None
-            into = to_factors[axis] if to_factors else None
-            part = _back_along(part, factors[axis], group.heads, group.tiles[axis - 1], axis + 2, met, into)
-        first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
-        flat = part.flatten(1, 2).flatten(2)  # (b, g rows, rest)
-        if to_factors:
-            outer = flat @ images[:, group.keys].flatten(2).mT
-            to_factors[0][group.heads, block.rows, group.keys] += outer.sum(0, dtype=to_factors[0].dtype).reshape(
-                first.shape
-            )
-        if to_x is not None:
-            back = first.flatten(0, 1).mT @ flat
-            to_x[block.images, group.keys] += back.reshape(images.shape[0], -1, *x.shape[2:])
+    """Carry the gradient of M back through every axis, and add what x and the factors get of it."""
+    images, sizes = x[block.images], [factor.shape[1] for factor in factors[1:]]
+    first = factors[0][group.heads, block.rows, group.keys]  # (g, rows, keys)
+    part = gradient.reshape(images.shape[0], first.shape[1], *sizes, first.shape[0], x.shape[-1])
+    part = part.movedim(-2, 1).contiguous()  # (b, g, rows, *queries, c)
+    for axis in range(len(factors) - 1, 0, -1):
+        known, into = (met[axis - 1], to_factors[axis]) if to_factors else (None, None)
+        part = _back_along(part, factors[axis], group.heads, group.tiles[axis - 1], axis + 2, known, into)
+    flat = part.flatten(1, 2).flatten(2)  # (b, g rows, rest)
+    if to_factors:
+        outer = (flat @ images[:, group.keys].flatten(2).mT).sum(0, dtype=to_factors[0].dtype)
+        to_factors[0][group.heads, block.rows, group.keys] += outer.reshape(first.shape)
+    if to_x is not None:
+        back = _each(first.flatten(0, 1).mT, flat)
+        to_x[block.images, group.keys] += back.reshape(images.shape[0], -1, *x.shape[2:])
 
 
 def _back_along(
