@@ -81,6 +81,11 @@ def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
     """The programs that run elsewhere, with any number of images."""
     import torch
 
+    from attnconv.layers import SelfAttention
+
+    for layer in model.modules():  # a program's file wants plain order in memory
+        if isinstance(layer, SelfAttention) and layer.weight is not None:
+            layer.weight.data = layer.weight.data.contiguous()
     dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
     twice = torch.cat((images[:1], images[:1]))  # an example of one image would fix their number
     if arguments.export is not None:

@@ -8,6 +8,7 @@ a tensor in channels-last memory format passes without a copy.
 """
 
 import abc
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
@@ -211,9 +212,8 @@ class SelfAttention(nn.Module, abc.ABC):
         if not self.transposed:
             if output_size is not None:
                 raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
-            return Grid.make(
-                tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window
-            )
+            make = Grid.make if torch.compiler.is_compiling() or not _all_plain(sizes) else _known_grid
+            return make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
         assert self.window is not None
         extra = self.output_padding
         if output_size is not None:
@@ -308,7 +308,8 @@ class SelfAttention(nn.Module, abc.ABC):
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
             assert isinstance(self.encoding, Quadratic)
-            return Shift(grid, self._shifts, self.encoding.anchor)
+            moving = self.encoding.centres.requires_grad or self.encoding.spread.requires_grad
+            return Shift(grid, self._shifts, self.encoding.anchor if moving else self.encoding.centres)
         if self.backend == "reference":
             return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
         operator = self.encoding.operator(grid, pixels)
@@ -401,6 +402,13 @@ class SelfAttention3d(SelfAttention):
     """
 
     dims = 3
+
+
+def _all_plain(sizes: Sequence[int]) -> bool:
+    return all(type(size) is int for size in sizes)
+
+
+_known_grid = functools.lru_cache(Grid.make)
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:

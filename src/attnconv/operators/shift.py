@@ -7,9 +7,10 @@ replicate padding.
 The probabilities do not move with small changes of centre or width, so their gradients are zeros (not absent).
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from attnconv.grid import Axis, Grid
 from attnconv.operators.base import AttentionOperator, check_queries
 from attnconv.operators.products import project
 
+Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -59,16 +61,16 @@ class Shift(AttentionOperator):
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
-        taps = [_progression(sorted({shift[dim] for shift in self.shifts})) for dim in range(self.grid.dims)]
+        taps = (_taps if torch.compiler.is_compiling() else _known_taps)(self.shifts)
         counts = [count for _, _, count in taps]
         if math.prod(counts) > 2 * self.heads or self._far(taps):  # a kernel, or the image around it, mostly empty
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
             out = self._convolve(x, weight, groups, taps)
-        return out + self._zero.to(out.dtype)
+        return self._anchored(out)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        return self._shifted(values) + self._zero.to(values.dtype)
+        return self._anchored(self._shifted(values))
 
     def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
         check_queries(queries, self.grid)
@@ -85,6 +87,10 @@ class Shift(AttentionOperator):
         for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
             inside = inside & (self._keys(dim, axis, index) >= 0)
         return (~inside).to(self._zero.dtype)[None] + self._zero
+
+    def _anchored(self, out: Tensor) -> Tensor:
+        """The output, with zero gradients for the anchor where it wants any."""
+        return out + self._zero.to(out.dtype) if self._anchor.requires_grad else out
 
     @property
     def _zero(self) -> Tensor:
@@ -107,34 +113,53 @@ class Shift(AttentionOperator):
             moved.append(image)
         return torch.stack(moved, 1)
 
-    def _convolve(self, x: Tensor, weight: Tensor, groups: int, taps: list[tuple[int, int, int]]) -> Tensor:
+    def _convolve(self, x: Tensor, weight: Tensor, groups: int, taps: Taps) -> Tensor:
         """One convolution whose kernel holds each head's weight at its shift; taps: (first, step, count) per axis."""
-        places = [0] * self.heads
-        for dim, (first, step, count) in enumerate(taps):
-            places = [
-                place * count + (shift[dim] - first) // step for place, shift in zip(places, self.shifts, strict=True)
-            ]
         counts = [count for _, _, count in taps]
-        flat = weight
-        if places != list(range(math.prod(counts))):  # heads in another order, gaps, or heads that share a shift
+        places, flat = (_places if torch.compiler.is_compiling() else _known_places)(self.shifts), weight
+        if places is not None:
             empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
             flat = empty.index_add(0, torch.tensor(places, device=weight.device), weight)
         if self._keys_stand_apart(taps):
             return self._convolve_transposed(x, flat, groups, taps)
         kernel = flat.permute(2, 1, 0).unflatten(2, counts)  # (d, i, *kernel)
-        for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
-            start = axis.offset + first
-            length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
-            x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
-        convolution = _CONVOLUTIONS[self.grid.dims]
-        strides = [axis.stride for axis in self.grid.axes]
-        dilations = [step for _, step, _ in taps]
-        out: Tensor = convolution(
-            _plain(x.movedim(-1, 1)), _plain(kernel), stride=strides, dilation=dilations, groups=groups
+        paddings = self._own_padding(taps)
+        if paddings is None:
+            paddings = [0] * self.grid.dims
+            for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
+                start = axis.offset + first
+                length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
+                x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
+        out: Tensor = _CONVOLUTIONS[self.grid.dims](
+            _plain(x.movedim(-1, 1)),
+            _plain(kernel),
+            stride=[axis.stride for axis in self.grid.axes],
+            padding=paddings,
+            dilation=[step for _, step, _ in taps],
+            groups=groups,
         )
         return out.movedim(1, -1)
 
-    def _far(self, taps: list[tuple[int, int, int]]) -> bool:
+    def _own_padding(self, taps: Taps) -> list[int] | None:
+        """The padding of zeros with which the convolution itself has these queries; None where it has not."""
+        if torch.compiler.is_compiling():  # sizes may be free
+            return None
+        found = []
+        for axis, (first, step, count) in zip(self.grid.axes, taps, strict=True):
+            pad, reach = -axis.offset - first, step * (count - 1)
+            fits = (
+                axis.spacing == 1 and pad >= 0 and (axis.size + 2 * pad - reach - 1) // axis.stride + 1 == axis.queries
+            )
+            inside = pad == 0 and axis.stride * (axis.queries - 1) + reach < axis.size
+            zeros = (
+                axis.border == "zero" and min(axis.padding) > 0
+            )  # however far out: all lattice points there are zeros
+            if not (fits and (inside or zeros)):
+                return None
+            found.append(pad)
+        return found
+
+    def _far(self, taps: Taps) -> bool:
         """Whether heads look so far out that an image padded for them would be mostly padding."""
         if torch.compiler.is_compiling():
             return False
@@ -143,7 +168,7 @@ class Shift(AttentionOperator):
             for axis, (first, step, count) in zip(self.grid.axes, taps, strict=True)
         )
 
-    def _keys_stand_apart(self, taps: list[tuple[int, int, int]]) -> bool:
+    def _keys_stand_apart(self, taps: Taps) -> bool:
         """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
 
         Not if compiled: inductor fails on transposed convolutions of free sizes laid out like these.
@@ -159,7 +184,7 @@ class Shift(AttentionOperator):
             for axis, (first, step, count) in zip(axes, taps, strict=True)
         )
 
-    def _convolve_transposed(self, x: Tensor, flat: Tensor, groups: int, taps: list[tuple[int, int, int]]) -> Tensor:
+    def _convolve_transposed(self, x: Tensor, flat: Tensor, groups: int, taps: Taps) -> Tensor:
         """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
         counts = [count for _, _, count in taps]
         grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
@@ -189,6 +214,23 @@ def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farth
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor, copied to contiguous memory if compiled: inductor cannot order other strides of free sizes."""
     return tensor.contiguous() if torch.compiler.is_compiling() else tensor
+
+
+def _taps(shifts: tuple[tuple[int, ...], ...]) -> Taps:
+    """Per axis, the progression on which the heads' shifts lie."""
+    return tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(len(shifts[0])))
+
+
+def _places(shifts: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
+    """Each head's place in the kernel, row-major; None where heads fill the kernel in order."""
+    places, taps = [0] * len(shifts), _taps(shifts)
+    for dim, (first, step, count) in enumerate(taps):
+        places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
+    in_order = places == list(range(math.prod(count for _, _, count in taps)))
+    return None if in_order else tuple(places)
+
+
+_known_taps, _known_places = functools.lru_cache(_taps), functools.lru_cache(_places)  # a compiler wants the plain ones
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:

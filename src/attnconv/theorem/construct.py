@@ -12,7 +12,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv._values import is_real
@@ -176,7 +176,10 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
     )
     assert layer.weight is not None
     with torch.no_grad():
-        layer.weight.copy_(head_weights(conv) if weight is None else weight)
+        # The convolution's own order in memory: as a convolution it runs without a copy.
+        layer.weight = nn.Parameter(
+            (head_weights(conv) if weight is None else weight.to(layer.weight)).detach().clone()
+        )
         if layer.bias is not None and conv.bias is not None:
             layer.bias.copy_(conv.bias)
     return layer.train(conv.training)
