@@ -226,7 +226,7 @@ def _places(shifts: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
     places, taps = [0] * len(shifts), _taps(shifts)
     for dim, (first, step, count) in enumerate(taps):
         places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
-    in_order = places == list(range(math.prod(count for _, _, count in taps)))
+    in_order = places == list(range(math.prod([count for _, _, count in taps])))
     return None if in_order else tuple(places)
 
 
