@@ -16,9 +16,8 @@ from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
-from attnconv.operators.content import axis_sum
 from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.products import below_largest
+from attnconv.operators.products import axis_sum, below_largest
 from attnconv.operators.toeplitz import Toeplitz
 
 POSITION = "position-position"

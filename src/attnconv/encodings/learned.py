@@ -19,7 +19,8 @@ from attnconv._values import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
 from attnconv.encodings.content import check_head_channels, content_scores, lattice_keys, pixel_queries, position_scores
 from attnconv.grid import Grid
-from attnconv.operators.content import Content, axis_sum
+from attnconv.operators.content import Content
+from attnconv.operators.products import axis_sum
 
 
 @final

@@ -31,8 +31,9 @@ from attnconv.encodings.content import (
 from attnconv.encodings.positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
-from attnconv.operators.content import Content, axis_sum
+from attnconv.operators.content import Content
 from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.products import axis_sum
 
 Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
 TERMS: tuple[Term, ...] = get_args(Term)

@@ -6,6 +6,7 @@ from attnconv._lazy import attach
 
 if TYPE_CHECKING:
     from attnconv.operators.base import AttentionOperator as AttentionOperator
+    from attnconv.operators.biased import attention_with_relative_bias as attention_with_relative_bias
     from attnconv.operators.content import Content as Content
     from attnconv.operators.dense import Dense as Dense
     from attnconv.operators.kronecker import Kronecker as Kronecker
@@ -21,5 +22,6 @@ else:
             "Kronecker": "kronecker",
             "Shift": "shift",
             "Toeplitz": "toeplitz",
+            "attention_with_relative_bias": "biased",
         },
     )

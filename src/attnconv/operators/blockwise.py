@@ -19,12 +19,29 @@ from attnconv.operators.products import apply_rows, contract_rows
 BLOCK_ELEMENTS = 2**25  # probabilities of one block: 128 MiB in float32
 
 
-class BlockwiseOperator(AttentionOperator):
+class LatticeOperator(AttentionOperator):
     """An operator that is defined by its rows over the lattice. Abstract: implement `lattice_rows`."""
 
     @abc.abstractmethod
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         """Probabilities of chosen queries over all lattice points, those that hold zeros included."""
+
+    @final
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
+        check_queries(queries, self.grid)
+        return self._rows(queries)
+
+    @final
+    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
+        check_queries(queries, self.grid)
+        return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
+
+    def _rows(self, queries: Tensor) -> Tensor:
+        return self.grid.fold(self.lattice_rows(queries))
+
+
+class BlockwiseOperator(LatticeOperator):
+    """One that contracts the rows that it makes, a block of queries at a time."""
 
     @final
     def contract(
@@ -41,19 +58,6 @@ class BlockwiseOperator(AttentionOperator):
             return apply_rows(self._rows(queries), values.flatten(2, -2))
 
         return self._in_blocks(block, query_dim=2)
-
-    @final
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
-        check_queries(queries, self.grid)
-        return self._rows(queries)
-
-    @final
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
-        check_queries(queries, self.grid)
-        return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
-
-    def _rows(self, queries: Tensor) -> Tensor:
-        return self.grid.fold(self.lattice_rows(queries))
 
     def _in_blocks(self, block: Callable[[Tensor], Tensor], *, query_dim: int) -> Tensor:
         length = max(1, BLOCK_ELEMENTS // (self.batch * self.heads * self.grid.lattice_count))

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import full_precision
-from attnconv.operators.blockwise import BlockwiseOperator
+from attnconv.operators.biased import attend
+from attnconv.operators.blockwise import LatticeOperator
+from attnconv.operators.products import axis_sum, project, project_heads
 
 
 @final
-class Content(BlockwiseOperator):
+class Content(LatticeOperator):
     """Attention by content, with an optional position part that is a sum over axes.
 
     Args:
@@ -51,6 +53,22 @@ class Content(BlockwiseOperator):
     def device(self) -> torch.device:
         return self.queries.device
 
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        lattice = self.grid.extend(x).flatten(1, -2)  # (b, lattice, c)
+        if weight.shape[2] < x.shape[-1]:
+            out = self._attend(project_heads(lattice, weight, groups).transpose(1, 2)).sum(1)
+        else:
+            out = project(self._attend(lattice[:, None]).transpose(1, 2), weight, groups)
+        return out.unflatten(1, self.grid.query_sizes)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        return self._attend(self.grid.extend(values).flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+
+    def _attend(self, values: Float[Tensor, "b #h lattice e"]) -> Float[Tensor, "b h n e"]:
+        return attend(self.queries * self.scale, self.keys, values, self.biases)
+
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
         with full_precision(self.device):
@@ -58,11 +76,3 @@ class Content(BlockwiseOperator):
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
             return torch.softmax(scores, -1)
-
-
-def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:
-    """Scores per axis -> scores over the product lattice: s[.., (l1, l2)] = s1[.., l1] + s2[.., l2]."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = (total[..., :, None] + part[..., None, :]).flatten(-2)
-    return total

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnconv.operators.base import full_precision
 from attnconv.operators.products import project, project_heads
 
 BLOCK = 2**21  # numbers of M held at once: what a processor's cache holds
@@ -43,7 +44,7 @@ def contract_factors(
     if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x.device):
         if torch.compiler.is_compiling() or weight.shape[2] < x.shape[-1]:
             return contract_plainly(*cast)
         out: Tensor = _Contraction.apply(*cast)  # type: ignore[no-untyped-call]

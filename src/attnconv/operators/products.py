@@ -1,5 +1,7 @@
 """What every operator is built from: mixing keys by given probabilities, projecting by per-head weights."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -57,3 +59,11 @@ def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
     """Scores relative to the largest of their row: the same softmax, and what matters of them survives a cast."""
     return scores - scores.amax(-1, keepdim=True).detach()
+
+
+def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:
+    """Scores per axis -> scores over the product lattice: s[.., (l1, l2)] = s1[.., l1] + s2[.., l2]."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[..., :, None] + part[..., None, :]).flatten(-2)
+    return total

@@ -1,0 +1,256 @@
+"""softmax(Q K^T + position) V where the position part is a sum over axes, with memory linear in the positions.
+
+    S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
+
+No n x n array exists beyond a block of query rows that stays in a processor's cache, neither for the scores nor for the
+bias; the backward pass makes the block's probabilities again and uses, with G the gradient of O,
+
+    dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv._errors import bad
+from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.products import axis_sum
+
+BLOCK = 2**20  # scores of a block
+LEAST_ROWS = 16
+
+
+def attention_with_relative_bias(
+    q: Float[Tensor, "b h n e"],
+    k: Float[Tensor, "b h n e"],
+    v: Float[Tensor, "b h n f"],
+    row_table: Float[Tensor, "*h_rows rows e"],
+    column_table: Float[Tensor, "*h_columns columns e"],
+    *,
+    sizes: tuple[int, int],
+    scale: float | None = None,
+) -> Float[Tensor, "b h n f"]:
+    """Attention over an image with learned relative positions that meet the query: q . (k + r_row + r_column).
+
+        softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
+
+    Exact, differentiable in all five tensors, and of linear memory: `scaled_dot_product_attention` without the n x n
+    bias that it would have to be given.
+
+    Args:
+        q: Query vectors of all pixels, row-major.
+        k: Key vectors.
+        v: Values, of any length f.
+        row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
+            a shift beyond the table takes its outermost vector, so that a table serves images of any size.
+        column_table: The same for column shifts.
+        sizes: Height and width of the image, height * width = n.
+        scale: Factor on all products; None for 1 / sqrt(e).
+
+    Raises:
+        ValueError: Shapes do not fit, or a table has no middle.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()  # two images of 3 x 4 pixels, four heads
+        >>> attention_with_relative_bias(q, k, v, torch.randn(5, 8), torch.randn(7, 8), sizes=(3, 4)).shape
+        torch.Size([2, 4, 12, 8])
+    """
+    count = math.prod(sizes)
+    if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
+        raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
+    scaled = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    biases = []
+    for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
+        if table.dim() not in (2, 3) or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
+            requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
+            raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
+        biases.append(_axis_scores(scaled, table, dim, sizes))
+    return attend(scaled, k, v, biases)
+
+
+def _axis_scores(q: Tensor, table: Tensor, dim: int, sizes: tuple[int, int]) -> Float[Tensor, "b h n size"]:
+    """q . table[k_a - q_a] for every position k_a along an axis."""
+    most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
+    vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)
+    per_head = "h" if table.dim() == 3 else ""
+    along = "bhxye,{}xke->bhxyk" if dim == 0 else "bhxye,{}yke->bhxyk"
+    return torch.einsum(along.format(per_head), q.unflatten(2, sizes), vectors).flatten(2, 3)
+
+
+def attend(
+    queries: Float[Tensor, "#b h n e"],
+    keys: Float[Tensor, "#b h lattice e"],
+    values: Float[Tensor, "b #h lattice f"],
+    biases: Sequence[Float[Tensor, "#b h n _"]],
+) -> Float[Tensor, "b h n f"]:
+    """softmax(Q K^T + sum_a B_a) V.
+
+    Args:
+        queries: Scaled query vectors.
+        keys: Key vectors of all lattice points, row-major.
+        values: Of all lattice points; shared by the heads if the second size is 1.
+        biases: Per axis of the lattice, the scores of its positions; none for products alone.
+    """
+    dtype = score_dtype(values.dtype)
+    inputs = [tensor.to(dtype) for tensor in (queries, keys, values, *biases)]
+    with full_precision(values.device):
+        if values.is_cuda:
+            out = attend_folded(*inputs)
+        elif torch.compiler.is_compiling():
+            out = attend_plainly(*inputs)
+        else:
+            out = _Attention.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out.to(values.dtype)
+
+
+def attend_folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """The same by `scaled_dot_product_attention`, the biases folded in as channels: Q' = [Q, B], K' = [K, one-hot].
+
+    One product then adds B_a[q, k_a], exactly. The fused kernels of a GPU win by it; on a CPU the longer products cost
+    more than the additions that they save (results/speed).
+    """
+    batch, heads = values.shape[0], queries.shape[1]
+    sizes = [bias.shape[-1] for bias in biases]
+    hot = [
+        torch.eye(size, dtype=keys.dtype, device=keys.device)
+        .repeat_interleave(math.prod(sizes[dim + 1 :]), 0)
+        .repeat(math.prod(sizes[:dim]), 1)
+        for dim, size in enumerate(sizes)
+    ]
+    left = torch.cat([part.expand(batch, -1, -1, -1) for part in (queries, *biases)], -1)
+    right = torch.cat([part.expand(batch, heads, -1, -1) for part in (keys, *hot)], -1)
+    most = max(left.shape[-1], values.shape[-1])
+    left, right, wide = (F.pad(part, (0, most - part.shape[-1])) for part in (left, right, values))
+    out = F.scaled_dot_product_attention(left, right, wide.expand(-1, heads, -1, -1), scale=1.0)
+    return out[..., : values.shape[-1]]
+
+
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """The same with all probabilities at once: what compilers and transforms see."""
+    return _probabilities(queries, keys, biases) @ values
+
+
+def _probabilities(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h n lattice"]:
+    return torch.softmax(_scores(queries, keys, biases), -1)
+
+
+def _scores(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h n lattice"]:
+    scores = queries @ keys.mT
+    return scores + axis_sum(biases) if biases else scores
+
+
+@final
+class _Attention(torch.autograd.Function):
+    """`attend` a block of rows at a time, forward and backward."""
+
+    @staticmethod
+    def forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+        batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
+        out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+        for images, rows in _blocks(batch, queries, keys):
+            query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+            out[images, :, rows] = _times(_rows(query, key, bias), value)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            pull = torch.func.vjp(attend_plainly, *ctx.saved_tensors)[1]
+            found: tuple[Tensor, ...] = pull(gradient)
+            return found
+        queries, keys, values, *biases = ctx.saved_tensors
+        totals = [torch.zeros_like(tensor) for tensor in ctx.saved_tensors]
+        for images, rows in _blocks(gradient.shape[0], queries, keys):
+            query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+            into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
+            weights, part = _rows(query, key, bias), gradient[images, :, rows]
+            if value.shape[1] == 1:  # one for all heads
+                into[2][:, 0] += weights.flatten(1, 2).mT @ part.flatten(1, 2)
+                slopes = (part.flatten(1, 2) @ value[:, 0].mT).unflatten(1, part.shape[1:3])
+            else:
+                _add(into[2], weights.mT @ part)
+                slopes = part @ value.mT
+            weights = weights.expand_as(slopes).contiguous()
+            slopes = torch.ops.aten._softmax_backward_data(slopes, weights, -1, slopes.dtype)
+            _add(into[0], slopes @ key)
+            _add(into[1], slopes.mT @ query)
+            if biases:
+                grid = slopes.unflatten(-1, [bias.shape[-1] for bias in biases])
+                for dim, total in enumerate(into[3:]):
+                    others = [3 + axis for axis in range(len(biases)) if axis != dim]
+                    _add(total, grid.sum(others) if others else grid)
+        return tuple(totals)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        queries, keys, values, *biases = ctx.saved_tensors
+        moves = [torch.zeros_like(v) if t is None else t for v, t in zip(ctx.saved_tensors, tangents, strict=True)]
+        weights = _probabilities(queries, keys, biases)
+        slopes = _scores(moves[0], keys, moves[3:]) + queries @ moves[1].mT
+        slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True))
+        return slopes @ values + weights @ moves[2]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        del info
+        return torch.func.vmap(attend_plainly, in_dims=in_dims)(*inputs), 0
+
+
+def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """All images and rows of queries, in parts of about `BLOCK` scores."""
+    heads, count = queries.shape[1:3]
+    rows = min(max(BLOCK // (heads * keys.shape[2]), LEAST_ROWS), count)
+    images = max(BLOCK // (heads * keys.shape[2] * count), 1) if rows == count else 1
+    for image in range(0, batch, images):
+        for row in range(0, count, rows):
+            yield slice(image, min(image + images, batch)), slice(row, min(row + rows, count))
+
+
+def _part(
+    images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
+) -> list[Tensor]:
+    """Views of all inputs on a block; those that images share stay as they are."""
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[0] == 1 else tensor[images]
+
+    return [chosen(queries)[:, :, rows], chosen(keys), chosen(values), *(chosen(bias)[:, :, rows] for bias in biases)]
+
+
+def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h r lattice"]:
+    """The probabilities of a block."""
+    scores = queries @ keys.mT
+    if biases:
+        batch = max(bias.shape[0] for bias in biases)
+        if batch > scores.shape[0]:
+            scores = scores.expand(batch, -1, -1, -1).clone()
+        grid = scores.unflatten(-1, [bias.shape[-1] for bias in biases])
+        for dim, bias in enumerate(biases):
+            shape = [1] * len(biases)
+            shape[dim] = -1
+            grid += bias.unflatten(-1, shape)
+    return torch.softmax(scores, -1)
+
+
+def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
+    if values.shape[1] > 1:
+        return weights @ values
+    return (weights.flatten(1, 2) @ values[:, 0]).unflatten(1, weights.shape[1:3])
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """Add to a view, summing over images where they share it."""
+    total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
