@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
+    from attnconv.analysis.moments import AttentionMoments as AttentionMoments
+    from attnconv.analysis.moments import attention_moments as attention_moments
+    from attnconv.analysis.moments import sample_queries as sample_queries
     from attnconv.analysis.operators_of import attention_operators as attention_operators
     from attnconv.analysis.operators_of import content_layers as content_layers
     from attnconv.analysis.operators_of import visit_operators as visit_operators
@@ -14,10 +17,13 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
+            "AttentionMoments": "moments",
             "QueryMaps": "query_maps",
+            "attention_moments": "moments",
             "attention_operators": "operators_of",
             "content_layers": "operators_of",
             "mean_query_maps": "query_maps",
+            "sample_queries": "moments",
             "visit_operators": "operators_of",
         },
     )
