@@ -69,9 +69,8 @@ def assert_moments(moments: AttentionMoments, expected: dict[str, Tensor], dtype
     for name, value in expected.items():
         got = getattr(moments, name)
         assert got.dtype == DOUBLE
-        torch.testing.assert_close(
-            got, value, **tolerance(dtype, scale=100), equal_nan=True, msg=lambda m: f"{name}: {m}"
-        )  # noqa: B023
+        difference = f"{name}: got {got}, expected {value}"
+        torch.testing.assert_close(got, value, **tolerance(dtype, scale=100), equal_nan=True, msg=difference)
 
 
 @every_case
@@ -265,6 +264,7 @@ def test_sampled_queries(sizes: tuple[int, ...], count: int) -> None:
             assert int(steps.max() - steps.min()) <= 1
 
 
+@pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator, _ = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)
     with pytest.raises(ValueError, match="block: must be a whole number of at least 1, got 0"):
@@ -273,6 +273,10 @@ def test_bad_input() -> None:
         attention_moments(operator, queries=torch.tensor([], dtype=torch.int64))
     with pytest.raises(ValueError, match=r"queries: must lie in 0 \.\. 2 .*got 0 \.\. 3"):
         attention_moments(operator, queries=torch.tensor([0, 3]))
+    with pytest.raises(TypeError, match=r"block: must be a whole number of at least 1, got 1\.5"):
+        attention_moments(operator, block=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="queries: must be a tensor of int64 indices, got list"):
+        attention_moments(operator, queries=[0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="count: must be a whole number of at least 1, got 0"):
         sample_queries(operator.grid, 0)
 

@@ -14,7 +14,7 @@ Rows come a block of queries at a time and only running sums are kept. Where the
 (`Kronecker`, `Shift`) no joint row is made at all: queries are products too, so means over them factor,
 
     centre, variance, entropy    per axis, from n_a x m_a weights; entropies add, and axes are uncorrelated
-    distance                     sum_delta W_1(delta_1) W_2(delta_2) .. |delta|,     W_a(delta) = mean_q w_a[q, q + delta]
+    distance                     sum_delta W_1(delta_1) W_2(delta_2) .. |delta|,  W_a(delta) = mean_q w_a[q, q + delta]
 
 exactly: no query is left out, and no row of a whole image is made.
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, all_queries
+from attnconv.operators.base import AttentionOperator, all_queries, check_queries
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift
 
@@ -98,8 +98,10 @@ def attention_moments(
     """
     if block is not None:
         block = whole("block", block, 1)
-    if queries is not None and queries.numel() == 0:
-        raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
+    if queries is not None:
+        check_queries(queries, operator.grid)
+        if queries.numel() == 0:
+            raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
     parts = _axis_operators(operator) if queries is None and operator.grid.dims > 1 else None
     if parts is not None:
         return _product_moments(operator.grid, parts, block)
