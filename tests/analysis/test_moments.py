@@ -207,6 +207,8 @@ def test_products_over_axes_never_make_a_joint_row(
 
     monkeypatch.setattr(type(operator), "rows", counted)
     assert_moments(attention_moments(operator), expected)
+    monkeypatch.setattr(module, "BLOCK", 3 * math.prod(2 * size for size in sizes[1:]))  # some shifts at a time
+    assert_moments(attention_moments(operator), expected)
     assert set(seen) == {1}
 
 
