@@ -27,13 +27,13 @@ from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, pe
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.planner import fastest
 from attnconv.operators.shift import Shift
 
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
 AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
-DENSE_KEYS = 20 * 20  # up to this many keys one large product mixes faster than two small ones
 
 
 class SelfAttention(nn.Module, abc.ABC):
@@ -58,8 +58,8 @@ class SelfAttention(nn.Module, abc.ABC):
         groups: Channel groups, as in a grouped convolution; divides both numbers of channels.
         head_channels: None for merged weights W_h, or the width D_h of factored ones, W_h = W_val,h W_out,h.
         attention_dropout: Probability of dropping an attention probability in training; runs dense.
-        backend: `auto` chooses by size; `reference` is the softmax of all scores, the formula itself; `structured` the
-            encoding's own operator; `dense` stores that operator's matrix. See also `plan`.
+        backend: `auto` chooses by predicted cost; `reference` is the softmax of all scores, the formula itself;
+            `structured` the encoding's own operator; `dense` stores that operator's matrix. See also `plan`.
         device: Where the parameters live.
         dtype: Their dtype.
 
@@ -256,8 +256,7 @@ class SelfAttention(nn.Module, abc.ABC):
             fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
             raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
         if choose == "auto":
-            choose = "dense" if math.prod(sizes) <= DENSE_KEYS else "structured"
-            choose = choose if shifts is None else "shift"
+            choose = self._form(self.grid(sizes), 1, self._dtype) if shifts is None else "shift"
         self._plan, self._shifts = choose, shifts or ()
         return choose
 
@@ -313,7 +312,7 @@ class SelfAttention(nn.Module, abc.ABC):
         if self.backend == "reference":
             return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
         operator = self.encoding.operator(grid, pixels)
-        if self._plan == "dense" or self.backend == "dense" or self._small(operator):
+        if self._plan == "dense" or self.backend == "dense" or self._better_dense(operator, pixels):
             return Dense.of(operator)
         return operator
 
@@ -328,11 +327,27 @@ class SelfAttention(nn.Module, abc.ABC):
     def _terms(self, grid: Grid, pixels: Tensor) -> list[Tensor]:
         return list(self.encoding.terms(grid, pixels).values())
 
-    def _small(self, operator: AttentionOperator) -> bool:
+    def _better_dense(self, operator: AttentionOperator, pixels: Tensor) -> bool:
         """Whether auto prefers the product of small factors as one matrix; no question under a compiler."""
         if self._plan is not None or self.backend != "auto" or torch.compiler.is_compiling():
             return False
-        return isinstance(operator, Kronecker) and operator.grid.key_count <= DENSE_KEYS
+        if not isinstance(operator, Kronecker) or pixels.device.type == "meta":
+            return False
+        kind = pixels.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else pixels.dtype
+        return self._form(operator.grid, pixels.shape[0], dtype) == "dense"
+
+    def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
+        """What the planner predicts to be fastest."""
+        channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
+        low = dtype in (torch.bfloat16, torch.float16)
+        training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
+        return fastest(grid, self.heads, channels, batch, low=low, training=training, device=device)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
 
     def _pixels(self, x: Any) -> Float[Tensor, "b *sizes c"]:
         """The input, checked, channels last; one image becomes a batch of one."""
@@ -349,7 +364,7 @@ class SelfAttention(nn.Module, abc.ABC):
             raise ValueError(bad("input", f"{kind} was made for {self.in_channels} channels", got, origin=origin))
         if any(size < 1 for size in x.shape[2:]):
             raise ValueError(bad("input", "every axis needs at least one pixel", got, origin=origin))
-        dtype = next(self.parameters()).dtype
+        dtype = self._dtype
         if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
             fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
             raise TypeError(bad("input", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))

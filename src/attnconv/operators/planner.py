@@ -1,0 +1,167 @@
+"""Which form of a position-only operator is fastest: a cost model of four measured constants.
+
+    seconds = flops of large products / rate  +  flops of thin products / rate  +  bytes moved / bandwidth
+              +  calls * overhead of one
+
+The dense form spends 2 h n m c b in large products and passes over h n m probabilities; the structured form spends
+2 h n (k_1 + k_2 + ..) c b in thin products and passes over the mixed values; the projection is common to both and left
+out. Training costs the dense form three products of each kind (its own, one for the image, one for the probabilities),
+the structured form four (it mixes again).
+
+The constants below are those of a two-core x86 machine; `attnconv bench --calibrate` measures those of another one and
+keeps them in the user's cache folder. What a plan gets wrong costs time, never exactness.
+"""
+
+import functools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, final
+
+import torch
+
+from attnconv.grid import Grid
+
+Form = Literal["dense", "structured"]
+
+
+@final
+@dataclass(frozen=True)
+class Machine:
+    """What a device does per second, measured in this library's own operations.
+
+    Attributes:
+        product: flops of large matrix products in float32.
+        low_product: The same in bf16.
+        thin: flops of batched products of small matrices in float32.
+        low_thin: The same in bf16.
+        memory: Bytes read or written.
+        call: Seconds that an operation takes at least.
+    """
+
+    product: float = 150e9
+    low_product: float = 500e9
+    thin: float = 60e9
+    low_thin: float = 130e9
+    memory: float = 15e9
+    call: float = 6e-6
+
+
+# A large GPU, by its data sheet: rates of a fifth of the peak, the overhead of a launch.
+GPU = Machine(product=20e12, low_product=150e12, thin=2e12, low_thin=6e12, memory=1e12, call=8e-6)
+
+
+def seconds(
+    grid: Grid,
+    heads: int,
+    channels: int,
+    batch: int,
+    *,
+    low: bool,
+    training: bool,
+    machine: Machine,
+    block: int = 2**21,
+) -> dict[Form, float]:
+    """Predicted seconds of mixing by each form.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        heads: Number of heads.
+        channels: The smaller of a layer's input and output channels.
+        batch: Number of images.
+        low: Products in bf16 or float16.
+        training: With gradients.
+        machine: What the device does per second.
+        block: Numbers that the structured form mixes at a time.
+    """
+    product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
+    size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count
+    matrix, mixed = heads * queries * keys, heads * queries * channels * batch
+    dense = (30 if training else 12) * machine.call + 2 * matrix * channels * batch * (3 if training else 1) / product
+    dense += matrix * ((48 + 3 * size) if training else (16 + size)) / machine.memory
+    met = sum(axis.size for axis in grid.axes)
+    structured = (70 if training else 22) * machine.call + mixed / block * (24 if training else 8) * machine.call
+    structured += 2 * mixed * met * (4 if training else 1) / thin
+    structured += mixed * size * (8 if training else 3) / machine.memory
+    return {"dense": dense, "structured": structured}
+
+
+def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, training: bool, device: str) -> Form:
+    """The form that the model predicts to be the fastest on a device (`cpu`, `cuda`, ..)."""
+    return _fastest(grid, heads, channels, batch, low, training, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fastest(grid: Grid, heads: int, channels: int, batch: int, low: bool, training: bool, device: str) -> Form:
+    costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine_of(device))
+    return "dense" if costs["dense"] <= costs["structured"] else "structured"
+
+
+@functools.lru_cache
+def machine_of(device: str) -> Machine:
+    """The constants of a device: those that were measured here, or the defaults of its kind."""
+    default = Machine() if device == "cpu" else GPU
+    try:
+        known = json.loads(calibration_file().read_text(encoding="utf-8"))[device]
+        return Machine(**{name: float(known[name]) for name in asdict(default)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return default
+
+
+def calibration_file() -> Path:
+    """Where measured constants are kept: `machine.json` in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "attnconv" / "machine.json"
+
+
+def calibrate(device: str = "cpu") -> Machine:
+    """Measure the constants of this machine, in about two seconds."""
+    rates = {}
+    for prefix, dtype in (("", torch.float32), ("low_", torch.bfloat16)):
+        large = torch.randn(768, 768, device=device).to(dtype)
+        small, images = (
+            torch.rand(288, 32, 32, device=device).to(dtype),
+            torch.randn(288, 32, 64, device=device).to(dtype),
+        )
+        rates[f"{prefix}product"] = 2 * 768**3 / _median(functools.partial(torch.mm, large, large), device)
+        flops = 2 * 288 * 32 * 32 * 64
+        rates[f"{prefix}thin"] = flops / _median(functools.partial(torch.bmm, small, images), device)
+    much, little = torch.randn(2**23, device=device), torch.randn(16, device=device)
+    rates["memory"] = 2 * 4 * 2**23 / _median(much.clone, device)
+    return Machine(**rates, call=_median(functools.partial(torch.add, little, 1), device))
+
+
+def keep(machine: Machine, device: str = "cpu") -> Path:
+    """Keep measured constants for later processes, and use them from now on in this one.
+
+    Raises:
+        OSError: The user's cache folder cannot be written.
+    """
+    path = calibration_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    path.write_text(json.dumps({**known, device: asdict(machine)}, indent=2) + "\n", encoding="utf-8")
+    machine_of.cache_clear()
+    _fastest.cache_clear()
+    return path
+
+
+def _median(call: Callable[[], object], device: str) -> float:
+    """Median seconds of a call, many at a time where it is short."""
+    times, repeats = [], 1
+    for _ in range(15):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / repeats)
+        repeats = max(1, min(1000, int(2e-3 / max(times[-1], 1e-9))))
+    return statistics.median(times[3:])

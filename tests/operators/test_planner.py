@@ -1,0 +1,68 @@
+"""The planner: costs grow as they should, choices follow them, and a calibration is kept and read back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnconv import Dense, Grid, Kronecker, SelfAttention2d
+from attnconv.operators import planner
+from attnconv.operators.planner import Machine, calibrate, calibration_file, fastest, keep, machine_of, seconds
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine_of.cache_clear()
+    planner._fastest.cache_clear()
+
+
+def costs(size: int, *, low: bool = False, training: bool = True) -> dict[planner.Form, float]:
+    return seconds(Grid.make((size, size)), 9, 64, 8, low=low, training=training, machine=Machine())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("low", [False, True])
+def test_small_images_run_dense_and_large_ones_by_structure(low: bool, training: bool) -> None:
+    for size, form in ((4, "dense"), (32, "structured"), (256, "structured")):
+        found = costs(size, low=low, training=training)
+        assert min(found, key=found.__getitem__) == form
+    growth = {form: costs(512)[form] / costs(256)[form] for form in costs(256)}
+    assert growth["dense"] == pytest.approx(16, rel=0.05)
+    assert growth["structured"] == pytest.approx(8, rel=0.2)  # n^1.5: every key along each axis
+
+
+def test_the_layer_follows_the_plan() -> None:
+    layer = SelfAttention2d(8, 8, 9)
+    assert isinstance(layer.operator(torch.zeros(2, 8, 4, 4)), Dense)
+    assert isinstance(layer.operator(torch.zeros(2, 8, 40, 40)), Kronecker)
+    layer.backend = "structured"
+    assert isinstance(layer.operator(torch.zeros(2, 8, 4, 4)), Kronecker)
+
+
+def test_a_calibration_is_kept_and_used() -> None:
+    grid = Grid.make((4, 4))
+    options = {"low": False, "training": False, "device": "cpu"}
+    assert fastest(grid, 9, 8, 1, **options) == "dense"  # type: ignore[arg-type]
+    assert machine_of("cpu") == Machine()
+    slow = Machine(product=1e3)  # a machine that is bad at large products
+    assert keep(slow) == calibration_file()
+    assert machine_of("cpu") == slow
+    assert fastest(grid, 9, 8, 1, **options) == "structured"  # type: ignore[arg-type]
+    keep(Machine(call=1.0), "cuda")
+    assert machine_of("cpu") == slow
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cpu": {"product": 1}}', '{"cpu": 3}'])
+def test_a_calibration_that_cannot_be_read_counts_for_nothing(text: str) -> None:
+    calibration_file().parent.mkdir(parents=True)
+    calibration_file().write_text(text)
+    assert machine_of("cpu") == Machine()
+
+
+def test_measured_constants_are_those_of_a_machine() -> None:
+    found = calibrate()
+    assert found.thin > 1e8
+    assert 1e9 < found.product < 1e15
+    assert 1e8 < found.memory < 1e13
+    assert 1e-8 < found.call < 1e-2
