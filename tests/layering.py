@@ -18,6 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"data"}),
     frozenset({"training", "analysis"}),
     frozenset({"report"}),
+    frozenset({"bench"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -1,0 +1,74 @@
+"""The process that `memory_of` starts: builds one case, takes one step, prints the peak of its memory.
+
+    python -m attnconv.bench.memory MODULE CASE THREADS
+
+On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
+The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
+systems have no other, and no way of setting it back: what the step took below an earlier peak is then not seen.
+"""
+
+import importlib
+import json
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from attnconv.bench.measuring import settle
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def main(words: Sequence[str]) -> dict[str, int]:
+    """Bytes by the names that `Memory` has."""
+    module, case, threads = words
+    settle()
+    torch.set_num_threads(int(threads))
+    _start_libraries()
+    step = importlib.import_module(module).prepared(**json.loads(case))
+    building = peak()
+    before = _set_back()
+    step()
+    after = peak()
+    return {"step": max(after - before, 0), "process": max(building, after)}
+
+
+def peak() -> int:
+    """The most bytes of this process that were resident."""
+    noted = _noted("VmHWM")
+    if noted is not None:
+        return noted
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _set_back() -> int:
+    """Begin a new mark where the system allows it; the bytes from which the step's are counted."""
+    try:
+        _RESET.write_text("5", encoding="ascii")
+    except OSError:
+        return peak()
+    return peak()
+
+
+def _noted(name: str) -> int | None:
+    """A line of the kernel's note about this process, in bytes; None where there is none."""
+    if not _STATUS.is_file():
+        return None
+    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _start_libraries() -> None:
+    """A tiny step in both dtypes, so that what libraries keep for themselves is not counted as the step's."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.ones(64, 64, dtype=dtype, requires_grad=True)
+        (weight @ weight).float().sum().backward()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1:])) + "\n")

@@ -1,0 +1,129 @@
+"""What each benchmark measures, as settings; importing this file costs no torch.
+
+The defaults are the sizes at which the library's claims are made. `QUICK` asks the same questions of small sizes within
+seconds: it shows that everything runs, and its numbers say nothing about the claims.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from attnconv._errors import bad
+
+DtypeName: TypeAlias = Literal["float32", "bfloat16"]
+QUESTIONS: Mapping[str, str] = {
+    "position-only": "How fast and lean is a position-only layer beside the formula it computes?",
+    "model-step": "What does attention add to a training step of the paper's model?",
+    "megapixel": "How do time and memory of full attention grow up to a megapixel?",
+    "hard-heads": "What does a convolution cost as hard attention heads?",
+}
+
+
+@dataclass(frozen=True)
+class PositionOnlySettings:
+    """One layer, forward and backward, against the softmax of all scores."""
+
+    cases: tuple[tuple[int, int], ...] = ((32, 16), (32, 32), (4, 64))
+    """Pairs of batch and side of the images."""
+    channels: tuple[int, ...] = (64, 400)
+    """Channels in and out."""
+    wide_to: int = 32
+    """Largest side that is measured with more than 64 channels."""
+    heads: int = 9
+    """Number of heads."""
+    dtypes: tuple[DtypeName, ...] = ("float32", "bfloat16")
+    """float32, or autocast to bfloat16."""
+    memory_from: int = 32
+    """Smallest side whose peak memory is measured too."""
+    repeats: int = 7
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class ModelStepSettings:
+    """One training step with SGD, against the same step with each head's mixed values stored."""
+
+    preset: str = "quadratic"
+    """Name of the model: one whose attention does not look at content."""
+    batch: int = 32
+    """Images in a step."""
+    dtypes: tuple[DtypeName, ...] = ("float32", "bfloat16")
+    """float32, or autocast to bfloat16."""
+    repeats: int = 5
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class MegapixelSettings:
+    """Forward pass of one layer over one square image."""
+
+    sides: tuple[int, ...] = (128, 256, 512, 1024)
+    """Sides of the images, at least two."""
+    alphas: tuple[float, ...] = (0.5, 0.001)
+    """Sharpness of the heads in 1 / pixel^2: local and wide."""
+    channels: int = 64
+    """Channels in and out."""
+    heads: int = 9
+    """Number of heads."""
+    repeats: int = 3
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class HardHeadsSettings:
+    """Every distinct convolution of ResNet-18, as a planned layer and as itself."""
+
+    batch: int = 32
+    """Images at once."""
+    side: int = 224
+    """Side of the network's images; a multiple of 32."""
+    repeats: int = 9
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The settings of all four."""
+
+    position_only: PositionOnlySettings = field(default_factory=PositionOnlySettings)
+    model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
+    megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
+    hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
+
+
+QUICK = BenchSettings(
+    PositionOnlySettings(cases=((2, 8), (1, 16)), channels=(16,), memory_from=16, dtypes=("float32",), repeats=3),
+    ModelStepSettings(preset="quadratic-digits", batch=4, repeats=3),
+    MegapixelSettings(sides=(32, 64), channels=8, repeats=2),
+    HardHeadsSettings(batch=2, side=32, repeats=3),
+)
+
+
+def problems(settings: BenchSettings) -> list[str]:
+    """Everything that is wrong, in the spelling of the flags."""
+    step, wide, hard = settings.model_step, settings.megapixel, settings.hard_heads
+    layer = settings.position_only
+    wrong = [
+        bad(flag, "must be at least 1", value)
+        for flag, value in (
+            ("--position-only.heads", layer.heads),
+            ("--position-only.repeats", layer.repeats),
+            *(("--position-only.cases", number) for case in layer.cases for number in case),
+            *(("--position-only.channels", channels) for channels in layer.channels),
+            ("--model-step.batch", step.batch),
+            ("--model-step.repeats", step.repeats),
+            *(("--megapixel.sides", side) for side in wide.sides),
+            ("--megapixel.channels", wide.channels),
+            ("--megapixel.heads", wide.heads),
+            ("--megapixel.repeats", wide.repeats),
+            ("--hard-heads.batch", hard.batch),
+            ("--hard-heads.repeats", hard.repeats),
+        )
+        if value < 1
+    ]
+    if len(set(wide.sides)) < 2:
+        wrong.append(bad("--megapixel.sides", "must be at least two different sides", wide.sides))
+    wrong += [bad("--megapixel.alphas", "must be positive", alpha) for alpha in wide.alphas if not alpha > 0]
+    if hard.side < 32 or hard.side % 32:
+        wrong.append(bad("--hard-heads.side", "must be a positive multiple of 32", hard.side))
+    return wrong
