@@ -148,7 +148,14 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
     Raises:
         RuntimeError: The process failed, for instance for want of memory; with what it said.
     """
-    words = [sys.executable, "-m", "attnconv.bench.memory", module, json.dumps(dict(case)), str(torch.get_num_threads())]
+    words = [
+        sys.executable,
+        "-m",
+        "attnconv.bench.memory",
+        module,
+        json.dumps(dict(case)),
+        str(torch.get_num_threads()),
+    ]
     sources = str(Path(attnconv.__file__).parent.parent)
     paths = [sources, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "draw the figures of a run, and one HTML page of them",
     "prove": "perform convolutions by attention and compare, drawn ones or a network's",
     "recast": "write a network whose convolutions are attention",
+    "bench": "measure time and memory on this machine, beside peers",
     "models": "list the presets with their parameters and FLOPs",
 }
 _EXAMPLES = """\
@@ -28,6 +29,7 @@ examples:
   attnconv report runs/first
   attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
+  attnconv bench --quick
 """
 
 

@@ -1,0 +1,101 @@
+"""`attnconv bench`: the library's claims about time and memory, measured on the user's own machine."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from attnconv._errors import bad
+from attnconv.bench.settings import (
+    QUESTIONS,
+    QUICK,
+    BenchSettings,
+    HardHeadsSettings,
+    MegapixelSettings,
+    ModelStepSettings,
+    PositionOnlySettings,
+    problems,
+)
+from attnconv.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from attnconv.bench.answer import Answer
+
+_EXAMPLES = """\
+attnconv bench --quick
+attnconv bench --out bench
+attnconv bench position-only hard-heads --out bench
+attnconv bench model-step --model-step.batch 100
+attnconv bench megapixel --megapixel.sides 64 128 256
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Arguments of `attnconv bench`."""
+
+    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
+    """Which to run: position-only, model-step, megapixel, hard-heads. None runs all."""
+    quick: bool = False
+    """Small sizes, within seconds: shows that everything runs. Its numbers say nothing about the claims."""
+    out: Path | None = None
+    """Folder for results.json, a page README.md with the tables, and a figure per question; None prints only."""
+    position_only: PositionOnlySettings = field(default_factory=PositionOnlySettings)
+    model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
+    megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
+    hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
+
+
+def run(words: Sequence[str]) -> int:
+    """Measure, print, write."""
+    about = (
+        "Measure what the library claims of time and memory, on this machine's CPU, each contender beside its peers "
+    )
+    about += "in the same run. position-only: a layer beside the formula it computes; model-step: a training step "
+    about += "beside one without the mixing; megapixel: full attention up to 1024 x 1024; hard-heads: the convolutions "
+    about += "of ResNet-18 beside themselves as attention. Without --quick they take minutes and gigabytes."
+    default = None
+    if "--quick" in words:
+        default = Bench((), True, None, QUICK.position_only, QUICK.model_step, QUICK.megapixel, QUICK.hard_heads)
+    arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
+    settings = BenchSettings(arguments.position_only, arguments.model_step, arguments.megapixel, arguments.hard_heads)
+    wrong = [
+        bad("NAME", f"must be one of {', '.join(QUESTIONS)}", repr(n)) for n in arguments.names if n not in QUESTIONS
+    ]
+    if wrong := [*wrong, *problems(settings)]:
+        from attnconv.training.settings import SettingsError
+
+        raise SettingsError(wrong)
+    return _measure(arguments, settings, ["attnconv", "bench", *words])
+
+
+def _measure(arguments: Bench, settings: BenchSettings, command: Sequence[str]) -> int:
+    import torch
+    from rich.console import Console
+
+    from attnconv.bench.measuring import settle
+    from attnconv.bench.writing import facts, table, write
+    from attnconv.training.environment import environment
+
+    settle()
+    names = list(dict.fromkeys(arguments.names)) or list(QUESTIONS)
+    record = environment(command, torch.device("cpu"))
+    console = Console()
+    answers: list[Answer] = []
+    for name in names:
+        module = name.replace("-", "_")
+        with console.status(f"{name} ..."):
+            found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(getattr(settings, module))
+        console.print(table(found))
+        for line in facts(found):
+            console.print(line, highlight=False)
+        answers.append(found)
+        if arguments.out is not None:  # after every question: a long run that is stopped leaves what it has
+            chosen = {answer.name: asdict(getattr(settings, answer.name.replace("-", "_"))) for answer in answers}
+            write(arguments.out, answers, settings=chosen, environment=record)
+    if arguments.out is not None:
+        print(f"Benchmarks: {arguments.out / 'README.md'}")
+    return 0
