@@ -16,6 +16,8 @@ QUESTIONS: Mapping[str, str] = {
     "model-step": "What does attention add to a training step of the paper's model?",
     "megapixel": "How do time and memory of full attention grow up to a megapixel?",
     "hard-heads": "What does a convolution cost as hard attention heads?",
+    "relative-bias": "What does a learned relative bias cost beside content?",
+    "planner": "Does the planner choose well?",
 }
 
 
@@ -82,13 +84,45 @@ class HardHeadsSettings:
 
 
 @dataclass(frozen=True)
+class RelativeBiasSettings:
+    """Content and learned relative positions, forward and backward, against the bias materialised."""
+
+    cases: tuple[tuple[int, int], ...] = ((16, 14), (4, 24), (4, 32), (2, 48), (1, 64))
+    """Pairs of batch and side of the images."""
+    heads: int = 4
+    """Number of heads."""
+    channels: int = 32
+    """Channels of each head's queries, keys and values."""
+    repeats: int = 7
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """The planner's choice against the better of the two forms."""
+
+    sides: tuple[int, ...] = (4, 8, 12, 16, 32)
+    """Sides of the images."""
+    channels: tuple[int, ...] = (16, 128)
+    """Channels in and out."""
+    batches: tuple[int, ...] = (1, 16)
+    """Images at once."""
+    dtypes: tuple[DtypeName, ...] = ("float32", "bfloat16")
+    """float32, or autocast to bfloat16."""
+    repeats: int = 9
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
 class BenchSettings:
-    """The settings of all four."""
+    """The settings of all."""
 
     position_only: PositionOnlySettings = field(default_factory=PositionOnlySettings)
     model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
     megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
     hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
+    relative_bias: RelativeBiasSettings = field(default_factory=RelativeBiasSettings)
+    planner: PlannerSettings = field(default_factory=PlannerSettings)
 
 
 QUICK = BenchSettings(
@@ -96,13 +130,15 @@ QUICK = BenchSettings(
     ModelStepSettings(preset="quadratic-digits", batch=4, repeats=3),
     MegapixelSettings(sides=(32, 64), channels=8, repeats=2),
     HardHeadsSettings(batch=2, side=32, repeats=3),
+    RelativeBiasSettings(cases=((1, 6), (2, 8)), heads=2, channels=8, repeats=3),
+    PlannerSettings(sides=(4, 8), channels=(8,), batches=(2,), dtypes=("float32",), repeats=3),
 )
 
 
 def problems(settings: BenchSettings) -> list[str]:
     """Everything that is wrong, in the spelling of the flags."""
     step, wide, hard = settings.model_step, settings.megapixel, settings.hard_heads
-    layer = settings.position_only
+    layer, bias, plan = settings.position_only, settings.relative_bias, settings.planner
     wrong = [
         bad(flag, "must be at least 1", value)
         for flag, value in (
@@ -116,6 +152,14 @@ def problems(settings: BenchSettings) -> list[str]:
             ("--megapixel.channels", wide.channels),
             ("--megapixel.heads", wide.heads),
             ("--megapixel.repeats", wide.repeats),
+            *(("--relative-bias.cases", number) for case in bias.cases for number in case),
+            ("--relative-bias.heads", bias.heads),
+            ("--relative-bias.channels", bias.channels),
+            ("--relative-bias.repeats", bias.repeats),
+            *(("--planner.sides", side) for side in plan.sides),
+            *(("--planner.channels", channels) for channels in plan.channels),
+            *(("--planner.batches", batch) for batch in plan.batches),
+            ("--planner.repeats", plan.repeats),
             ("--hard-heads.batch", hard.batch),
             ("--hard-heads.repeats", hard.repeats),
         )

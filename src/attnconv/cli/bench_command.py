@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,9 @@ from attnconv.bench.settings import (
     HardHeadsSettings,
     MegapixelSettings,
     ModelStepSettings,
+    PlannerSettings,
     PositionOnlySettings,
+    RelativeBiasSettings,
     problems,
 )
 from attnconv.cli.parsing import parse
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 attnconv bench --quick
+attnconv bench --calibrate
 attnconv bench --out bench
 attnconv bench position-only hard-heads --out bench
 attnconv bench model-step --model-step.batch 100
@@ -38,7 +41,10 @@ class Bench:
     """Arguments of `attnconv bench`."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
-    """Which to run: position-only, model-step, megapixel, hard-heads. None runs all."""
+    """Which to run: position-only, model-step, megapixel, hard-heads, relative-bias, planner. None runs all."""
+    calibrate: bool = False
+    """First measure what the planner needs to know of this machine, and keep it in the user's cache folder; without
+    names, only that."""
     quick: bool = False
     """Small sizes, within seconds: shows that everything runs. Its numbers say nothing about the claims."""
     out: Path | None = None
@@ -47,6 +53,8 @@ class Bench:
     model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
     megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
     hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
+    relative_bias: RelativeBiasSettings = field(default_factory=RelativeBiasSettings)
+    planner: PlannerSettings = field(default_factory=PlannerSettings)
 
 
 def run(words: Sequence[str]) -> int:
@@ -56,12 +64,15 @@ def run(words: Sequence[str]) -> int:
     )
     about += "in the same run. position-only: a layer beside the formula it computes; model-step: a training step "
     about += "beside one without the mixing; megapixel: full attention up to 1024 x 1024; hard-heads: the convolutions "
-    about += "of ResNet-18 beside themselves as attention. Without --quick they take minutes and gigabytes."
+    about += "of ResNet-18 beside themselves as attention; relative-bias: content with learned positions beside the "
+    about += "bias materialised; planner: its choices beside the better form. Without --quick they take minutes and "
+    about += "gigabytes."
     default = None
     if "--quick" in words:
-        default = Bench((), True, None, QUICK.position_only, QUICK.model_step, QUICK.megapixel, QUICK.hard_heads)
+        chosen = {entry.name: getattr(QUICK, entry.name) for entry in fields(QUICK)}
+        default = Bench(quick=True, **chosen)
     arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
-    settings = BenchSettings(arguments.position_only, arguments.model_step, arguments.megapixel, arguments.hard_heads)
+    settings = BenchSettings(**{entry.name: getattr(arguments, entry.name) for entry in fields(BenchSettings)})
     wrong = [
         bad("NAME", f"must be one of {', '.join(QUESTIONS)}", repr(n)) for n in arguments.names if n not in QUESTIONS
     ]
@@ -69,7 +80,23 @@ def run(words: Sequence[str]) -> int:
         from attnconv.training.settings import SettingsError
 
         raise SettingsError(wrong)
+    if arguments.calibrate:
+        _calibrate()
+        if not arguments.names:
+            return 0
     return _measure(arguments, settings, ["attnconv", "bench", *words])
+
+
+def _calibrate() -> None:
+    from attnconv.bench.measuring import settle
+    from attnconv.operators.planner import calibrate, keep
+
+    settle()
+    found = calibrate()
+    path = keep(found)
+    for name, value in asdict(found).items():
+        print(f"{name:12} {value:.3g}")
+    print(f"Kept for the planner: {path}")
 
 
 def _measure(arguments: Bench, settings: BenchSettings, command: Sequence[str]) -> int:

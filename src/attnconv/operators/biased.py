@@ -71,11 +71,11 @@ def attention_with_relative_bias(
         if table.dim() not in (2, 3) or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
             requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
-        biases.append(_axis_scores(scaled, table, dim, sizes))
+        biases.append(axis_scores(scaled, table, dim, sizes))
     return attend(scaled, k, v, biases)
 
 
-def _axis_scores(q: Tensor, table: Tensor, dim: int, sizes: tuple[int, int]) -> Float[Tensor, "b h n size"]:
+def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: tuple[int, int]) -> Float[Tensor, "b h n size"]:
     """q . table[k_a - q_a] for every position k_a along an axis."""
     most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
     vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)
