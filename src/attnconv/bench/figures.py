@@ -10,6 +10,8 @@ from attnconv.bench.settings import QUESTIONS
 from attnconv.report.canvas import GRID, INK, house_style, printable
 from attnconv.report.marks import colour_of, shape_of
 
+_PLAIN = FuncFormatter(lambda x, _: f"{x:g}")
+
 
 def draw(answer: Answer) -> Figure:
     """The figure of an answer; `attnconv.report.save` writes it."""
@@ -42,10 +44,10 @@ def _draw_ratios(answer: Answer) -> Figure:
             label=printable(contender),
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_major_formatter(_PLAIN)
     low, high = axes.get_xlim()
-    axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}") if high / low < 10 else NullFormatter())
-    axes.set_xlabel(printable(f"{answer.ratio_name} (bars: least and most of one round)"))
+    axes.xaxis.set_minor_formatter(_PLAIN if high / low < 10 else NullFormatter())
+    figure.supxlabel(printable(f"{answer.ratio_name} (bars: least and most of one round)"), fontsize=9.0)
     axes.set_yticks(range(len(cases)), [printable(case) for case in cases])
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.grid(axis="x", color=GRID, linewidth=0.7)
@@ -80,6 +82,11 @@ def _draw_growth(answer: Answer) -> Figure:
         axes.plot(pixels, centre * pixels**power, color=colour_of(index), linewidth=1.2)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    sizes = list(dict.fromkeys(row.pixels for row in answer.rows if row.pixels is not None))
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(_PLAIN)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("pixels")
     axes.set_ylabel("seconds")
     axes.grid(color=GRID, linewidth=0.7)
