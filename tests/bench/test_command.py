@@ -1,0 +1,49 @@
+"""`attnconv bench` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnconv.cli import main
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error."""
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words])
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
+
+
+def test_it_leaves_numbers_a_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("model-step", "hard-heads")
+    status, out, _ = call(capsys, *names, "--quick", "--hard-heads.repeats", "2", "--out", str(tmp_path / "bench"))
+    assert status == 0
+    assert "model-step: What does attention add" in out
+    assert f"Benchmarks: {tmp_path / 'bench' / 'README.md'}" in out
+    figures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"README.md", "results.json", *figures}
+    record = json.loads((tmp_path / "bench" / "results.json").read_text())
+    assert record["environment"]["command"][:3] == ["attnconv", "bench", "model-step"]
+    assert record["environment"]["threads"] >= 1
+    assert record["settings"]["hard-heads"] == {"batch": 2, "side": 32, "repeats": 2}
+    assert {row["question"] for row in record["rows"]} == set(names)
+    assert all(row["seconds"]["median"] > 0 for row in record["rows"])
+    page = (tmp_path / "bench" / "README.md").read_text()
+    assert page.count("| quadratic-digits, float32, batch 4 |") == 3
+    assert "(hard-heads.svg)" in page
+
+
+def test_growth_is_drawn_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--quick", "--megapixel.sides", "8", "16", "--megapixel.alphas", "0.5", "--out", str(tmp_path))
+    assert call(capsys, "megapixel", *words)[0] == 0
+    assert "power of, alpha 0.5" in (tmp_path / "README.md").read_text()
+    assert (tmp_path / "megapixel.svg").is_file()
+
+
+def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "mega", "--quick", "--model-step.batch", "0")
+    assert status == 2
+    assert "NAME: must be one of position-only, model-step, megapixel, hard-heads, got 'mega'" in err
+    assert "--model-step.batch: must be at least 1, got 0" in err

@@ -1,0 +1,70 @@
+"""Times, ratios, exponents and peaks of memory, by clocks and sizes that are known."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnconv.bench.measuring import Ratio, Timed, exponent, interleaved, memory_of
+
+MEBI = 2**20
+
+
+def prepared(*, mebibytes: int) -> Callable[[], Tensor]:
+    """A step that touches so much memory, after inputs of as much."""
+    inputs = torch.ones(mebibytes * MEBI // 4)
+    return lambda: inputs + 1
+
+
+def test_contenders_take_turns_and_the_first_round_is_not_timed() -> None:
+    now, calls = [0.0], []
+    costs = {"a": iter([100.0, 1.0, 5.0, 3.0]), "b": iter([100.0, 2.0, 2.0, 2.0])}
+
+    def contender(name: str) -> Callable[[], None]:
+        def step() -> None:
+            calls.append(name)
+            now[0] += next(costs[name])
+
+        return step
+
+    times = interleaved({"a": contender("a"), "b": contender("b")}, 3, clock=lambda: now[0])
+    assert calls == ["a", "b"] * 4
+    assert times == {"a": Timed((1.0, 5.0, 3.0)), "b": Timed((2.0, 2.0, 2.0))}
+    assert (times["a"].median, times["a"].least, times["a"].most) == (3.0, 1.0, 5.0)
+    assert Ratio.of(times["a"], times["b"]) == Ratio(1.5, 0.5, 2.5)
+
+
+def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:
+    found = Ratio.of(Timed((1.0, 2.0, 3.0)), Timed((4.0, 1.0, 0.5)))
+    assert found == Ratio(2.0, 0.25, 6.0)
+    assert Ratio.of(Timed((3.0, 1.0, 2.0)), Timed((3.0, 1.0, 2.0))) == Ratio(1.0, 1.0, 1.0)
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"repeats: must be at least 1, got 0"):
+        interleaved({}, 0)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
+def test_the_exponent_of_a_power_is_found(power: float) -> None:
+    sizes = [2.0**k for k in range(5, 9)]
+    assert exponent(sizes, [3e-4 * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
+
+
+def test_an_exponent_needs_two_sizes() -> None:
+    with pytest.raises(ValueError, match=r"sizes: must hold two different sizes at least, got \[4\.0, 4\.0\]"):
+        exponent([4.0, 4.0], [1.0, 2.0])
+
+
+def test_memory_is_that_of_the_step_and_not_of_its_inputs_or_of_this_process() -> None:
+    held = torch.ones(300 * MEBI // 4)  # a child inherits its parent's ru_maxrss: this must not hide the step
+    found = memory_of(__name__, {"mebibytes": 64})
+    assert held[0] == 1
+    assert found.step == pytest.approx(64 * MEBI, rel=0.1)
+    assert found.process > 128 * MEBI
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"case: must run in a process of its own, got status 1: .*mebibytes"):
+        memory_of(__name__, {"mebibyte": 1})

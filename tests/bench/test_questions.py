@@ -1,0 +1,105 @@
+"""Each benchmark at its quick sizes: what it measures, and that peers compute what they should."""
+
+import importlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnconv.bench import megapixel, model_step, position_only
+from attnconv.bench.answer import Answer
+from attnconv.bench.measuring import Memory, memory_of
+from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
+from attnconv.models.build import build
+
+
+@pytest.fixture(autouse=True)
+def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
+    for module in (position_only, megapixel):
+        monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28))
+
+
+def asked(name: str) -> Answer:
+    module = name.replace("-", "_")
+    found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(getattr(QUICK, module))
+    return found
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_number_is_finite_and_positive(name: str) -> None:
+    found = asked(name)
+    assert found.name == name
+    assert found.rows
+    for row in found.rows:
+        numbers = list(row.seconds.seconds)
+        if row.ratio is not None:
+            assert row.ratio.least <= row.ratio.value <= row.ratio.most
+            numbers += [row.ratio.least, row.ratio.most]
+        numbers += [value for value in (row.memory_ratio, row.pixels, row.dense_bytes) if value is not None]
+        assert all(math.isfinite(number) and number > 0 for number in numbers)
+        assert row.difference is None or row.difference < 1e-5
+    assert all(math.isfinite(value) for value in found.facts.values())
+
+
+def test_every_case_has_every_backend() -> None:
+    rows = asked("position-only").rows
+    assert [row.contender for row in rows] == ["reference", "dense", "structured", "auto"] * 2
+    assert [row.memory is None for row in rows] == [True] * 4 + [False] * 4
+    assert rows[0].dense_bytes == 9 * 64 * 64 * 4
+
+
+def test_wide_layers_are_measured_up_to_a_side() -> None:
+    settings = replace(QUICK.position_only, cases=((1, 4), (1, 8)), channels=(64, 65), wide_to=4, repeats=1)
+    rows = position_only.answer(settings).rows
+    cases = list(dict.fromkeys(row.case for row in rows))
+    assert cases == ["float32, 1 x 64 x 4 x 4", "float32, 1 x 64 x 8 x 8", "float32, 1 x 65 x 4 x 4"]
+
+
+def test_growth_is_fitted_per_sharpness() -> None:
+    found = asked("megapixel")
+    assert len(found.facts) == len(QUICK.megapixel.alphas)
+    assert all("alpha" in name for name in found.facts)
+
+
+def test_hard_heads_are_the_networks_twenty_convolutions() -> None:
+    found = asked("hard-heads")
+    assert len(found.rows) == 11 * 2 * 2
+    assert sum("all 20 convolutions" in name for name in found.facts) == 2
+
+
+def test_stored_values_leave_the_gradients_of_weights_and_of_all_before_them() -> None:
+    model = model_step.with_stored_values(build("quadratic-digits"))
+    model(torch.randn(2, 1, 8, 8)).sum().backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert without == []
+    assert not any("centres" in name for name, _ in model.named_parameters())
+
+
+def test_a_model_without_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--model-step\.preset: .* got 'resnet-digits'"):
+        model_step.answer(ModelStepSettings(preset="resnet-digits"))
+
+
+def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
+    case = {"side": 32, "channels": 8, "heads": 2, "alpha": 0.5}
+    assert memory_of("attnconv.bench.megapixel", case).process > 32 * 32 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"megapixel": MegapixelSettings(sides=(8, 8))}, "--megapixel.sides: must be at least two different"),
+        ({"megapixel": MegapixelSettings(alphas=(0.0,))}, "--megapixel.alphas: must be positive, got 0.0"),
+        ({"hard_heads": replace(QUICK.hard_heads, side=33)}, "--hard-heads.side: must be a positive multiple of 32"),
+        ({"model_step": ModelStepSettings(batch=0)}, "--model-step.batch: must be at least 1, got 0"),
+        ({"position_only": replace(QUICK.position_only, cases=((0, 4),))}, "--position-only.cases: must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_named_as_flags(changes: dict[str, Any], message: str) -> None:
+    assert problems(QUICK) == []
+    found = problems(replace(QUICK, **changes))
+    assert len(found) == 1
+    assert found[0].startswith(message)
