@@ -146,7 +146,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
         case: Its arguments, as JSON values.
 
     Raises:
-        RuntimeError: The process failed, for instance for want of memory; with what it said.
+        ChildProcessError: The process failed, for instance for want of memory; with what it said.
     """
     words = [
         sys.executable,
@@ -162,5 +162,5 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
     result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if result.returncode != 0:
         said = (result.stderr.strip().splitlines() or ["killed"])[-1]
-        raise RuntimeError(bad("case", "must run in a process of its own", f"status {result.returncode}: {said}"))
+        raise ChildProcessError(bad("case", "must run in a process of its own", f"status {result.returncode}: {said}"))
     return Memory(**json.loads(result.stdout.splitlines()[-1]))
