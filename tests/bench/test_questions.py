@@ -19,7 +19,7 @@ from attnconv.models.build import build
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
     for module in (position_only, megapixel):
-        monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28))
+        monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
 
 
 def asked(name: str) -> Answer:

@@ -85,10 +85,13 @@ class Memory:
     Attributes:
         step: The most that was resident during the step beyond what was resident when its inputs were built.
         process: The most that was resident at all, the interpreter and torch included.
+        tensors: The most that torch's tensors held at once during such a step, beyond its inputs: `step` without what
+            libraries keep for themselves.
     """
 
     step: int
     process: int
+    tensors: int
 
 
 def settle() -> None:

@@ -11,10 +11,11 @@ import importlib
 import json
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.profiler import profile
 
 from attnconv.bench.measuring import settle
 
@@ -32,7 +33,21 @@ def main(words: Sequence[str]) -> dict[str, int]:
     before = _set_back()
     step()
     after = peak()
-    return {"step": max(after - before, 0), "process": max(building, after)}
+    return {"step": max(after - before, 0), "process": max(building, after), "tensors": _tensors(step)}
+
+
+def _tensors(step: Callable[[], object]) -> int:
+    """The most that tensors hold at once in another step, by torch's own record of what it takes and gives back."""
+    with profile(profile_memory=True) as record:
+        kept = step()
+    del kept
+    held = most = 0
+    assert record.profiler is not None
+    changes = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for change in sorted(changes, key=lambda event: event.start_ns()):
+        held += change.nbytes()
+        most = max(most, held)
+    return most
 
 
 def peak() -> int:
@@ -64,10 +79,11 @@ def _noted(name: str) -> int | None:
 
 
 def _start_libraries() -> None:
-    """A tiny step in both dtypes, so that what libraries keep for themselves is not counted as the step's."""
+    """Products of each kind in both dtypes, so that what libraries keep for themselves is not counted as the step's."""
     for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.ones(64, 64, dtype=dtype, requires_grad=True)
-        (weight @ weight).float().sum().backward()
+        for shape in ((512, 512), (16, 64, 64)):
+            weight = torch.ones(shape, dtype=dtype, requires_grad=True)
+            (weight @ weight).float().sum().backward()
 
 
 if __name__ == "__main__":

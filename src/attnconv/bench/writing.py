@@ -14,7 +14,7 @@ from attnconv.report.canvas import save
 from attnconv.training.run_folder import write_json, write_text
 
 WORDS = ("case", "contender")  # columns
-_ON_PAGES = ("least", "most", "process", "dense matrix")  # columns that only pages have, beside ratios
+_ON_PAGES = ("least", "most", "process", "tensors", "dense matrix")  # columns that only pages have, beside ratios
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -82,7 +82,7 @@ def _page(answers: Sequence[Answer], settings: Mapping[str, Any], environment: M
         f"Measured by `{command}` on {environment['device']}, {environment['threads']} threads, "
         f"{environment['platform']}; {versions}; started {environment['started']}. Contenders take turns, denormals "
         "are flushed for all, and times are medians. Memory is the peak of one step in a process of its own, without "
-        "its inputs. All rounds stand in `results.json`.",
+        "its inputs: resident, and as far as tensors hold it. All rounds stand in `results.json`.",
     ]
     for answer in answers:
         chosen = ", ".join(f"{name} {value}" for name, value in settings[answer.name].items())
@@ -112,6 +112,7 @@ def _cells(row: Row) -> dict[str, str]:
         "most": duration(row.seconds.most),
         "ratio": "" if ratio is None else f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f})",
         "memory": "" if memory is None else size(memory.step),
+        "tensors": "" if memory is None else size(memory.tensors),
         "of the base": "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}",
         "process": "" if memory is None else size(memory.process),
         "dense matrix": "" if row.dense_bytes is None else size(row.dense_bytes),

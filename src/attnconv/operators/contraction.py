@@ -23,7 +23,7 @@ from torch import Tensor
 from attnconv.operators.base import full_precision
 from attnconv.operators.products import project, project_heads
 
-BLOCK = 2**21  # numbers of M held at once: what a processor's cache holds
+BLOCK = 2**20  # numbers of M held at once: what a processor's cache holds
 LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
 LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
 TILE = 32  # queries of a long axis that share a range of keys
@@ -194,10 +194,12 @@ def _gradients(
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
     exact = torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
     moving = any(wanted[2:])
-    to_x = torch.zeros_like(x, dtype=exact) if wanted[0] else None
+    blocks = list(_blocks(x, weight, factors))
+    once = len(blocks[0].groups) == 1 and blocks[0].rows == blocks[-1].rows  # each image is in one block only
+    to_x = torch.zeros_like(x, dtype=x.dtype if once else exact) if wanted[0] else None
     to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
     to_factors = [torch.zeros_like(factor, dtype=exact) for factor in factors] if moving else []
-    for block in _blocks(x, weight, factors):
+    for block in blocks:
         part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
         for group in block.groups:
             met: list[Tensor] = []

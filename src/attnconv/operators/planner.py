@@ -64,7 +64,7 @@ def seconds(
     low: bool,
     training: bool,
     machine: Machine,
-    block: int = 2**21,
+    block: int = 2**20,
 ) -> dict[Form, float]:
     """Predicted seconds of mixing by each form.
 
