@@ -52,6 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a user's cache holds (decoded images, a calibration of the planner) changes no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def verify_scale(request: pytest.FixtureRequest) -> float:
     """Fraction of the full measurement that a verify test performs: its number of cases, epochs or repetitions."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnconv.cli import main
+from attnconv.operators.planner import machine_of
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -42,8 +43,23 @@ def test_growth_is_drawn_too(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (tmp_path / "megapixel.svg").is_file()
 
 
+def test_a_calibration_is_measured_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    status, out, _ = call(capsys, "--calibrate")
+    kept = tmp_path / "attnconv" / "machine.json"
+    assert (status, f"Kept for the planner: {kept}" in out) == (0, True)
+    assert json.loads(kept.read_text())["cpu"]["product"] > 0
+    monkeypatch.undo()
+    machine_of.cache_clear()
+
+
 def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "mega", "--quick", "--model-step.batch", "0")
     assert status == 2
-    assert "NAME: must be one of position-only, model-step, megapixel, hard-heads, got 'mega'" in err
+    assert (
+        "NAME: must be one of position-only, model-step, megapixel, hard-heads, relative-bias, planner, got 'mega'"
+        in err
+    )
     assert "--model-step.batch: must be at least 1, got 0" in err

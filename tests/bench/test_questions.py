@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnconv.bench import megapixel, model_step, position_only
+from attnconv.bench import megapixel, model_step, position_only, relative_bias
 from attnconv.bench.answer import Answer
 from attnconv.bench.measuring import Memory, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
@@ -18,7 +18,7 @@ from attnconv.models.build import build
 @pytest.fixture(autouse=True)
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
-    for module in (position_only, megapixel):
+    for module in (position_only, megapixel, relative_bias):
         monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
 
 
@@ -49,6 +49,13 @@ def test_every_case_has_every_backend() -> None:
     assert [row.contender for row in rows] == ["reference", "dense", "structured", "auto"] * 2
     assert [row.memory is None for row in rows] == [True] * 4 + [False] * 4
     assert rows[0].dense_bytes == 9 * 64 * 64 * 4
+
+
+def test_the_planners_choices_are_counted() -> None:
+    facts = asked("planner").facts
+    assert facts["cases"] == 4
+    assert 0 <= facts["within 1.2 of the best"] <= 4
+    assert facts["worst"] >= 1
 
 
 def test_wide_layers_are_measured_up_to_a_side() -> None:
