@@ -24,6 +24,7 @@ from attnconv.operators.base import full_precision
 from attnconv.operators.products import project, project_heads
 
 BLOCK = 2**20  # numbers of M held at once: what a processor's cache holds
+DEVICE_BLOCK = 2**26  # on other devices, whose launches cost more than their memory
 LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
 LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
 TILE = 32  # queries of a long axis that share a range of keys
@@ -279,10 +280,11 @@ def _blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[_B
     rows = factors[0].shape[1]
     per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
     bands = [_Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
-    if rows * per_row <= 2 * BLOCK:
-        images, height = max(BLOCK // (rows * per_row), 1), rows
+    most = BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+    if rows * per_row <= 2 * most:
+        images, height = max(most // (rows * per_row), 1), rows
     else:
-        images, height = 1, min(max(BLOCK // per_row, LEAST_ROWS), rows)
+        images, height = 1, min(max(most // per_row, LEAST_ROWS), rows)
     banded = any(band is not None for band in bands)
     tiles = [_group_tiles(factors[1:], bands[1:], head) for head in range(heads if banded else 1)]
     for start in range(0, rows, height):
