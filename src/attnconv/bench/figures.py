@@ -47,7 +47,7 @@ def _draw_ratios(answer: Answer) -> Figure:
     axes.xaxis.set_major_formatter(_PLAIN)
     low, high = axes.get_xlim()
     axes.xaxis.set_minor_formatter(_PLAIN if high / low < 10 else NullFormatter())
-    figure.supxlabel(printable(f"{answer.ratio_name} (bars: least and most of one round)"), fontsize=9.0)
+    axes.set_xlabel(printable(f"{answer.ratio_name} (bars: least and most of one round)"))
     axes.set_yticks(range(len(cases)), [printable(case) for case in cases])
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.grid(axis="x", color=GRID, linewidth=0.7)

@@ -44,9 +44,9 @@ class Machine:
     """
 
     product: float = 150e9
-    low_product: float = 500e9
-    thin: float = 60e9
-    low_thin: float = 130e9
+    low_product: float = 400e9
+    thin: float = 80e9
+    low_thin: float = 250e9
     memory: float = 15e9
     call: float = 6e-6
 
