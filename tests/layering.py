@@ -8,6 +8,7 @@ from pathlib import Path
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_errors"}),
     frozenset({"_values"}),
+    frozenset({"_cache"}),
     frozenset({"_lazy"}),
     frozenset({"grid"}),
     frozenset({"operators"}),

@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from attnconv._cache import user_cache
+
 _LOG = logging.getLogger(__name__)
 _FORMAT = "attnconv-images-1"
 
@@ -35,8 +37,7 @@ def cache_folder(setting: str) -> Path | None:
         return None
     if setting != "auto":
         return Path(setting).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "attnconv"
+    return user_cache()
 
 
 def key_of(*parts: str) -> str:

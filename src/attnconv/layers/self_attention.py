@@ -24,7 +24,7 @@ from attnconv.encodings.base import Encoding
 from attnconv.encodings.named import encoding_named
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
-from attnconv.operators.base import AttentionOperator
+from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.planner import fastest
@@ -333,10 +333,7 @@ class SelfAttention(nn.Module, abc.ABC):
             return False
         if not isinstance(operator, Kronecker) or pixels.device.type == "meta":
             return False
-        kind = pixels.device.type
-        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if autocast else pixels.dtype
-        return self._form(operator.grid, pixels.shape[0], dtype) == "dense"
+        return self._form(operator.grid, pixels.shape[0], product_dtype(pixels)) == "dense"
 
     def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
         """What the planner predicts to be fastest."""

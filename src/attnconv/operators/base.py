@@ -82,6 +82,14 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which products with a tensor are computed: autocast's where it is on, else the tensor's own."""
+    kind = tensor.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return tensor.dtype
+
+
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Where scores are computed: autocast is off, on devices that have it."""
     if not torch.amp.is_autocast_available(device.type):

@@ -113,8 +113,8 @@ def attend(
 def attend_folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     """The same by `scaled_dot_product_attention`, the biases folded in as channels: Q' = [Q, B], K' = [K, one-hot].
 
-    One product then adds B_a[q, k_a], exactly. The fused kernels of a GPU win by it; on a CPU the longer products cost
-    more than the additions that they save (results/speed).
+    One product then adds B_a[q, k_a], exactly, in the fused kernels that a GPU has. On a CPU the longer products cost
+    more than the additions that they save (`attnconv bench relative-bias`).
     """
     batch, heads = values.shape[0], queries.shape[1]
     sizes = [bias.shape[-1] for bias in biases]

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import full_precision
+from attnconv.operators.base import full_precision, product_dtype
 from attnconv.operators.products import project, project_heads
 
 BLOCK = 2**20  # numbers of M held at once: what a processor's cache holds
@@ -41,9 +41,7 @@ def contract_factors(
         factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient: a softmax,
             which makes the factors, would not pass it on.
     """
-    dtype = x.dtype
-    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
         if torch.compiler.is_compiling() or weight.shape[2] < x.shape[-1]:

@@ -14,7 +14,6 @@ keeps them in the user's cache folder. What a plan gets wrong costs time, never 
 
 import functools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Literal, final
 
 import torch
 
+from attnconv._cache import user_cache
 from attnconv.grid import Grid
 
 Form = Literal["dense", "structured"]
@@ -114,8 +114,7 @@ def machine_of(device: str) -> Machine:
 
 def calibration_file() -> Path:
     """Where measured constants are kept: `machine.json` in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "attnconv" / "machine.json"
+    return user_cache() / "machine.json"
 
 
 def calibrate(device: str = "cpu") -> Machine:
