@@ -14,9 +14,11 @@ DOUBLE = torch.float64
 SHAPES = [((7,), (7,)), ((6, 5), (6, 5)), ((5, 6), (3, 7)), ((4, 3, 5), (4, 2, 5))]  # sizes, queries
 
 
-def problem(sizes: tuple[int, ...], queries: tuple[int, ...], *, batch: int = 3, band: bool = True) -> list[Tensor]:
-    """Images, weights and factors, of which some hold zeros in every row, and one row nothing else."""
-    x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4, 5)
+def problem(
+    sizes: tuple[int, ...], queries: tuple[int, ...], *, batch: int = 3, band: bool = True, outputs: int = 5
+) -> list[Tensor]:
+    """Images of 4 channels, weights and factors, of which some hold zeros in every row, and one row nothing else."""
+    x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4, outputs)
     factors = [torch.rand(3, n, m) for n, m in zip(queries, sizes, strict=True)]
     if band:
         for factor in factors:
@@ -49,12 +51,14 @@ def test_every_split_equals_the_plain_products(
     monkeypatch.setattr(contraction, "LONG_AXIS", axis)
     monkeypatch.setattr(contraction, "TILE", 2)
     for band in (True, False):
-        check(problem(sizes, queries, band=band))
+        for outputs in (5, 3):  # the mixing comes first, or the projection
+            check(problem(sizes, queries, band=band, outputs=outputs))
 
 
+@pytest.mark.parametrize("outputs", [5, 3])
 @pytest.mark.parametrize("wanted", range(8))
-def test_only_the_gradients_that_are_wanted(wanted: int) -> None:
-    inputs = problem((4, 5), (4, 5))
+def test_only_the_gradients_that_are_wanted(wanted: int, outputs: int) -> None:
+    inputs = problem((4, 5), (4, 5), outputs=outputs)
     parts = [inputs[:1], inputs[1:2], inputs[2:]]
     for bit, part in enumerate(parts):
         for tensor in part:
@@ -70,8 +74,9 @@ def test_only_the_gradients_that_are_wanted(wanted: int) -> None:
             torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
 
 
-def test_second_and_forward_derivatives() -> None:
-    inputs = problem((3, 2), (3, 2), batch=1)
+@pytest.mark.parametrize("outputs", [5, 3])
+def test_second_and_forward_derivatives(outputs: int) -> None:
+    inputs = problem((3, 2), (3, 2), batch=1, outputs=outputs)
 
     def run(*values: Tensor) -> Tensor:
         return contract_factors(values[0], values[1], values[2:])

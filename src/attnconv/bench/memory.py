@@ -2,11 +2,17 @@
 
     python -m attnconv.bench.memory MODULE CASE THREADS
 
+The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
+first call is not counted as the step's.
+
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
 systems have no other, and no way of setting it back: what the step took below an earlier peak is then not seen.
 """
 
+import ctypes
+import functools
+import gc
 import importlib
 import json
 import resource
@@ -27,8 +33,10 @@ def main(words: Sequence[str]) -> dict[str, int]:
     module, case, threads = words
     settle()
     torch.set_num_threads(int(threads))
-    _start_libraries()
-    step = importlib.import_module(module).prepared(**json.loads(case))
+    prepared = functools.partial(importlib.import_module(module).prepared, **json.loads(case))
+    prepared()()
+    _give_back()
+    step = prepared()
     building = peak()
     before = _set_back()
     step()
@@ -78,12 +86,12 @@ def _noted(name: str) -> int | None:
     return None
 
 
-def _start_libraries() -> None:
-    """Products of each kind in both dtypes, so that what libraries keep for themselves is not counted as the step's."""
-    for dtype in (torch.float32, torch.bfloat16):
-        for shape in ((512, 512), (16, 64, 64)):
-            weight = torch.ones(shape, dtype=dtype, requires_grad=True)
-            (weight @ weight).float().sum().backward()
+def _give_back() -> None:
+    """Hand freed memory back to the system where its allocator would keep it: reuse would not be seen."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ bias; the backward pass makes the block's probabilities again and uses, with G t
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from torch import Tensor
 from attnconv._errors import bad
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.products import axis_sum
+from attnconv.operators.recomputing import Gradients, recomputing
 
 BLOCK = 2**20  # scores of a block
 LEAST_ROWS = 16
@@ -106,7 +106,7 @@ def attend(
         elif torch.compiler.is_compiling():
             out = attend_plainly(*inputs)
         else:
-            out = _Attention.apply(*inputs)  # type: ignore[no-untyped-call]
+            out = _attention(*inputs)
     return out.to(values.dtype)
 
 
@@ -134,79 +134,44 @@ def attend_folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor
 
 def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     """The same with all probabilities at once: what compilers and transforms see."""
-    return _probabilities(queries, keys, biases) @ values
-
-
-def _probabilities(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h n lattice"]:
-    return torch.softmax(_scores(queries, keys, biases), -1)
-
-
-def _scores(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h n lattice"]:
     scores = queries @ keys.mT
-    return scores + axis_sum(biases) if biases else scores
+    return torch.softmax(scores + axis_sum(biases) if biases else scores, -1) @ values
 
 
-@final
-class _Attention(torch.autograd.Function):
-    """`attend` a block of rows at a time, forward and backward."""
+def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """`attend` a block of rows at a time."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
+    out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+    for images, rows in _blocks(batch, queries, keys):
+        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+        out[images, :, rows] = _times(_rows(query, key, bias), value)
+    return out
 
-    @staticmethod
-    def forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-        batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
-        out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
-        for images, rows in _blocks(batch, queries, keys):
-            query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-            out[images, :, rows] = _times(_rows(query, key, bias), value)
-        return out
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-            pull = torch.func.vjp(attend_plainly, *ctx.saved_tensors)[1]
-            found: tuple[Tensor, ...] = pull(gradient)
-            return found
-        queries, keys, values, *biases = ctx.saved_tensors
-        totals = [torch.zeros_like(tensor) for tensor in ctx.saved_tensors]
-        for images, rows in _blocks(gradient.shape[0], queries, keys):
-            query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-            into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
-            weights, part = _rows(query, key, bias), gradient[images, :, rows]
-            if value.shape[1] == 1:  # one for all heads
-                into[2][:, 0] += weights.flatten(1, 2).mT @ part.flatten(1, 2)
-                slopes = (part.flatten(1, 2) @ value[:, 0].mT).unflatten(1, part.shape[1:3])
-            else:
-                _add(into[2], weights.mT @ part)
-                slopes = part @ value.mT
-            weights = weights.expand_as(slopes).contiguous()
-            slopes = torch.ops.aten._softmax_backward_data(slopes, weights, -1, slopes.dtype)
-            _add(into[0], slopes @ key)
-            _add(into[1], slopes.mT @ query)
-            if biases:
-                grid = slopes.unflatten(-1, [bias.shape[-1] for bias in biases])
-                for dim, total in enumerate(into[3:]):
-                    others = [3 + axis for axis in range(len(biases)) if axis != dim]
-                    _add(total, grid.sum(others) if others else grid)
-        return tuple(totals)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        queries, keys, values, *biases = ctx.saved_tensors
-        moves = [torch.zeros_like(v) if t is None else t for v, t in zip(ctx.saved_tensors, tangents, strict=True)]
-        weights = _probabilities(queries, keys, biases)
-        slopes = _scores(moves[0], keys, moves[3:]) + queries @ moves[1].mT
-        slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True))
-        return slopes @ values + weights @ moves[2]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        del info
-        return torch.func.vmap(attend_plainly, in_dims=in_dims)(*inputs), 0
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    del wanted  # all but the last sums are needed for any of them
+    queries, keys, values, *biases = inputs
+    totals = [torch.zeros_like(tensor) for tensor in inputs]
+    for images, rows in _blocks(gradient.shape[0], queries, keys):
+        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+        into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
+        weights, part = _rows(query, key, bias), gradient[images, :, rows]
+        if value.shape[1] == 1:  # one for all heads
+            into[2][:, 0] += weights.flatten(1, 2).mT @ part.flatten(1, 2)
+            slopes = (part.flatten(1, 2) @ value[:, 0].mT).unflatten(1, part.shape[1:3])
+        else:
+            _add(into[2], weights.mT @ part)
+            slopes = part @ value.mT
+        weights = weights.expand_as(slopes).contiguous()
+        slopes = torch.ops.aten._softmax_backward_data(slopes, weights, -1, slopes.dtype)
+        _add(into[0], slopes @ key)
+        _add(into[1], slopes.mT @ query)
+        if biases:
+            grid = slopes.unflatten(-1, [bias.shape[-1] for bias in biases])
+            for dim, total in enumerate(into[3:]):
+                others = [3 + axis for axis in range(len(biases)) if axis != dim]
+                _add(total, grid.sum(others) if others else grid)
+    return tuple(totals)
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -254,3 +219,6 @@ def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h
 def _add(total: Tensor, part: Tensor) -> None:
     """Add to a view, summing over images where they share it."""
     total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
+
+
+_attention = recomputing(attend_plainly, _forward, _gradients)

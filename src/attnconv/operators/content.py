@@ -16,7 +16,7 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import full_precision
 from attnconv.operators.biased import attend
-from attnconv.operators.blockwise import LatticeOperator
+from attnconv.operators.lattice import LatticeOperator
 from attnconv.operators.products import axis_sum, project, project_heads
 
 

@@ -14,7 +14,7 @@ range of keys that holds their weights. What lies outside is zero, so nothing is
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from attnconv.operators.base import full_precision, product_dtype
 from attnconv.operators.products import project, project_heads
+from attnconv.operators.recomputing import Gradients, recomputing
 
 BLOCK = 2**20  # numbers of M held at once: what a processor's cache holds
 DEVICE_BLOCK = 2**26  # on other devices, whose launches cost more than their memory
@@ -44,15 +45,14 @@ def contract_factors(
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
-        if torch.compiler.is_compiling() or weight.shape[2] < x.shape[-1]:
+        if torch.compiler.is_compiling():
             return contract_plainly(*cast)
-        out: Tensor = _Contraction.apply(*cast)  # type: ignore[no-untyped-call]
-        return out
+        return _contraction(*cast)
 
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
     """The same in a few differentiable products, with all of M at once: what compilers and transforms see."""
-    if weight.shape[2] < x.shape[-1]:
+    if _narrows(x, weight):
         return mix_values(project_heads(x, weight, 1).movedim(-2, 1), factors).sum(1)
     return project(mix_values(x[:, None], factors).movedim(1, -2), weight, 1)
 
@@ -94,59 +94,57 @@ class _Block:
     groups: tuple[_Group, ...]
 
 
-@final
-class _Contraction(torch.autograd.Function):
-    """The products of the module's docstring and their gradients, a block at a time."""
+def _forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    if not _narrows(x, weight):
+        return _contract(x, weight, *factors)
+    shape = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    out = _pull(_transposed(shape, weight, factors), x, (True, *[False] * (1 + len(factors))))[0]
+    assert out is not None
+    return out
 
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-        for block in _blocks(x, weight, factors):
-            part = out[block.images, block.rows].flatten(0, -2)
-            several = len(block.groups) > 1
-            total = part.new_zeros(part.shape, dtype=exact) if several else part
-            for group in block.groups:
-                mixed, matrix = _mix(x, factors, block, group)[0], weight[group.heads].flatten(0, 1)
-                if not several:
-                    torch.mm(mixed, matrix, out=total)
-                elif total.dtype == mixed.dtype:
-                    total.addmm_(mixed, matrix)
-                else:
-                    total += mixed @ matrix
-            if several:
-                part.copy_(total)
-        return out
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    x, weight, *factors = inputs
+    if not _narrows(x, weight):
+        return _pull(inputs, gradient, wanted)
+    swapped = _transposed(gradient, weight, factors)
+    found = _pull(swapped, x, (False, *wanted[1:]))[1:]
+    to_x = _contract(*swapped) if wanted[0] else None
+    return to_x, *(None if grad is None else grad.mT for grad in found)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-            pull = torch.func.vjp(contract_plainly, *ctx.saved_tensors)[1]
-            found: tuple[Tensor, ...] = pull(gradient)
-            return found
-        x, weight, *factors = ctx.saved_tensors
-        return _gradients(x, weight, factors, gradient, ctx.needs_input_grad)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        values = list(ctx.saved_tensors)
-        parts = [
-            contract_plainly(*values[:place], tangent, *values[place + 1 :])  # linear in each input
-            for place, tangent in enumerate(tangents)
-            if tangent is not None
-        ]
-        return torch.stack(parts).sum(0)
+def _narrows(x: Tensor, weight: Tensor) -> bool:
+    """Whether there are fewer channels after the projection, so that mixing comes second: sum_h A_h (X W_h).
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        del info
-        return torch.func.vmap(contract_plainly, in_dims=in_dims)(*inputs), 0
+    With X in the place of G, A_h^T in that of A_h and W_h^T in that of W_h, that is the gradient of X in the module's
+    docstring: the two orders are each other's adjoints, and the same two functions serve both.
+    """
+    return weight.shape[2] < x.shape[-1]
+
+
+def _transposed(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return x, weight.mT, *(factor.mT for factor in factors)
+
+
+def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    """The products of the module's docstring, a block at a time."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    for block in _blocks(x, weight, factors):
+        part = out[block.images, block.rows].flatten(0, -2)
+        several = len(block.groups) > 1
+        total = part.new_zeros(part.shape, dtype=exact) if several else part
+        for group in block.groups:
+            mixed, matrix = _mix(x, factors, block, group)[0], weight[group.heads].flatten(0, 1)
+            if not several:
+                torch.mm(mixed, matrix, out=total)
+            elif total.dtype == mixed.dtype:
+                total.addmm_(mixed, matrix)
+            else:
+                total += mixed @ matrix
+        if several:
+            part.copy_(total)
+    return out
 
 
 def _mix(
@@ -187,10 +185,9 @@ def _beside(matrix: Float[Tensor, "g q k"], dim: int) -> Tensor:
     return matrix.reshape(matrix.shape[0], *(1,) * (dim - 2), *matrix.shape[1:])
 
 
-def _gradients(
-    x: Tensor, weight: Tensor, factors: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    x, weight, *factors = inputs
     exact = torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
     moving = any(wanted[2:])
     blocks = list(_blocks(x, weight, factors))
@@ -340,3 +337,6 @@ class _Bands:
             found.append(_Tile(part, self.keys(head, part)))
         met = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
         return tuple(found) if met < queries * keys / 2 else (_Tile(slice(0, queries), slice(0, keys)),)
+
+
+_contraction = recomputing(contract_plainly, _forward, _gradients)

@@ -13,7 +13,6 @@ of the row holds it to rounding, gradients included, and no product ever meets a
 several times.
 """
 
-import math
 from collections.abc import Sequence
 from typing import final
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries
 from attnconv.operators.contraction import contract_factors, mix_values
-from attnconv.operators.products import below_largest, project, project_heads
+from attnconv.operators.products import banded_softmax, project, project_heads
 
 
 @final
@@ -97,10 +96,3 @@ class Kronecker(AttentionOperator):
         for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
             mass = mass + (1 - mass) * factor.index_select(1, index)
         return mass[None]
-
-
-def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """softmax over the last axis without the keys whose weight is below eps^2 of the largest."""
-    relative = below_largest(scores)
-    cut = 2 * math.log(torch.finfo(scores.dtype).eps)
-    return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)

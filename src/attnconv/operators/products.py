@@ -1,5 +1,6 @@
 """What every operator is built from: mixing keys by given probabilities, projecting by per-head weights."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -59,6 +60,13 @@ def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
     """Scores relative to the largest of their row: the same softmax, and what matters of them survives a cast."""
     return scores - scores.amax(-1, keepdim=True).detach()
+
+
+def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
+    """softmax over the last axis without the keys whose weight is below eps^2 of the largest."""
+    relative = below_largest(scores)
+    cut = 2 * math.log(torch.finfo(scores.dtype).eps)
+    return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)
 
 
 def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:

@@ -3,7 +3,8 @@
     A_h[q, k] = softmax_k s_h(k - q)
 
 The scores of all shifts are a table with one entry per shift that occurs, (n - 1) * stride + lattice of them along each
-axis; a row of the matrix is a window of the table, normalised. Rows are made a block of queries at a time.
+axis; a row of the matrix is a window of the table, normalised. A small problem makes all its rows at once; a larger one
+goes head by head and never makes them (`operators/shifted.py`).
 """
 
 from typing import final
@@ -11,14 +12,20 @@ from typing import final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attnconv.grid import Grid
-from attnconv.operators.blockwise import BlockwiseOperator
-from attnconv.operators.products import below_largest
+from attnconv.operators.base import all_queries, full_precision, product_dtype, score_dtype
+from attnconv.operators.lattice import LatticeOperator
+from attnconv.operators.products import apply_rows, contract_rows, project, project_heads
+from attnconv.operators.shifted import mix_by_shift
+from attnconv.operators.spectrum import shift_rows
+
+SMALL = 2**24  # probabilities up to which all rows are made at once: about where the two cost the same
 
 
 @final
-class Toeplitz(BlockwiseOperator):
+class Toeplitz(LatticeOperator):
     """Attention from a table of scores over shifts.
 
     Args:
@@ -40,12 +47,44 @@ class Toeplitz(BlockwiseOperator):
     def device(self) -> torch.device:
         return self.table.device
 
+    def contract(
+        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
+    ) -> Float[Tensor, "b *queries d"]:
+        if self._small:
+            out = contract_rows(self._all_rows, x.flatten(1, -2), weight, groups)
+            return out.unflatten(1, self.grid.query_sizes)
+        dtype = product_dtype(x)
+        x, weight = self.grid.extend(x.to(dtype)), weight.to(dtype)
+        first = weight.shape[2] < x.shape[-1]  # mix the fewer channels
+
+        def share(pixels: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
+            with full_precision(pixels.device):
+                if first:
+                    return mix_by_shift(self.grid, project_heads(pixels, matrix, groups)[..., 0, :], table)
+                return project(mix_by_shift(self.grid, pixels, table)[..., None, :], matrix, groups)
+
+        total = torch.zeros((), dtype=score_dtype(dtype), device=x.device)
+        for head in range(self.heads):
+            total = total + checkpoint(share, x, weight[head : head + 1], self.table[head], use_reentrant=False)
+        return total.to(dtype)
+
+    def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
+        if self._small:
+            return apply_rows(self._all_rows, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+        shown = self.grid.extend(values)
+        return torch.stack([mix_by_shift(self.grid, shown[:, h], self.table[h]) for h in range(self.heads)], 1)
+
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r lattice"]:
         """Probabilities of chosen queries over the lattice, (1, h, r, lattice points)."""
-        windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=self.device)
-        for axis, index in zip(self.grid.axes, self.grid.unravel(queries), strict=True):
-            start = axis.stride * (axis.queries - 1 - index)  # where this query's window of the table begins
-            window = start[:, None] + torch.arange(axis.lattice_size, device=self.device)
-            windows = (windows[:, :, None] * axis.shift_count + window[:, None, :]).flatten(1)  # (r, points so far)
-        scores = self.table.flatten(1)[:, windows]  # (h, r, lattice points)
-        return torch.softmax(below_largest(scores).to(self.dtype), -1)[None]
+        return shift_rows(self.grid, self.table, queries, self.dtype)[None]
+
+    @property
+    def _small(self) -> bool:
+        """Whether to make all rows at once; no question under a compiler, which sees no values."""
+        if torch.compiler.is_compiling() or self.table.is_meta:
+            return True
+        return self.heads * self.grid.query_count * self.grid.lattice_count <= SMALL
+
+    @property
+    def _all_rows(self) -> Tensor:
+        return self.grid.fold(self.lattice_rows(all_queries(self.grid, self.device)))
