@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnconv.bench.settings import QUESTIONS
 from attnconv.cli import main
 from attnconv.operators.planner import machine_of
 
@@ -58,8 +59,5 @@ def test_a_calibration_is_measured_and_kept(
 def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "mega", "--quick", "--model-step.batch", "0")
     assert status == 2
-    assert (
-        "NAME: must be one of position-only, model-step, megapixel, hard-heads, relative-bias, planner, got 'mega'"
-        in err
-    )
+    assert f"NAME: must be one of {', '.join(QUESTIONS)}, got 'mega'" in err
     assert "--model-step.batch: must be at least 1, got 0" in err

@@ -15,6 +15,7 @@ QUESTIONS: Mapping[str, str] = {
     "position-only": "How fast and lean is a position-only layer beside the formula it computes?",
     "model-step": "What does attention add to a training step of the paper's model?",
     "megapixel": "How do time and memory of full attention grow up to a megapixel?",
+    "full-covariance": "What does a full covariance cost, which does not factor over the axes?",
     "hard-heads": "What does a convolution cost as hard attention heads?",
     "relative-bias": "What does a learned relative bias cost beside content?",
     "planner": "Does the planner choose well?",
@@ -72,6 +73,24 @@ class MegapixelSettings:
 
 
 @dataclass(frozen=True)
+class FullCovarianceSettings:
+    """One layer of the generalised quadratic encoding, forward and backward, against making all rows."""
+
+    cases: tuple[tuple[int, int], ...] = ((32, 16), (8, 32), (2, 48), (1, 64), (1, 128), (1, 256))
+    """Pairs of batch and side of the images, of at least two sides."""
+    peers_to: int = 64
+    """Largest side at which the other forms are measured too."""
+    roots: tuple[float, ...] = (1.0, 0.1)
+    """Factors on the roots of the precisions: local heads and wide ones."""
+    channels: int = 64
+    """Channels in and out."""
+    heads: int = 9
+    """Number of heads."""
+    repeats: int = 5
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
 class HardHeadsSettings:
     """Every distinct convolution of ResNet-18, as a planned layer and as itself."""
 
@@ -120,6 +139,7 @@ class BenchSettings:
     position_only: PositionOnlySettings = field(default_factory=PositionOnlySettings)
     model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
     megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
+    full_covariance: FullCovarianceSettings = field(default_factory=FullCovarianceSettings)
     hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
     relative_bias: RelativeBiasSettings = field(default_factory=RelativeBiasSettings)
     planner: PlannerSettings = field(default_factory=PlannerSettings)
@@ -129,6 +149,7 @@ QUICK = BenchSettings(
     PositionOnlySettings(cases=((2, 8), (1, 16)), channels=(16,), memory_from=16, dtypes=("float32",), repeats=3),
     ModelStepSettings(preset="quadratic-digits", batch=4, repeats=3),
     MegapixelSettings(sides=(32, 64), channels=8, repeats=2),
+    FullCovarianceSettings(cases=((2, 8), (1, 16)), channels=8, heads=3, repeats=2),
     HardHeadsSettings(batch=2, side=32, repeats=3),
     RelativeBiasSettings(cases=((1, 6), (2, 8)), heads=2, channels=8, repeats=3),
     PlannerSettings(sides=(4, 8), channels=(8,), batches=(2,), dtypes=("float32",), repeats=3),
@@ -139,6 +160,7 @@ def problems(settings: BenchSettings) -> list[str]:
     """Everything that is wrong, in the spelling of the flags."""
     step, wide, hard = settings.model_step, settings.megapixel, settings.hard_heads
     layer, bias, plan = settings.position_only, settings.relative_bias, settings.planner
+    full = settings.full_covariance
     wrong = [
         bad(flag, "must be at least 1", value)
         for flag, value in (
@@ -160,6 +182,10 @@ def problems(settings: BenchSettings) -> list[str]:
             *(("--planner.channels", channels) for channels in plan.channels),
             *(("--planner.batches", batch) for batch in plan.batches),
             ("--planner.repeats", plan.repeats),
+            *(("--full-covariance.cases", number) for case in full.cases for number in case),
+            ("--full-covariance.channels", full.channels),
+            ("--full-covariance.heads", full.heads),
+            ("--full-covariance.repeats", full.repeats),
             ("--hard-heads.batch", hard.batch),
             ("--hard-heads.repeats", hard.repeats),
         )
@@ -167,6 +193,9 @@ def problems(settings: BenchSettings) -> list[str]:
     ]
     if len(set(wide.sides)) < 2:
         wrong.append(bad("--megapixel.sides", "must be at least two different sides", wide.sides))
+    if len({side for _, side in full.cases}) < 2:
+        wrong.append(bad("--full-covariance.cases", "must hold at least two different sides", full.cases))
+    wrong += [bad("--full-covariance.roots", "must be positive", root) for root in full.roots if not root > 0]
     wrong += [bad("--megapixel.alphas", "must be positive", alpha) for alpha in wide.alphas if not alpha > 0]
     if hard.side < 32 or hard.side % 32:
         wrong.append(bad("--hard-heads.side", "must be a positive multiple of 32", hard.side))

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,6 @@ from attnconv.bench.settings import (
     QUESTIONS,
     QUICK,
     BenchSettings,
-    HardHeadsSettings,
-    MegapixelSettings,
-    ModelStepSettings,
-    PlannerSettings,
-    PositionOnlySettings,
-    RelativeBiasSettings,
     problems,
 )
 from attnconv.cli.parsing import parse
@@ -41,7 +35,8 @@ class Bench:
     """Arguments of `attnconv bench`."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
-    """Which to run: position-only, model-step, megapixel, hard-heads, relative-bias, planner. None runs all."""
+    """Which to run: position-only, model-step, megapixel, full-covariance, hard-heads, relative-bias, planner. None
+    runs all."""
     calibrate: bool = False
     """First measure what the planner needs to know of this machine, and keep it in the user's cache folder; without
     names, only that."""
@@ -49,12 +44,7 @@ class Bench:
     """Small sizes, within seconds: shows that everything runs. Its numbers say nothing about the claims."""
     out: Path | None = None
     """Folder for results.json, a page README.md with the tables, and a figure per question; None prints only."""
-    position_only: PositionOnlySettings = field(default_factory=PositionOnlySettings)
-    model_step: ModelStepSettings = field(default_factory=ModelStepSettings)
-    megapixel: MegapixelSettings = field(default_factory=MegapixelSettings)
-    hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
-    relative_bias: RelativeBiasSettings = field(default_factory=RelativeBiasSettings)
-    planner: PlannerSettings = field(default_factory=PlannerSettings)
+    settings: Annotated[BenchSettings, tyro.conf.arg(name="")] = field(default_factory=BenchSettings)
 
 
 def run(words: Sequence[str]) -> int:
@@ -63,20 +53,16 @@ def run(words: Sequence[str]) -> int:
         "Measure what the library claims of time and memory, on this machine's CPU, each contender beside its peers "
     )
     about += "in the same run. position-only: a layer beside the formula it computes; model-step: a training step "
-    about += "beside one without the mixing; megapixel: full attention up to 1024 x 1024; hard-heads: the convolutions "
-    about += "of ResNet-18 beside themselves as attention; relative-bias: content with learned positions beside the "
-    about += "bias materialised; planner: its choices beside the better form. Without --quick they take minutes and "
-    about += "gigabytes."
-    default = None
-    if "--quick" in words:
-        chosen = {entry.name: getattr(QUICK, entry.name) for entry in fields(QUICK)}
-        default = Bench(quick=True, **chosen)
+    about += "beside one without the mixing; megapixel: full attention up to 1024 x 1024; full-covariance: heads that "
+    about += "do not factor over the axes; hard-heads: the convolutions of ResNet-18 beside themselves as attention; "
+    about += "relative-bias: content with learned positions beside the bias materialised; planner: its choices beside "
+    about += "the better form. Without --quick they take minutes and gigabytes."
+    default = Bench(quick=True, settings=QUICK) if "--quick" in words else None
     arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
-    settings = BenchSettings(**{entry.name: getattr(arguments, entry.name) for entry in fields(BenchSettings)})
     wrong = [
         bad("NAME", f"must be one of {', '.join(QUESTIONS)}", repr(n)) for n in arguments.names if n not in QUESTIONS
     ]
-    if wrong := [*wrong, *problems(settings)]:
+    if wrong := [*wrong, *problems(arguments.settings)]:
         from attnconv.training.settings import SettingsError
 
         raise SettingsError(wrong)
@@ -84,7 +70,7 @@ def run(words: Sequence[str]) -> int:
         _calibrate()
         if not arguments.names:
             return 0
-    return _measure(arguments, settings, ["attnconv", "bench", *words])
+    return _measure(arguments, ["attnconv", "bench", *words])
 
 
 def _calibrate() -> None:
@@ -99,7 +85,7 @@ def _calibrate() -> None:
     print(f"Kept for the planner: {path}")
 
 
-def _measure(arguments: Bench, settings: BenchSettings, command: Sequence[str]) -> int:
+def _measure(arguments: Bench, command: Sequence[str]) -> int:
     import torch
     from rich.console import Console
 
@@ -115,13 +101,17 @@ def _measure(arguments: Bench, settings: BenchSettings, command: Sequence[str]) 
     for name in names:
         module = name.replace("-", "_")
         with console.status(f"{name} ..."):
-            found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(getattr(settings, module))
+            found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(
+                getattr(arguments.settings, module)
+            )
         console.print(table(found))
         for line in facts(found):
             console.print(line, highlight=False)
         answers.append(found)
         if arguments.out is not None:  # after every question: a long run that is stopped leaves what it has
-            chosen = {answer.name: asdict(getattr(settings, answer.name.replace("-", "_"))) for answer in answers}
+            chosen = {
+                answer.name: asdict(getattr(arguments.settings, answer.name.replace("-", "_"))) for answer in answers
+            }
             write(arguments.out, answers, settings=chosen, environment=record)
     if arguments.out is not None:
         print(f"Benchmarks: {arguments.out / 'README.md'}")
