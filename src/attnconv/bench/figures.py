@@ -23,10 +23,10 @@ def draw(answer: Answer) -> Figure:
 def _draw_ratios(answer: Answer) -> Figure:
     """One line per case, one mark per contender: the ratio of medians, its bar from the least to the most round."""
     rows = [row for row in answer.rows if row.ratio is not None]
-    label = f"{answer.ratio_name} (bars: least and most of one round)"
+    label = printable(f"{answer.ratio_name} (bars: least and most of one round)")
     if len(rows) > MANY:
         told = [row for row in rows if row.ratio is not None and row.ratio.least < row.ratio.most] or rows[:1]
-        label += f"; {len(rows) - len(told)} more cases at 1"
+        label += f"\n{len(rows) - len(told)} more cases at 1"
         rows = told
     cases, contenders = list(dict.fromkeys(row.case for row in rows)), list(dict.fromkeys(r.contender for r in rows))
     figure = Figure(figsize=(7.2, 1.6 + len(cases) * (0.16 + 0.13 * len(contenders))), layout="constrained")
@@ -53,7 +53,7 @@ def _draw_ratios(answer: Answer) -> Figure:
     axes.xaxis.set_major_formatter(_PLAIN)
     low, high = axes.get_xlim()
     axes.xaxis.set_minor_formatter(_PLAIN if high / low < 10 else NullFormatter())
-    axes.set_xlabel(printable(label))
+    axes.set_xlabel(label)
     axes.set_yticks(range(len(cases)), [printable(case) for case in cases])
     axes.set_ylim(len(cases) - 0.5, -0.5)
     axes.grid(axis="x", color=GRID, linewidth=0.7)
