@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from torch import Tensor
 
 from attnconv import Absolute, GeneralizedQuadratic, Grid, LearnedRelative, LearnedRelativeContent, Quadratic, Relative
-from attnconv.encodings import LearnedPositions, QuadraticFeatures, SinusoidalFeatures, SinusoidalPositions
+from attnconv.encodings import (
+    ENCODING_NAMES,
+    LearnedPositions,
+    QuadraticFeatures,
+    SinusoidalFeatures,
+    SinusoidalPositions,
+    encoding_named,
+)
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.positions import sinusoids
 from attnconv.encodings.relative import TERMS
@@ -35,6 +43,27 @@ def test_parameter_counts_are_the_papers() -> None:
     assert count(GeneralizedQuadratic(9)) == 54
     assert count(LearnedRelative(9, channels=400, max_shift=15)) == 2 * 31 * 400 + 2 * 400 * 9
     assert count(LearnedRelativeContent(400, 9)) == 2 * 31 * 200 + 2 * (400 * 3600 + 3600)
+
+
+@pytest.mark.parametrize("name", ENCODING_NAMES)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_selected_heads_are_those_of_the_whole_encoding(name: str, dims: int) -> None:
+    encoding, heads = encoding_named(name, 12, 4, dims).to(DOUBLE), [3, 0, 0]
+    grid = Grid.make((5, 4, 3)[:dims])
+    x = image(grid)
+    picked = encoding.select_heads(heads)
+    assert picked.heads == 3
+    before, after = encoding.operator(grid, x).to_dense(), picked.operator(grid, x).to_dense()
+    torch.testing.assert_close(after, before[:, heads], **tolerance(DOUBLE))
+    fresh = encoding_named(name, 12, 3, dims).to(DOUBLE)
+    assert repr(picked) == repr(fresh)
+    assert {n: p.shape for n, p in picked.named_parameters()} == {n: p.shape for n, p in fresh.named_parameters()}
+
+
+@pytest.mark.parametrize("heads", [[], [4], [-1]])
+def test_heads_that_do_not_exist_are_not_selected(heads: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"heads: must be one or more of 0 \.\. 3, got {re.escape(str(heads))}"):
+        Quadratic(4).select_heads(heads)
 
 
 def test_initial_heads_are_drawn_as_in_the_papers_code() -> None:

@@ -71,8 +71,10 @@ def test_a_checkpoint_keeps_its_dtype_and_the_generator(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.random.get_rng_state(), state, rtol=0, atol=0)
 
 
-def test_a_run_folder_gives_its_best_checkpoint_else_its_last(tmp_path: Path) -> None:
-    best, last = (tmp_path / name for name in RUN_WEIGHTS)
+def test_a_run_folder_gives_its_best_checkpoint_else_its_last_else_its_first(tmp_path: Path) -> None:
+    best, last, start = (tmp_path / name for name in RUN_WEIGHTS)
+    checkpoint(start)
+    assert load(tmp_path).source == f"checkpoint {start}"
     checkpoint(last)
     assert load(tmp_path).source == f"checkpoint {last}"
     checkpoint(best)

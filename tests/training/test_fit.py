@@ -75,6 +75,36 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
     assert resumed.heads() == whole.heads()
 
 
+def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole: RunFolder, tmp_path: Path) -> None:
+    source = tmp_path / "source.safetensors"
+    shutil.copy(whole.last_weights, source)
+    begun = fit(tiny(epochs=1), tmp_path / "begun", start_from=source, progress=False)
+    assert begun.heads()[0]["layers"] == whole.heads()[-1]["layers"]
+    assert not same_weights(begun, fit(tiny(epochs=1), tmp_path / "fresh", progress=False))
+
+    class CutError(RuntimeError):
+        pass
+
+    def cut(self: object, trainer: object, module: object) -> None:
+        raise CutError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnconv.training.recorder.Recorder.on_train_epoch_start", cut, raising=False)
+        with pytest.raises(CutError):
+            fit(tiny(epochs=1), tmp_path / "cut", start_from=source, progress=False)
+    source.unlink()
+    assert same_weights(begun, fit(tiny(epochs=1), tmp_path / "cut", resume=True, progress=False))
+
+
+def test_weights_to_begin_with_are_those_of_the_settings(whole: RunFolder, tmp_path: Path) -> None:
+    wider = replace(tiny(), model=replace(MODEL, heads=4))
+    with pytest.raises(ValueError, match=r"--start-from: must hold the .*in place of"):
+        fit(wider, tmp_path / "run", start_from=whole.path, progress=False)
+    with pytest.raises(ValueError, match=r"--start-from: must be left out: the run in .* began with fresh parameters"):
+        fit(tiny(epochs=3), whole.path, start_from=whole.path, resume=True, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
     settings = tiny(epochs=1, precision="64")
     settings = replace(settings, model=replace(MODEL, dropout=0.0))

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from attnconv.analysis.operators_of import attention_operators as attention_operators
     from attnconv.analysis.operators_of import content_layers as content_layers
     from attnconv.analysis.operators_of import visit_operators as visit_operators
+    from attnconv.analysis.pruning import degenerate_heads as degenerate_heads
+    from attnconv.analysis.pruning import heads_to_prune as heads_to_prune
+    from attnconv.analysis.pruning import prune_heads as prune_heads
+    from attnconv.analysis.pruning import settings_after_pruning as settings_after_pruning
     from attnconv.analysis.query_maps import QueryMaps as QueryMaps
     from attnconv.analysis.query_maps import mean_query_maps as mean_query_maps
 else:
@@ -22,8 +26,12 @@ else:
             "attention_moments": "moments",
             "attention_operators": "operators_of",
             "content_layers": "operators_of",
+            "degenerate_heads": "pruning",
+            "heads_to_prune": "pruning",
             "mean_query_maps": "query_maps",
+            "prune_heads": "pruning",
             "sample_queries": "moments",
+            "settings_after_pruning": "pruning",
             "visit_operators": "operators_of",
         },
     )

@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "draw the figures of a run, and one HTML page of them",
     "prove": "perform convolutions by attention and compare, drawn ones or a network's",
     "recast": "write a network whose convolutions are attention",
+    "prune": "remove degenerate heads from a trained model",
     "bench": "measure time and memory on this machine, beside peers",
     "models": "list the presets with their parameters and FLOPs",
 }

@@ -76,9 +76,8 @@ def _default(words: Sequence[str]) -> Evaluate | None:
 
     flags = flags_of([("", Evaluate), ("data.", DataSettings)])
     for word in [words[place] for place in positional_places(words, flags)][:1]:
-        path = Path(word)
-        for folder in (path, path.parent, path.parent.parent):  # RUN, RUN/FILE, RUN/checkpoints/FILE
-            if path.exists() and RunFolder(folder).exists():
-                settings = RunFolder(folder).settings()
-                return Evaluate(word, data=settings.data, precision=settings.train.precision)
+        folder = RunFolder.holding(Path(word))
+        if folder is not None:
+            settings = folder.settings()
+            return Evaluate(word, data=settings.data, precision=settings.train.precision)
     return None

@@ -24,6 +24,7 @@ _EXAMPLES = """\
 attnconv train quadratic-digits
 attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/short
 attnconv train quadratic-small --out runs/short --resume
+attnconv train quadratic-digits --start-from runs/pruned --epochs 10 --optim.learning-rate 1e-4 --out runs/after
 attnconv train quadratic-small --recipe paper --optim.learning-rate 0.05
 attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16 --devices 2
 torchrun --nnodes 2 --nproc-per-node 4 ... -m attnconv train quadratic --nodes 2 --devices 4
@@ -44,6 +45,9 @@ class TrainCommand:
     resume: bool = False
     """Continue the run in the folder after its last complete epoch, with the settings it has; begin it if there is
     none."""
+    start_from: Path | None = None
+    """Run folder or weights file (.safetensors) whose model to train on, as `attnconv prune` leaves; PRESET then only
+    says the recipe. None begins with fresh parameters."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -75,22 +79,25 @@ def _train(arguments: Any, settings: RunSettings) -> int:
     from attnconv.training.processes import is_first_process
 
     folder = arguments.out or Path("runs") / arguments.preset
-    fit(settings, folder, resume=arguments.resume, command=["attnconv", *sys.argv[1:]])
+    command = ["attnconv", *sys.argv[1:]]
+    fit(settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
     if is_first_process():
         print(f"Run: {folder}. Its figures: attnconv report {folder}")
     return 0
 
 
 def _defaults(preset: str, words: Sequence[str]) -> RunSettings:
-    """What flags default to: the recipe or, when a run is resumed, the run's own settings.
+    """What flags default to: the recipe, with the model of the weights to begin with; of a resumed run its settings.
 
     Raises:
-        ValueError: if there is no such preset, or the run to be resumed is of another one.
+        ValueError: if there is no such preset, the run to be resumed is of another one, or the weights to begin with
+            cannot be read.
     """
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     reader.add_argument("--recipe", nargs="?")
     reader.add_argument("--out", nargs="?")
     reader.add_argument("--resume", action="store_true")
+    reader.add_argument("--start-from", nargs="?")
     known, _ = reader.parse_known_args(words)
     name: RecipeName | None = known.recipe if known.recipe in ("paper", "modern") else None
     settings = recipe(preset, name)
@@ -104,6 +111,12 @@ def _defaults(preset: str, words: Sequence[str]) -> RunSettings:
                 fix = f"Resume it with: attnconv train {settings.preset} --out {folder.path} --resume"
                 requirement = f"must be {settings.preset!r}, that of the run in {folder.path}"
                 raise ValueError(bad("preset", requirement, repr(preset), fix))
+            return settings
+    if known.start_from is not None:
+        from attnconv.models.checkpoint import read_checkpoint
+        from attnconv.models.load import checkpoint_file
+
+        settings = replace(settings, model=read_checkpoint(checkpoint_file(Path(known.start_from))).settings)
     return settings
 
 

@@ -36,6 +36,8 @@ class Absolute(Encoding):
         positions: The module that gives the vectors.
     """
 
+    by_head = ("query", "key")
+
     def __init__(
         self, in_channels: int, heads: int, dims: int = 2, *, positions: Positions, head_channels: int | None = None
     ) -> None:

@@ -6,6 +6,8 @@ method. Every other class of the room is final. `docs/own-encoding.md` walks thr
 """
 
 import abc
+import copy
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
@@ -33,9 +35,12 @@ class Encoding(nn.Module, abc.ABC):
 
     Attributes:
         undecayed: Names of the parameters that weight decay must leave alone (a centre has no reason to be small).
+        by_head: Names of the parameters, and of the submodules with parameters, whose first axis is made of one equal
+            part for each head, in order; None where the class does not say.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
+    by_head: ClassVar[tuple[str, ...] | None] = None
     heads: int
     dims: int
 
@@ -57,6 +62,42 @@ class Encoding(nn.Module, abc.ABC):
         Keys are those of equations (7) and (8) that the encoding has: `content-content`, `content-position`,
         `position-content`, `position-position`.
         """
+
+    @final
+    def select_heads(self, heads: Sequence[int]) -> "Encoding":
+        """A copy with these heads only, in this order: every parameter in `by_head` keeps their parts.
+
+        Args:
+            heads: One or more of 0 .. self.heads - 1; a head named twice is there twice.
+
+        Raises:
+            ValueError: No head or one that does not exist is named, or the class does not say what belongs to a head.
+
+        Example:
+            >>> from attnconv import Quadratic
+            >>> encoding = Quadratic(9)
+            >>> bool((encoding.select_heads([8, 0]).centres == encoding.centres[[8, 0]]).all())
+            True
+        """
+        name = type(self).__name__
+        if self.by_head is None:
+            fix = f"Set {name}.by_head, () if heads have no parameters of their own."
+            raise ValueError(
+                bad("by_head", "must name the parameters with a part for each head", f"None in {name}", fix)
+            )
+        if not heads or any(not 0 <= head < self.heads for head in heads):
+            raise ValueError(bad("heads", f"must be one or more of 0 .. {self.heads - 1}", list(heads)))
+        picked = copy.deepcopy(self)
+        picked.heads = len(heads)
+        for path, parameter in list(picked.named_parameters()):
+            if path.partition(".")[0] in self.by_head:
+                owner, _, leaf = path.rpartition(".")
+                parts = parameter.detach().unflatten(0, (self.heads, -1))[list(heads)].flatten(0, 1)
+                setattr(picked.get_submodule(owner), leaf, nn.Parameter(parts, requires_grad=parameter.requires_grad))
+        for module in picked.modules():
+            if isinstance(module, nn.Linear):
+                module.out_features = module.weight.shape[0]
+        return picked
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, dims={self.dims}"

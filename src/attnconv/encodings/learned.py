@@ -38,6 +38,8 @@ class LearnedRelative(SeparableEncoding):
         projections: One bias-free Linear(channels, heads) for each axis.
     """
 
+    by_head = ("projections",)
+
     def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
         super().__init__(heads, dims)
         self.max_shift = check_max_shift(max_shift)
@@ -67,6 +69,8 @@ class LearnedRelativeContent(Encoding):
         key: Linear(in_channels, heads * e), with bias.
         tables: One (2 * max_shift + 1, e / dims) for each axis, shared by the heads.
     """
+
+    by_head = ("query", "key")
 
     def __init__(
         self, in_channels: int, heads: int, dims: int = 2, *, head_channels: int | None = None, max_shift: int = 15

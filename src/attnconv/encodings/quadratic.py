@@ -48,6 +48,7 @@ class Quadratic(SeparableEncoding):
     """
 
     undecayed = ("centres", "spread")
+    by_head = ("centres", "spread")
 
     def __init__(
         self, heads: int, dims: int = 2, *, diagonal: bool = False, centre_std: float = 2.0, spread_std: float = 0.01
@@ -114,6 +115,7 @@ class GeneralizedQuadratic(JointEncoding):
     """
 
     undecayed = ("centres", "root_precision")
+    by_head = ("centres", "root_precision")
 
     def __init__(self, heads: int, dims: int = 2, *, centre_std: float = 2.0, spread_std: float = 0.01) -> None:
         super().__init__(heads, dims)

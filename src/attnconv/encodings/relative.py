@@ -96,6 +96,8 @@ class Relative(Encoding):
         position_bias: v, (heads, e), or None.
     """
 
+    by_head = ("query", "key", "position_key", "content_bias", "position_bias")
+
     def __init__(
         self,
         in_channels: int,

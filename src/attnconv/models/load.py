@@ -1,7 +1,8 @@
 """One loader of models for the whole project: every command and function that takes a model takes these words.
 
     quadratic                     a preset's name: fresh parameters
-    runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last
+    runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last,
+                                  else the one it begins with
     weights.safetensors           a checkpoint, or a network that `attnconv recast` wrote
     timm:vit_tiny_patch16_224     a model of timm
     torchvision:resnet18          a model of torchvision
@@ -34,7 +35,7 @@ from attnconv.models.weights_file import PICKLE_SUFFIXES, read_metadata
 
 # Where a run folder keeps its weights, in the order of preference.
 _FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
-RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors")
+RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors", "checkpoints/start.safetensors")
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,7 @@ def _loaded(
 
 
 def _load_path(path: Path) -> LoadedModel:
-    if path.is_dir():
-        path = weights_of_run(path)
+    path = checkpoint_file(path)
     if is_recast(read_metadata(path)):
         found = read_recast(path, lambda spec: load(spec).model)
         about = {"settings": found.settings, "classes": found.classes, "mean": found.mean, "std": found.std}
@@ -134,10 +134,10 @@ def _load_path(path: Path) -> LoadedModel:
 
 
 def weights_of_run(folder: Path) -> Path:
-    """The checkpoint that stands for a run: the best, else the last.
+    """The checkpoint that stands for a run: the best, else the last, else the weights that it begins with.
 
     Raises:
-        FileNotFoundError: if the folder holds neither.
+        FileNotFoundError: if the folder holds none of them.
     """
     for name in RUN_WEIGHTS:
         if (folder / name).is_file():
@@ -145,6 +145,15 @@ def weights_of_run(folder: Path) -> Path:
     requirement = f"must be a run folder that holds {' or '.join(RUN_WEIGHTS)}"
     fix = "A run writes its first checkpoint at the end of its first epoch."
     raise FileNotFoundError(bad("model", requirement, folder, fix))
+
+
+def checkpoint_file(path: Path) -> Path:
+    """The checkpoint that a path names: itself, or that of a run folder.
+
+    Raises:
+        FileNotFoundError: if it is a folder that holds none.
+    """
+    return weights_of_run(path) if path.is_dir() else path
 
 
 def model_of(checkpoint: Checkpoint) -> nn.Module:

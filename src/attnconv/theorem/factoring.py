@@ -197,12 +197,7 @@ def _split(layer: SelfAttention, weight: Float[Tensor, "h c d"], width: int) -> 
                     nn.functional.pad(output[start : start + width], (0, 0, 0, missing)),
                 )
             )
-    encoding = copy.deepcopy(layer.encoding)
-    encoding.heads = len(places)
-    for name, parameter in list(encoding.named_parameters()):
-        repeated = nn.Parameter(parameter.detach()[places].clone(), requires_grad=parameter.requires_grad)
-        encoding.register_parameter(name, repeated)
-    return _rebuilt(layer, encoding, pairs)
+    return _rebuilt(layer, layer.encoding.select_heads(places), pairs)
 
 
 def _rebuilt(layer: SelfAttention, encoding: Encoding, pairs: list[tuple[Tensor, Tensor]]) -> SelfAttention:

@@ -1,5 +1,6 @@
 """What can only be found wrong with a run on the machine, in the data or in its folder; all before any work."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ import torch
 from attnconv._errors import bad
 from attnconv.data.images import Splits
 from attnconv.data.settings import settle
-from attnconv.models.load import LoadedModel
+from attnconv.models.checkpoint import check_tensors, read_checkpoint
+from attnconv.models.load import LoadedModel, checkpoint_file
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.plain import to_plain
 from attnconv.training.processes import is_first_process
@@ -116,6 +118,22 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
         ]
         if changed:
             raise SettingsError(changed)
+
+
+def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
+    """Refuse weights to begin with that are not those of the settings' model, or that come too late.
+
+    Raises:
+        ValueError: if they cannot be read, belong to another model, or the run in the folder began without any.
+        FileNotFoundError: if there is no such file, or a folder without weights.
+    """
+    if start_from is None:
+        return
+    if folder.exists() and not folder.start_weights.is_file() and is_first_process():
+        requirement = f"must be left out: the run in {folder.path} began with fresh parameters"
+        raise ValueError(bad("--start-from", requirement, str(start_from)))
+    checkpoint = read_checkpoint(checkpoint_file(Path(start_from)))
+    check_tensors(checkpoint.tensors, settings.model, argument="--start-from", origin=checkpoint.source)
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:

@@ -17,11 +17,14 @@ from torch import nn
 from attnconv._errors import bad
 from attnconv.data.images import ImageSet, Splits
 from attnconv.data.load import load as load_data
+from attnconv.models.atomic import write_atomically
 from attnconv.models.build import build
+from attnconv.models.checkpoint import read_checkpoint, restore
+from attnconv.models.load import checkpoint_file
 from attnconv.models.load import load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.checkpoints import AtomicIO, read_state
-from attnconv.training.checks import check_folder, data_problems, machine_problems
+from attnconv.training.checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.environment import environment
 from attnconv.training.evaluate import evaluate
 from attnconv.training.feed import EpochBatches, evaluation_batches
@@ -41,6 +44,7 @@ def fit(
     run_dir: str | Path,
     *,
     resume: bool = False,
+    start_from: str | Path | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
@@ -53,6 +57,8 @@ def fit(
         settings: of the run.
         run_dir: its folder: new or empty, or with ``resume`` one that holds a run of the same settings.
         resume: continue after the last complete epoch of the run in the folder; begin where there is none.
+        start_from: checkpoint, or run folder, whose weights to begin with in place of fresh parameters; its model has
+            the settings' shapes. The run keeps a copy, and a resumed run does not look at the original.
         progress: show a bar (on a terminal) or a line per epoch on standard error.
         command: words to remember as what started the run.
 
@@ -61,7 +67,8 @@ def fit(
 
     Raises:
         SettingsError: if anything is wrong with the settings, naming all of it; nothing was done.
-        ValueError: if the folder holds something else, or its state cannot be read.
+        ValueError: if the folder holds something else, its state cannot be read, or the weights to begin with are not
+            those of such a model.
         OSError: if the data are not there, or the folder cannot be written; what was saved before stays good.
         DivergedError: if the loss is no longer finite; the last good checkpoint stays.
     """
@@ -70,6 +77,7 @@ def fit(
         raise SettingsError(wrong)
     folder = RunFolder(Path(run_dir))
     check_folder(folder, settings, resume=resume)
+    check_start(folder, settings, start_from)
     shown = progress and is_first_process()
     with downloading(shown=shown) as report:
         data = load_data(settings.data, progress=report)
@@ -82,6 +90,8 @@ def fit(
         trainer = make_trainer(settings, recorder)
         device = trainer.strategy.root_device
         if trainer.is_global_zero:
+            if start_from is not None:
+                _keep_start(folder, Path(start_from))
             _prepare(folder, settings, environment(command, device), watcher)
         _train(settings, data, trainer, recorder)
         if trainer.is_global_zero:
@@ -114,6 +124,13 @@ def make_trainer(settings: RunSettings, recorder: Recorder) -> Trainer:
     )
 
 
+def _keep_start(folder: RunFolder, source: Path) -> None:
+    """Copy the weights to begin with, before the folder counts as a run: a kill in between leaves none without them."""
+    if not folder.exists():
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder.start_weights, checkpoint_file(source).read_bytes())
+
+
 def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str, Any], watcher: Watcher) -> None:
     """Make the folder, or bring it back to the end of the last complete epoch."""
     if not folder.exists():
@@ -142,6 +159,8 @@ def _train(settings: RunSettings, data: Splits, trainer: Trainer, recorder: Reco
     train = settings.train
     torch.manual_seed(train.seed)
     model = build(settings.model)
+    if recorder.folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
+        restore(model, read_checkpoint(recorder.folder.start_weights))
     if isinstance(settings.model, ResNetSettings):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
     measured: dict[str, ImageSet] = {"validation": data.validation, "test": data.test}

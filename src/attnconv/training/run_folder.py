@@ -3,7 +3,8 @@
     settings.json     all settings, and what they ran on: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
     heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
-    checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs)
+    checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs), and
+                      start.safetensors where the run did not begin with fresh parameters
     result.json       accuracy on the test set of the last epoch and of the epoch chosen on held-out images
     tensorboard/      the same curves for TensorBoard
     report/           figures and tables, written by ``attnconv report``
@@ -101,6 +102,11 @@ class RunFolder:
         return self.checkpoints / "best.safetensors"
 
     @property
+    def start_weights(self) -> Path:
+        """Weights that the run begins with, if it does not begin with fresh parameters."""
+        return self.checkpoints / "start.safetensors"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -195,6 +201,12 @@ class RunFolder:
         self.result_file.unlink(missing_ok=True)
         for litter in self.path.rglob(PARTIAL):  # of saves that a kill cut short
             litter.unlink(missing_ok=True)
+
+    @staticmethod
+    def holding(path: Path) -> "RunFolder | None":
+        """The run that a path names: its folder, or a file in it or in its checkpoints; None if there is none."""
+        folders = (RunFolder(folder) for folder in (path, path.parent, path.parent.parent))
+        return next((folder for folder in folders if path.exists() and folder.exists()), None)
 
     def foreign_files(self) -> list[Path]:
         """What lies in the folder and is not what a run leaves there that was killed before its first line."""

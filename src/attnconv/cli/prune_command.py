@@ -1,0 +1,153 @@
+"""`attnconv prune MODEL`: a trained model without its degenerate heads, written so that it loads and trains on."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from attnconv._errors import bad
+from attnconv.cli.comparing import plain_table
+from attnconv.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnconv.models.load import LoadedModel
+    from attnconv.models.settings import AttentionSettings
+    from attnconv.theorem.span import Expressiveness
+
+_EXAMPLES = """\
+attnconv prune runs/quadratic-generalized
+attnconv prune runs/quadratic-generalized --criterion code --out runs/pruned
+attnconv evaluate runs/pruned
+attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --optim.learning-rate 0.01 --out runs/after
+"""
+_KERNEL = 3
+_MOST_POSITIONS = 16  # per axis of the grid on which kernels are expressed: the paper's, and soon dear beyond
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Arguments of `attnconv prune`."""
+
+    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """Run folder or weights file of a model with quadratic or generalised quadratic heads."""
+    criterion: Literal["paper", "code"] = "paper"
+    """What counts as degenerate: condition number of the covariance above 1e5 (paper) or 1000 (the authors' code), or
+    largest eigenvalue of its inverse below 1e-5 (both)."""
+    out: Path | None = None
+    """New folder for the pruned weights and settings; None only says what would be removed."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Find, remove, count, write."""
+    about = "Remove heads that attend a thin stripe or everything alike (appendix E of the paper), and say what that "
+    about += "saves and which layers can then no longer express a 3 x 3 kernel."
+    arguments = parse(Prune, "prune", words, about=about, examples=_EXAMPLES)
+    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
+    from attnconv.models.load import load
+    from attnconv.models.settings import AttentionSettings
+
+    if (
+        arguments.out is not None
+        and arguments.out.exists()
+        and (not arguments.out.is_dir() or any(arguments.out.iterdir()))
+    ):
+        raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
+    loaded = load(arguments.model)
+    before = loaded.settings
+    if not isinstance(before, AttentionSettings):
+        raise ValueError(bad("model", "must be an attention model with settings of this library", loaded.source))
+    layers = attention_layers(loaded.model)
+    removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
+    pruned = prune_heads(loaded.model, removed)
+    after = settings_after_pruning(before, pruned)
+    print(f"{loaded.source}, criterion {arguments.criterion}")
+    _print_layers(loaded.model, pruned, removed, side=before.image_size // before.downsampling)
+    _print_counts(before, after)
+    if arguments.out is not None:
+        _write(arguments, replace(loaded, model=pruned, settings=after), removed)
+    return 0
+
+
+def _print_layers(
+    model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
+) -> None:
+    """Each layer's heads, and how near it comes to every 3 x 3 convolution."""
+    from rich.console import Console
+
+    from attnconv.analysis.pruning import attention_layers
+    from attnconv.theorem import can_express
+
+    sizes = (min(side, _MOST_POSITIONS),) * 2
+    columns = ("layer", "removed heads", "left", f"{_KERNEL} x {_KERNEL} before", f"{_KERNEL} x {_KERNEL} after")
+    table, lost = plain_table("", columns, left=2), []
+    rest = attention_layers(pruned)
+    for name, layer in attention_layers(model).items():
+        # A pruned layer answers anew; the others' answer stands.
+        full = can_express(layer, _KERNEL, sizes=sizes)
+        left = can_express(rest[name], _KERNEL, sizes=sizes) if removed[name] else full
+        if _expresses(full) and not _expresses(left):
+            lost.append(name)
+        heads = ", ".join(map(str, removed[name])) or "-"
+        table.add_row(
+            name, heads, f"{rest[name].heads} of {layer.heads}", f"{_missing(full):.1e}", f"{_missing(left):.1e}"
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{_KERNEL} x {_KERNEL}: the relative part of such kernels that no weights of the layer reach, away from the "
+        f"border of {sizes[0]} x {sizes[1]} positions.",
+        highlight=False,
+    )
+    verdict = ", ".join(lost) or "none that could before"
+    console.print(f"Can no longer express every {_KERNEL} x {_KERNEL} kernel: {verdict}.", highlight=False)
+
+
+def _expresses(answer: "Expressiveness") -> bool:
+    """Away from the border; on the whole image where nothing is away from it."""
+    return answer.expresses if answer.expresses_inside is None else answer.expresses_inside
+
+
+def _missing(answer: "Expressiveness") -> float:
+    return (answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst
+
+
+def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> None:
+    from attnconv.models.counts import flops_all, flops_paper, parameters
+
+    counts = {"parameters": parameters, "FLOPs, paper's way": flops_paper, "FLOPs, everything": flops_all}
+    for name, count in counts.items():
+        print(f"{name}: {count(before):,} -> {count(after):,}")
+
+
+def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:
+    """A run that begins with the pruned weights: of the pruned run's settings, if it is known."""
+    import torch
+
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.training.environment import environment
+    from attnconv.training.run_folder import RunFolder
+
+    assert arguments.out is not None
+    assert pruned.settings is not None
+    folder = RunFolder(arguments.out)
+    save_weights(
+        folder.start_weights,
+        pruned.model,
+        pruned.settings,
+        classes=pruned.classes,
+        mean=pruned.mean,
+        std=pruned.std,
+        extra={"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": arguments.criterion},
+    )
+    origin = RunFolder.holding(Path(arguments.model))
+    preset = "PRESET"
+    if origin is not None:
+        settings = replace(origin.settings(), model=pruned.settings)
+        preset = settings.preset
+        folder.begin(settings, environment(["attnconv", *sys.argv[1:]], torch.device("cpu")))
+    print(f"Pruned: {folder.path}. Train on: attnconv train {preset} --start-from {folder.path} --out FOLDER")
