@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+<<<<<<< HEAD
 from attnconv.bench import full_covariance, megapixel, model_step, position_only, relative_bias
+=======
+from attnconv.bench import gated, megapixel, model_step, position_only, relative_bias
+>>>>>>> ae35b9f (GatedPositionalAttention: ConViT's layer without its two softmaxes in full, fuse_convit, and attnconv bench gated)
 from attnconv.bench.answer import Answer
 from attnconv.bench.measuring import Memory, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
@@ -18,7 +22,11 @@ from attnconv.models.build import build
 @pytest.fixture(autouse=True)
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
+<<<<<<< HEAD
     for module in (position_only, megapixel, full_covariance, relative_bias):
+=======
+    for module in (position_only, megapixel, relative_bias, gated):
+>>>>>>> ae35b9f (GatedPositionalAttention: ConViT's layer without its two softmaxes in full, fuse_convit, and attnconv bench gated)
         monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
 
 
@@ -56,6 +64,13 @@ def test_the_planners_choices_are_counted() -> None:
     assert facts["cases"] == 4
     assert 0 <= facts["within 1.2 of the best"] <= 4
     assert facts["worst"] >= 1
+
+
+def test_gated_attention_has_three_contenders_that_agree() -> None:
+    rows = asked("gated").rows
+    assert [row.contender for row in rows] == ["per image", "materialised", "fused"] * 2
+    assert [row.difference is None for row in rows] == [True, False, False] * 2
+    assert [row.memory_ratio for row in rows] == [None, 1.0, 1.0] * 2
 
 
 def test_wide_layers_are_measured_up_to_a_side() -> None:
@@ -102,6 +117,7 @@ def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
         ({"megapixel": MegapixelSettings(alphas=(0.0,))}, "--megapixel.alphas: must be positive, got 0.0"),
         ({"hard_heads": replace(QUICK.hard_heads, side=33)}, "--hard-heads.side: must be a positive multiple of 32"),
         ({"model_step": ModelStepSettings(batch=0)}, "--model-step.batch: must be at least 1, got 0"),
+        ({"gated": replace(QUICK.gated, repeats=0)}, "--gated.repeats: must be at least 1, got 0"),
         ({"position_only": replace(QUICK.position_only, cases=((0, 4),))}, "--position-only.cases: must be at least 1"),
     ],
 )

@@ -9,6 +9,7 @@ from torch.export import Dim, export
 from attnconv import SelfAttention2d, from_conv, recast
 from attnconv.encodings import ENCODING_NAMES
 from attnconv.grid import Border
+from attnconv.layers import GatedPositionalAttention
 from tests.tolerances import tolerance
 
 every_encoding = pytest.mark.parametrize("name", ENCODING_NAMES)
@@ -81,3 +82,15 @@ def test_recast_networks_compile_whole(conv: nn.Module, backend: str, fast: bool
     for sizes in ((6, 5), (9, 8), (7, 7)):
         x = torch.randn(2, 3, *sizes)
         torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_gated_positional_attention_compiles_whole_and_exports_with_free_batches() -> None:
+    layer = GatedPositionalAttention(8, 4)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for side in (3, 4):
+        x = torch.randn(2, side**2, 8)
+        torch.testing.assert_close(compiled(x), layer(x), **tolerance(torch.float32))
+    x = torch.randn(2, 9, 8)
+    exported = export(layer, (x,), dynamic_shapes={"x": {0: Dim("b", max=64)}}).module()
+    x = torch.randn(5, 9, 8)
+    torch.testing.assert_close(exported(x), layer(x), **tolerance(torch.float32))

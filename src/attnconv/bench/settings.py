@@ -18,6 +18,7 @@ QUESTIONS: Mapping[str, str] = {
     "full-covariance": "What does a full covariance cost, which does not factor over the axes?",
     "hard-heads": "What does a convolution cost as hard attention heads?",
     "relative-bias": "What does a learned relative bias cost beside content?",
+    "gated": "What does ConViT's gated positional attention cost?",
     "planner": "Does the planner choose well?",
 }
 
@@ -117,6 +118,20 @@ class RelativeBiasSettings:
 
 
 @dataclass(frozen=True)
+class GatedSettings:
+    """One layer of gated positional attention, forward and backward, against its two softmaxes materialised."""
+
+    cases: tuple[tuple[int, int], ...] = ((16, 14), (8, 24), (4, 32), (1, 48))
+    """Pairs of batch and side of the images, in tokens."""
+    heads: int = 4
+    """Number of heads."""
+    channels: int = 48
+    """Channels of each head."""
+    repeats: int = 7
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
 class PlannerSettings:
     """The planner's choice against the better of the two forms."""
 
@@ -142,6 +157,7 @@ class BenchSettings:
     full_covariance: FullCovarianceSettings = field(default_factory=FullCovarianceSettings)
     hard_heads: HardHeadsSettings = field(default_factory=HardHeadsSettings)
     relative_bias: RelativeBiasSettings = field(default_factory=RelativeBiasSettings)
+    gated: GatedSettings = field(default_factory=GatedSettings)
     planner: PlannerSettings = field(default_factory=PlannerSettings)
 
 
@@ -152,6 +168,7 @@ QUICK = BenchSettings(
     FullCovarianceSettings(cases=((2, 8), (1, 16)), channels=8, heads=3, repeats=2),
     HardHeadsSettings(batch=2, side=32, repeats=3),
     RelativeBiasSettings(cases=((1, 6), (2, 8)), heads=2, channels=8, repeats=3),
+    GatedSettings(cases=((1, 6), (2, 8)), heads=2, channels=8, repeats=3),
     PlannerSettings(sides=(4, 8), channels=(8,), batches=(2,), dtypes=("float32",), repeats=3),
 )
 
@@ -160,7 +177,7 @@ def problems(settings: BenchSettings) -> list[str]:
     """Everything that is wrong, in the spelling of the flags."""
     step, wide, hard = settings.model_step, settings.megapixel, settings.hard_heads
     layer, bias, plan = settings.position_only, settings.relative_bias, settings.planner
-    full = settings.full_covariance
+    full, gated = settings.full_covariance, settings.gated
     wrong = [
         bad(flag, "must be at least 1", value)
         for flag, value in (
@@ -178,6 +195,10 @@ def problems(settings: BenchSettings) -> list[str]:
             ("--relative-bias.heads", bias.heads),
             ("--relative-bias.channels", bias.channels),
             ("--relative-bias.repeats", bias.repeats),
+            *(("--gated.cases", number) for case in gated.cases for number in case),
+            ("--gated.heads", gated.heads),
+            ("--gated.channels", gated.channels),
+            ("--gated.repeats", gated.repeats),
             *(("--planner.sides", side) for side in plan.sides),
             *(("--planner.channels", channels) for channels in plan.channels),
             *(("--planner.batches", batch) for batch in plan.batches),

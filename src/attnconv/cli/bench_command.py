@@ -35,8 +35,7 @@ class Bench:
     """Arguments of `attnconv bench`."""
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
-    """Which to run: position-only, model-step, megapixel, full-covariance, hard-heads, relative-bias, planner. None
-    runs all."""
+    """Which questions to measure. None measures all."""
     calibrate: bool = False
     """First measure what the planner needs to know of this machine, and keep it in the user's cache folder; without
     names, only that."""
@@ -51,12 +50,10 @@ def run(words: Sequence[str]) -> int:
     """Measure, print, write."""
     about = (
         "Measure what the library claims of time and memory, on this machine's CPU, each contender beside its peers "
+        "in the same run. Without --quick this takes minutes and gigabytes."
     )
-    about += "in the same run. position-only: a layer beside the formula it computes; model-step: a training step "
-    about += "beside one without the mixing; megapixel: full attention up to 1024 x 1024; full-covariance: heads that "
-    about += "do not factor over the axes; hard-heads: the convolutions of ResNet-18 beside themselves as attention; "
-    about += "relative-bias: content with learned positions beside the bias materialised; planner: its choices beside "
-    about += "the better form. Without --quick they take minutes and gigabytes."
+    for name, question in QUESTIONS.items():
+        about += f" {name}: {question}"
     default = Bench(quick=True, settings=QUICK) if "--quick" in words else None
     arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
     wrong = [

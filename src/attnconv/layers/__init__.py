@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
+    from attnconv.layers.gated import GatedPositionalAttention as GatedPositionalAttention
+    from attnconv.layers.gated import fuse_convit as fuse_convit
     from attnconv.layers.self_attention import SelfAttention as SelfAttention
     from attnconv.layers.self_attention import SelfAttention1d as SelfAttention1d
     from attnconv.layers.self_attention import SelfAttention2d as SelfAttention2d
@@ -12,5 +14,12 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
-        dict.fromkeys(("SelfAttention", "SelfAttention1d", "SelfAttention2d", "SelfAttention3d"), "self_attention"),
+        {
+            "GatedPositionalAttention": "gated",
+            "SelfAttention": "self_attention",
+            "SelfAttention1d": "self_attention",
+            "SelfAttention2d": "self_attention",
+            "SelfAttention3d": "self_attention",
+            "fuse_convit": "gated",
+        },
     )

@@ -1,0 +1,94 @@
+"""What does ConViT's gated positional attention cost?
+
+One layer, forward and backward, gradients of its input and of its parameters included. All contenders compute the same
+from the same tensors:
+
+    per image       two materialised softmaxes, that of the positions made anew for every image, as timm's layer does
+    materialised    two materialised softmaxes, that of the positions once for all images
+    fused           `GatedPositionalAttention`
+
+    attnconv bench gated
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnconv.bench.answer import Answer, Row
+from attnconv.bench.measuring import Ratio, interleaved, memory_of
+from attnconv.bench.settings import GatedSettings
+from attnconv.layers.gated import GatedPositionalAttention
+
+BASE = "per image"
+CONTENDERS = (BASE, "materialised", "fused")
+
+
+def answer(settings: GatedSettings) -> Answer:
+    """Times, peak memory and differences over the sizes."""
+    rows = []
+    for batch, side in settings.cases:
+        case = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
+        found = {name: prepared(**case, contender=name)() for name in CONTENDERS}
+        times = interleaved({name: prepared(**case, contender=name) for name in CONTENDERS}, settings.repeats)
+        memories = {name: memory_of(__name__, {**case, "contender": name}) for name in CONTENDERS}
+        for name in CONTENDERS:
+            base = name == BASE
+            rows.append(
+                Row(
+                    case=f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}",
+                    contender=name,
+                    seconds=times[name],
+                    ratio=None if base else Ratio.of(times[BASE], times[name]),
+                    memory=memories[name],
+                    memory_ratio=None if base else memories[name].step / max(memories[BASE].step, 1),
+                    pixels=side**2,
+                    difference=None if base else _difference(found[name], found[BASE]),
+                )
+            )
+    return Answer("gated", "times as fast as with both softmaxes of every image", tuple(rows))
+
+
+def prepared(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Callable[[], list[Tensor]]:
+    """A step that returns the output and the gradients; every contender draws the same tensors.
+
+    The bias of the position scores has no gradient to compare: a softmax does not see it.
+    """
+    torch.manual_seed(0)
+    layer = GatedPositionalAttention(heads * channels, heads)
+    x = torch.randn(batch, side**2, heads * channels, requires_grad=True)
+    weights = torch.randn_like(x)
+    inputs = [x, *(parameter for name, parameter in layer.named_parameters() if name != "pos_proj.bias")]
+    features = None if contender == "fused" else _features(side)  # kept between steps, as timm keeps them
+
+    def step() -> list[Tensor]:
+        out = layer(x) if features is None else _materialised(layer, x, features, per_image=contender == BASE)
+        return [out.detach(), *torch.autograd.grad(out, inputs, weights)]
+
+    return step
+
+
+def _features(side: int) -> Tensor:
+    """(dx, dy, dx^2 + dy^2) of every pair of tokens, key minus query: (1, n, n, 3)."""
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
+    down, across = (places[None] - places[:, None]).unbind(-1)
+    return torch.stack((across, down, across**2 + down**2), -1)[None]
+
+
+def _materialised(layer: GatedPositionalAttention, x: Tensor, features: Tensor, *, per_image: bool) -> Tensor:
+    """The formula: both softmaxes, their mixture, its rows divided by their sums."""
+    queries, keys = layer.qk(x).unflatten(-1, (2, layer.heads, -1)).permute(2, 0, 3, 1, 4)
+    values = layer.v(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+    scores = layer.pos_proj(features.expand(x.shape[0] if per_image else 1, -1, -1, -1)).permute(0, 3, 1, 2)
+    content = (queries @ keys.mT * layer.scale).softmax(-1)
+    gate = torch.sigmoid(layer.gating_param)[:, None, None]
+    attention = (1 - gate) * content + gate * scores.softmax(-1)
+    attention /= attention.sum(-1, keepdim=True)
+    out: Tensor = layer.proj((attention @ values).transpose(1, 2).flatten(2))
+    return out
+
+
+def _difference(found: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest over the output and the gradients, each over its own largest value."""
+    pairs = zip(found, exact, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
