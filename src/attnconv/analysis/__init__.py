@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
+    from attnconv.analysis.head_statistics import LayerStatistics as LayerStatistics
+    from attnconv.analysis.head_statistics import RunningStatistics as RunningStatistics
+    from attnconv.analysis.head_statistics import layer_statistics as layer_statistics
     from attnconv.analysis.moments import AttentionMoments as AttentionMoments
     from attnconv.analysis.moments import attention_moments as attention_moments
     from attnconv.analysis.moments import sample_queries as sample_queries
@@ -17,21 +20,34 @@ if TYPE_CHECKING:
     from attnconv.analysis.pruning import settings_after_pruning as settings_after_pruning
     from attnconv.analysis.query_maps import QueryMaps as QueryMaps
     from attnconv.analysis.query_maps import mean_query_maps as mean_query_maps
+    from attnconv.analysis.shift_profiles import RunningShiftProfile as RunningShiftProfile
+    from attnconv.analysis.shift_profiles import ShiftProfile as ShiftProfile
+    from attnconv.analysis.shift_profiles import shift_profile as shift_profile
+    from attnconv.analysis.tap_assignment import convolution_score as convolution_score
+    from attnconv.analysis.tap_assignment import grid_coverage as grid_coverage
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "AttentionMoments": "moments",
+            "LayerStatistics": "head_statistics",
             "QueryMaps": "query_maps",
+            "RunningShiftProfile": "shift_profiles",
+            "RunningStatistics": "head_statistics",
+            "ShiftProfile": "shift_profiles",
             "attention_moments": "moments",
             "attention_operators": "operators_of",
             "content_layers": "operators_of",
             "degenerate_heads": "pruning",
             "heads_to_prune": "pruning",
+            "convolution_score": "tap_assignment",
+            "grid_coverage": "tap_assignment",
+            "layer_statistics": "head_statistics",
             "mean_query_maps": "query_maps",
             "prune_heads": "pruning",
             "sample_queries": "moments",
             "settings_after_pruning": "pruning",
+            "shift_profile": "shift_profiles",
             "visit_operators": "operators_of",
         },
     )

@@ -1,0 +1,106 @@
+"""How convolutional a layer is, from 0 to 1: the share of its attention that one tap per head accounts for.
+
+Heads are given distinct shifts so that the mass they hold there is largest (an assignment problem, solved exactly),
+
+    mass  = max over injective f of (1 / heads) sum_h p_h(f(h)),      p_h the shift profile
+    score = max(0, (mass - 1/m) / (1 - 1/m)),                         m keys of an image
+
+so that 1 is a layer of Lemma 1 (every head at its own shift, everywhere) and 0 is what uniform attention holds. Shifts
+are distinct because heads that share one are one tap: nine copies of a shift score 1/9, not 1.
+
+It does not see convolutions by soft heads whose pattern is constant (`constancy` does), nor the value matrices: a layer
+that scores 1 is *some* convolution, one tap per head.
+"""
+
+import torch
+from jaxtyping import Float64, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attnconv.analysis.shift_profiles import ShiftProfile
+
+
+def convolution_score(profile: ShiftProfile) -> float:
+    """How convolutional a layer is, from 0 (uniform or random attention) to 1 (a convolution, one tap per head).
+
+    Chance stays a little above 0 where few queries were looked at: if all queries attend one pixel, only the query at
+    the right distance has a given shift, and the score is at most 1 / (queries that can have the largest shift), 1/49
+    on 14 x 14 pixels.
+
+    Args:
+        profile: The layer's attention per shift, as `shift_profile` gives it.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.analysis import shift_profile
+        >>> grid = Grid.make((9,))
+        >>> convolution_score(shift_profile(Shift(grid, [(-1,), (0,), (1,)], torch.zeros(()))))
+        1.0
+        >>> copies = shift_profile(Shift(grid, [(1,), (1,), (1,)], torch.zeros(())))
+        >>> round(convolution_score(copies), 2)  # one tap, and what the last pixel holds at shift 0
+        0.29
+    """
+    shares = profile.mass.flatten(1)
+    _, held = distinct_shifts(shares)
+    mass = float(held.sum()) / len(shares)
+    if profile.key_count == 1:  # one key is attended whatever the head does
+        return mass
+    chance = 1 / profile.key_count
+    return min(1.0, max(0.0, (mass - chance) / (1 - chance)))
+
+
+def grid_coverage(profile: ShiftProfile) -> float:
+    """How much of the attention distinct heads put on the taps of the centred kernel that they could make up.
+
+    With K the largest odd number with K^dims <= heads: the K^dims shifts |delta_a| <= (K - 1) / 2 are given to distinct
+    heads so that the mass they hold is largest; the mean of that mass over the shifts, from 0 to 1. The theorem's layer
+    has 1; heads beyond K^dims are free.
+
+    Args:
+        profile: The layer's attention per shift.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.analysis import shift_profile
+        >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
+        1.0
+    """
+    half = (kernel_size(len(profile.mass), len(profile.reach)) - 1) // 2
+    shares = profile.mass
+    for dim, reach in enumerate(profile.reach, start=1):
+        near = min(half, reach)
+        shares = shares.narrow(dim, reach - near, 2 * near + 1)
+    _, held = distinct_shifts(shares.flatten(1))
+    return float(held.sum()) / (2 * half + 1) ** len(profile.reach)  # taps out of reach hold nothing
+
+
+def kernel_size(heads: int, dims: int) -> int:
+    """The largest odd K with K^dims <= heads.
+
+    Example:
+        >>> [kernel_size(heads, 2) for heads in (1, 8, 9, 12, 16, 25)]
+        [1, 1, 3, 3, 3, 5]
+    """
+    size = 1
+    while (size + 2) ** dims <= heads:
+        size += 2
+    return size
+
+
+def distinct_shifts(
+    shares: Float64[Tensor, "h s"],
+) -> tuple[Int[Tensor, "h"], Float64[Tensor, "h"]]:
+    """The assignment of heads to distinct shifts that holds the most mass.
+
+    Args:
+        shares: Mass of each head at each shift.
+
+    Returns:
+        The shift and the mass there, per head; -1 and 0 for heads without a shift, where heads are more than
+        shifts.
+    """
+    heads, shifts = linear_sum_assignment(shares.cpu().numpy(), maximize=True)
+    which = torch.full((len(shares),), -1, dtype=torch.int64)
+    which[torch.from_numpy(heads)] = torch.from_numpy(shifts)
+    held = shares.cpu().gather(1, which.clamp_min(0)[:, None]).squeeze(1)
+    return which, held.where(which >= 0, 0.0)
