@@ -1,0 +1,180 @@
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv.analysis import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
+from attnconv.analysis.tap_assignment import distinct_shifts, kernel_size
+from attnconv.encodings import Quadratic
+from attnconv.grid import Grid
+from attnconv.operators import AttentionOperator, Dense, Shift
+from attnconv.theorem import from_conv
+from tests.tolerances import tolerance
+
+SIDE, HEADS = 14, 9
+PIXELS = SIDE * SIDE
+GRID = Grid.make((SIDE, SIDE))
+TAPS = list(itertools.product((-1, 0, 1), repeat=2))
+DOUBLE = torch.float64
+
+
+def score(operator: AttentionOperator) -> float:
+    return convolution_score(shift_profile(operator))
+
+
+def converted(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d, *sizes: int) -> AttentionOperator:
+    (operator,) = attention_operators(nn.Sequential(from_conv(conv)), torch.zeros(1, 2, *sizes)).values()
+    return operator
+
+
+def random_rows(heads: int = HEADS, *, sharpness: float = 1.0) -> Tensor:
+    return (sharpness * torch.randn(1, heads, PIXELS, PIXELS)).softmax(-1)
+
+
+class TestOne:
+    """What a convolution scores."""
+
+    @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
+    @pytest.mark.parametrize("stride", [1, 2, 3])
+    def test_converted_layers(self, mode: str, stride: int) -> None:
+        conv = nn.Conv2d(2, 3, 3, padding=1, stride=stride, padding_mode=mode)
+        profile = shift_profile(converted(conv, SIDE, SIDE))
+        assert convolution_score(profile) > 0.99
+        assert grid_coverage(profile) > 0.99
+
+    @pytest.mark.parametrize(
+        ("make", "sizes"),
+        [
+            (lambda: nn.Conv1d(2, 3, 5, padding=2), (20,)),
+            (lambda: nn.Conv3d(2, 3, 3, padding=1), (6, 5, 7)),
+            (lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2), (SIDE, SIDE)),
+            (lambda: nn.Conv2d(2, 3, (1, 4)), (9, SIDE)),
+            (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1), (7, 7)),
+        ],
+        ids=["one axis", "three axes", "dilated", "even kernel", "transposed"],
+    )
+    def test_other_convolutions(self, make: Callable[[], nn.Conv2d], sizes: tuple[int, ...]) -> None:
+        assert score(converted(make(), *sizes)) > 0.99
+
+    def test_without_padding_rule_the_border_does_not_count(self) -> None:
+        assert score(Shift(GRID, TAPS, torch.zeros(()))) > 0.99
+
+    def test_from_some_queries(self) -> None:
+        operator = converted(nn.Conv2d(2, 3, 3, padding=1), 40, 40)
+        assert convolution_score(shift_profile(operator, queries=sample_queries(operator.grid, 100))) > 0.99
+
+
+class TestNought:
+    """What chance scores."""
+
+    def test_uniform(self) -> None:
+        assert score(Dense(GRID, torch.full((1, HEADS, PIXELS, PIXELS), 1 / PIXELS))) < 0.001
+
+    @pytest.mark.parametrize("sharpness", [1, 3, 10, 1000])
+    def test_random_rows(self, sharpness: float) -> None:
+        assert score(Dense(GRID, random_rows(sharpness=sharpness))) < 0.05
+
+    def test_all_queries_at_one_pixel(self) -> None:
+        scores = [
+            score(Dense(GRID, torch.eye(PIXELS)[pixel].expand(1, HEADS, PIXELS, PIXELS))) for pixel in range(PIXELS)
+        ]
+        assert 0 < max(scores) < 0.05
+
+    def test_no_mass_at_all(self) -> None:
+        assert score(Dense(GRID, torch.zeros(1, HEADS, PIXELS, PIXELS))) == 0
+
+
+@pytest.mark.parametrize("border", ["zero", "renormalise", "circular"])
+@pytest.mark.parametrize("shift", [(0, 0), (1, 1), (-1, 0)])
+def test_copies_of_one_shift_are_one_tap(border: str, shift: tuple[int, int]) -> None:
+    grid = Grid.make((SIDE, SIDE), padding=0 if border == "renormalise" else 1, border=border)  # type: ignore[arg-type]
+    copies = score(Shift(grid, [shift] * HEADS, torch.zeros(())))
+    assert 1 / HEADS - 0.01 < copies < 0.13
+
+
+class TestBetween:
+    def test_mixing_with_uniform_rows_lowers_the_score_in_proportion(self) -> None:
+        exact = converted(nn.Conv2d(2, 3, 3, padding=1), SIDE, SIDE).to_dense()
+        grid = Grid.make((SIDE, SIDE), padding=1, border="zero")
+        parts = [i / 10 for i in range(11)]
+        scores = [score(Dense(grid, part * exact.double() + (1 - part) / PIXELS)) for part in parts]
+        torch.testing.assert_close(torch.tensor(scores), torch.tensor(parts), **tolerance(torch.float32))
+
+    @pytest.mark.parametrize("border", ["zero", "renormalise", "circular"])
+    def test_softening_the_heads_lowers_the_score(self, border: str) -> None:
+        encoding = Quadratic(HEADS, dims=2).double()
+        grid = Grid.make((SIDE, SIDE), padding=0 if border == "renormalise" else 1, border=border)  # type: ignore[arg-type]
+        scores = []
+        for alpha in (40.0, 10.0, 3.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 1e-6):
+            with torch.no_grad():
+                encoding.centres.copy_(torch.tensor(TAPS))
+                encoding.spread.fill_(math.sqrt(2 * alpha))
+            scores.append(score(encoding.operator(grid, torch.zeros(1, SIDE, SIDE, 1, dtype=DOUBLE))))
+        assert scores == sorted(scores, reverse=True)
+        assert scores[0] > 0.99
+        assert scores[-1] < 0.02
+
+    def test_layers_are_ranked_by_their_part_of_convolution(self) -> None:
+        for _ in range(3):
+            parts = torch.rand(8).sort().values
+            assert parts.diff().min() > 0.001
+            scores = []
+            for part in parts:
+                shifts = [TAPS[i] for i in torch.randperm(HEADS).tolist()]
+                exact = Shift(GRID, shifts, torch.zeros(())).to_dense()
+                scores.append(score(Dense(GRID, part * exact + (1 - part) * random_rows(sharpness=2.0))))
+            assert scores == sorted(scores)
+
+    def test_heads_may_differ(self) -> None:
+        """Some heads at taps of their own, the others spread out: the score is the share of the former."""
+        rows = Shift(Grid.make((SIDE, SIDE), padding=1, border="zero"), TAPS, torch.zeros(())).to_dense()
+        rows[:, 6:] = 1 / PIXELS
+        assert score(Dense(GRID, rows)) == pytest.approx(6 / 9, abs=0.001)
+
+
+def test_the_assignment_is_the_best_of_all() -> None:
+    for heads, shifts in ((3, 5), (4, 4), (1, 3)):
+        shares = torch.rand(heads, shifts, dtype=DOUBLE)
+        which, held = distinct_shifts(shares)
+        best = max(
+            sum(float(shares[head, shift]) for head, shift in enumerate(chosen))
+            for chosen in itertools.permutations(range(shifts), heads)
+        )
+        assert len(set(which.tolist())) == heads
+        torch.testing.assert_close(held, shares[torch.arange(heads), which], rtol=0, atol=0)
+        assert float(held.sum()) == pytest.approx(best, rel=1e-12)
+
+
+def test_more_heads_than_shifts_leaves_some_without() -> None:
+    which, held = distinct_shifts(torch.tensor([[0.5, 0.2], [0.9, 0.8], [0.1, 0.3]], dtype=DOUBLE))
+    assert which.tolist() == [0, 1, -1]
+    assert held.tolist() == [0.5, 0.8, 0.0]
+
+
+def test_one_key() -> None:
+    assert score(Dense(Grid.make((1, 1)), torch.ones(1, 1, 1, 1))) == 1
+    assert score(Dense(Grid.make((1, 1)), torch.ones(1, 2, 1, 1))) == 0.5
+
+
+class TestCoverage:
+    @pytest.mark.parametrize(
+        ("heads", "dims", "expected"), [(1, 2, 1), (8, 2, 1), (9, 2, 3), (24, 2, 3), (25, 2, 5), (26, 3, 1), (7, 1, 7)]
+    )
+    def test_kernel_size(self, heads: int, dims: int, expected: int) -> None:
+        assert kernel_size(heads, dims) == expected
+
+    def test_counts_the_taps_that_distinct_heads_hold(self) -> None:
+        grid = Grid.make((SIDE, SIDE), padding=3, border="zero")
+        shifts = [*TAPS[:4], *TAPS[:3], (3, 3), (2, 0), (0, -3)]  # four taps, three copies, three far away
+        assert grid_coverage(shift_profile(Shift(grid, shifts, torch.zeros(())))) == pytest.approx(4 / 9)
+
+    def test_of_uniform_attention_is_chance(self) -> None:
+        profile = shift_profile(Dense(GRID, torch.full((1, HEADS, PIXELS, PIXELS), 1 / PIXELS)))
+        assert grid_coverage(profile) == pytest.approx(1 / PIXELS)
+
+    def test_taps_beyond_the_image_are_not_held(self) -> None:
+        profile = shift_profile(Shift(Grid.make((1, 9), padding=1, border="zero"), TAPS, torch.zeros(())))
+        assert grid_coverage(profile) == pytest.approx(3 / 9)
