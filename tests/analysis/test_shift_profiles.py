@@ -32,7 +32,9 @@ def brute_force(operators: list[AttentionOperator], queries: list[int] | None = 
     heads = operators[0].heads
     profile, counts = torch.zeros(heads, len(shifts), dtype=DOUBLE), torch.zeros(len(shifts), dtype=torch.int64)
     constancy = torch.zeros(heads, dtype=DOUBLE)
-    matrices = [operator.to_dense()[image].detach().double() for operator in operators for image in range(operator.batch)]
+    matrices = [
+        operator.to_dense()[image].detach().double() for operator in operators for image in range(operator.batch)
+    ]
     for head in range(heads):
         explained = squares = 0.0
         for number, shift in enumerate(shifts):
@@ -164,9 +166,11 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="operator: must be added before the result, got none"):
         running.result()
     running.add(operator)
-    with pytest.raises(ValueError, match=rf"operator: .* the {HEADS} heads of the first operator, got {HEADS} heads on"):
+    with pytest.raises(
+        ValueError, match=rf"operator: .* the {HEADS} heads of the first operator, got {HEADS} heads on"
+    ):
         running.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
-    with pytest.raises(ValueError, match="operator: .* got 1 heads"):
+    with pytest.raises(ValueError, match=r"operator: .* got 1 heads"):
         running.add(Dense(Grid.make((3,)), torch.zeros(1, 1, 3, 3)))
 
 

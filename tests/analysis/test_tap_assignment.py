@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ class TestOne:
 
     @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
     @pytest.mark.parametrize("stride", [1, 2, 3])
-    def test_converted_layers(self, mode: str, stride: int) -> None:
+    def test_converted_layers(self, mode: Any, stride: int) -> None:
         conv = nn.Conv2d(2, 3, 3, padding=1, stride=stride, padding_mode=mode)
         profile = shift_profile(converted(conv, SIDE, SIDE))
         assert convolution_score(profile) > 0.99
@@ -81,7 +82,7 @@ class TestNought:
         scores = [
             score(Dense(GRID, torch.eye(PIXELS)[pixel].expand(1, HEADS, PIXELS, PIXELS))) for pixel in range(PIXELS)
         ]
-        assert 0 < max(scores) < 0.05
+        assert 0 < max(scores) < 1 / 49
 
     def test_no_mass_at_all(self) -> None:
         assert score(Dense(GRID, torch.zeros(1, HEADS, PIXELS, PIXELS))) == 0
