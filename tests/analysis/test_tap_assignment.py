@@ -78,6 +78,11 @@ class TestNought:
     def test_random_rows(self, sharpness: float) -> None:
         assert score(Dense(GRID, random_rows(sharpness=sharpness))) < 0.05
 
+    def test_images_average_chance_away(self) -> None:
+        grid = Grid.make((7, 7))
+        hard = torch.eye(49)[torch.randint(49, (16, HEADS, 49))]
+        assert score(Dense(grid, hard[:1])) > 0.05 > score(Dense(grid, hard))
+
     def test_all_queries_at_one_pixel(self) -> None:
         scores = [
             score(Dense(GRID, torch.eye(PIXELS)[pixel].expand(1, HEADS, PIXELS, PIXELS))) for pixel in range(PIXELS)

@@ -41,16 +41,16 @@ class ShiftProfile:
     """Mean attention per shift of one layer's heads: see the module's formulas.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64 between 0 and 1, one axis of shifts per axis of the grid; entry i of an
-            axis is the shift i - reach. 0 where no looked-at query has that shift.
-        counts: |Q(delta)|, (*shifts) int64, over all images.
+        mass: p_h(delta), one axis of shifts per axis of the grid, float64 between 0 and 1; entry i of an axis is the
+            shift i - reach. 0 where no looked-at query has that shift.
+        counts: The size of Q(delta) over all images, with the axes of shifts alone, int64.
         constancy: c_h, (h,) float64 from 0 to 1. NaN for a head without mass at the inner queries.
         reach: The largest shift per axis, in pixels: half the axis, rounded down.
         key_count: Number of keys m of an image.
     """
 
-    mass: Float64[Tensor, "h *shifts"]
-    counts: Int[Tensor, "*shifts"]
+    mass: Float64[Tensor, "h ..."]
+    counts: Int[Tensor, "..."]
     constancy: Float64[Tensor, "h"]
     reach: tuple[int, ...]
     key_count: int
