@@ -59,12 +59,5 @@ def test_a_calibration_is_measured_and_kept(
 def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "mega", "--quick", "--model-step.batch", "0")
     assert status == 2
-<<<<<<< HEAD
     assert f"NAME: must be one of {', '.join(QUESTIONS)}, got 'mega'" in err
-=======
-    assert (
-        "NAME: must be one of position-only, model-step, megapixel, hard-heads, relative-bias, gated, planner, "
-        "got 'mega'" in err
-    )
->>>>>>> ae35b9f (GatedPositionalAttention: ConViT's layer without its two softmaxes in full, fuse_convit, and attnconv bench gated)
     assert "--model-step.batch: must be at least 1, got 0" in err
