@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from attnconv.analysis.shift_profiles import shift_profile as shift_profile
     from attnconv.analysis.tap_assignment import convolution_score as convolution_score
     from attnconv.analysis.tap_assignment import grid_coverage as grid_coverage
+    from attnconv.analysis.reading import visit_attention as visit_attention
+    from attnconv.analysis.token_operator import TokenOperator as TokenOperator
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
@@ -35,6 +37,7 @@ else:
             "RunningShiftProfile": "shift_profiles",
             "RunningStatistics": "head_statistics",
             "ShiftProfile": "shift_profiles",
+            "TokenOperator": "token_operator",
             "attention_moments": "moments",
             "attention_operators": "operators_of",
             "content_layers": "operators_of",
@@ -48,6 +51,7 @@ else:
             "sample_queries": "moments",
             "settings_after_pruning": "pruning",
             "shift_profile": "shift_profiles",
+            "visit_attention": "reading",
             "visit_operators": "operators_of",
         },
     )

@@ -1,17 +1,15 @@
 """The attention operators that a model uses on given images.
 
-A forward pre-hook on every `SelfAttention` layer sees the layer's input on its way in and asks the layer for its
-operator there: the very probabilities of this forward pass, whatever backend contracts them. The hooks are removed when
-the pass ends, also when it fails.
+The very probabilities of this forward pass, whatever backend or kernel contracts them; `attnconv.analysis.reading` says
+how they are seen.
 """
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.layers.self_attention import SelfAttention
+from attnconv.analysis.reading import visit_attention
 from attnconv.operators.base import AttentionOperator
 
 
@@ -22,8 +20,9 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
     one at a time.
 
     Args:
-        model: Any module with `SelfAttention` layers. It runs in evaluation mode and without gradients, and is left in
-            the mode it was in.
+        model: Any module with attention that `visit_attention` reads. It runs in evaluation mode and without gradients,
+            and is left in the mode it was in. Of models of other libraries that run unfused, only `visit_attention`
+            gives rows.
         images: What the model's forward pass takes, (b, c, height, width).
 
     Returns:
@@ -67,7 +66,7 @@ def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
 
 
 def visit_operators(model: nn.Module, images: Tensor, visit: Callable[[str, AttentionOperator], None]) -> None:
-    """Run a model once and hand each attention layer's operator to a function, just before the layer runs.
+    """`visit_attention` for models that need no further word: the operator of each attention, just before it runs.
 
     Args:
         model: See `attention_operators`.
@@ -75,31 +74,6 @@ def visit_operators(model: nn.Module, images: Tensor, visit: Callable[[str, Atte
         visit: Called with the layer's name and its operator, without gradients.
 
     Raises:
-        ValueError: The model has no attention layer that runs.
+        ValueError: See `visit_attention`.
     """
-    visited = False
-
-    def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            nonlocal visited
-            visited = True
-            assert isinstance(layer, SelfAttention)
-            visit(name, layer.operator(inputs[0]))
-
-        return hook
-
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
-    modes = [(module, module.training) for module in model.modules()]
-    hooks = [layer.register_forward_pre_hook(hook_of(name)) for name, layer in layers.items()]
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes:
-            module.training = training
-    if not visited:
-        fix = "Attention of other libraries' models is not read here."
-        raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+    visit_attention(model, images, visit)

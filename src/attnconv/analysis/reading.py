@@ -1,0 +1,200 @@
+"""The attention of any model, read while it runs: no code of the model is touched.
+
+Hooks keep the names of the modules that are running. Layers of this library give their operator themselves; for all
+other models the calls that compute attention are seen where they reach PyTorch (`attention_calls`), placed on the image
+(`token_places`) and handed over one at a time, so that the memory needed is that of one layer.
+
+What cannot be read is refused with the module's name. That includes modules named as attention in which none was seen:
+a model must not lose a map without a word.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from attnconv._errors import bad
+from attnconv.analysis.attention_calls import AttentionCalls
+from attnconv.analysis.token_operator import TokenOperator
+from attnconv.analysis.token_places import Places, Running, layout_of
+from attnconv.analysis.token_rows import GatedRows, TokenRows, UnreadableError
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import AttentionOperator
+
+# Modules whose probabilities are not the softmax that they compute, by class: what they do instead.
+NOT_A_SOFTMAX = {
+    "DiffAttention": "it attends by the difference of two softmaxes",
+    "TalkingHeadAttn": "it mixes its heads after the softmax",
+    "XCA": "it attends among channels, not among tokens",
+}
+
+
+def visit_attention(
+    model: nn.Module,
+    images: Tensor,
+    visit: Callable[[str, AttentionOperator], None],
+    *,
+    grid: Sequence[int] | None = None,
+    prefix: int | None = None,
+    layers: Collection[str] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Run a model once and hand the operator of each of its attentions to a function, just before it is computed.
+
+    Layers of this library, timm's and torchvision's vision transformers, Hugging Face's ViT family, torch's
+    nn.MultiheadAttention and whatever else calls PyTorch's attention or a softmax over keys. Rows are those of the
+    tokens of the image over one another; see `TokenOperator`.
+
+    Args:
+        model: Any module. It runs in evaluation mode and without gradients, and is left in the mode it was in.
+        images: What the model's forward pass takes, (b, c, height, width) for a model of images.
+        visit: Called with the module's name and its operator, in the order in which attentions run. A module that
+            attends twice is visited twice.
+        grid: Tokens of the image, (height, width), for models that do not say it; windows know theirs.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
+        options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
+
+    Raises:
+        ValueError: An attention cannot be read: its module's name and the reason. Or the model has no attention that
+            runs, or one that `layers` names does not run.
+
+    Example:
+        >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
+        >>> def visit(name: str, operator: AttentionOperator) -> None:
+        ...     print(name, operator.grid.sizes, tuple(operator.rows(torch.tensor([0, 5])).shape))
+        >>> visit_attention(block, torch.zeros(1, 12, 8), visit, grid=(3, 4))
+        self_attn (3, 4) (1, 2, 2, 12)
+    """
+    places = Places(None if grid is None else tuple(grid), prefix)
+    reading = _Reading(images, visit, places, None if layers is None else frozenset(layers))
+    modes = [(module, module.training) for module in model.modules()]
+    handles: list[RemovableHandle] = []
+    try:
+        model.eval()
+        for name, module in model.named_modules():
+            handles.extend(reading.watch(name, module))
+        with torch.no_grad(), AttentionCalls(reading.call):
+            model(images, **({} if options is None else options))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    reading.check(model)
+
+
+@final
+class _Reading:
+    """The state of one visit: which modules are running, and what was read."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        visit: Callable[[str, AttentionOperator], None],
+        places: Places,
+        layers: frozenset[str] | None,
+    ) -> None:
+        self._images, self._visit, self._places, self._layers = images, visit, places, layers
+        self._running: list[Running] = []
+        self._own = 0  # layers of this library that are running: what they call is theirs
+        self._first_of_two: tuple[str, TokenRows] | None = None
+        self._seen: set[str] = set()
+
+    def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        """Hooks that note when a module begins and ends."""
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = [*args, *kwargs.values()]
+            first = inputs[0] if inputs else None
+            second = kwargs.get("input_dimensions", args[1] if len(args) > 1 else None)
+            shape = tuple(first.shape) if isinstance(first, Tensor) else None
+            pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
+            self._running.append(Running(name, module, shape, second if pair else None))
+            if isinstance(module, SelfAttention):
+                self._own += 1
+                if self._own == 1 and self._wanted(name):
+                    self._hand_over(name, module.operator(inputs[0]))
+
+        def end(module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            frame = self._running.pop()
+            if isinstance(module, SelfAttention):
+                self._own -= 1
+            if self._running:
+                self._running[-1].calls += frame.calls
+            # An error has no output; it must not be hidden behind another.
+            silent = output is not None and frame.calls == 0 and self._own == 0
+            if silent and _claims_attention(module) and self._wanted(name):
+                raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
+
+        return [
+            module.register_forward_pre_hook(begin, with_kwargs=True),
+            module.register_forward_hook(end, always_call=True),
+        ]
+
+    def call(self, read: Callable[[], TokenRows]) -> None:
+        """A call of attention that is about to run."""
+        if self._own > 0:
+            return
+        frames = self._running
+        while len(frames) > 1 and isinstance(frames[-1].module, nn.Softmax):
+            frames = frames[:-1]
+        frame = frames[-1]
+        frame.calls += 1
+        if not self._wanted(frame.name):
+            return
+        try:
+            kind = type(frame.module).__name__
+            if kind in NOT_A_SOFTMAX:
+                raise UnreadableError(NOT_A_SOFTMAX[kind])
+            rows: TokenRows | None = read()
+            if rows is not None and kind == "GPSA":
+                rows = self._gated(frame, rows)
+            if rows is None:
+                return
+            layout = layout_of(frames, rows, self._images, self._places)
+        except UnreadableError as reason:
+            raise _refusal(frame.name, frame.module, str(reason)) from None
+        self._hand_over(frame.name, TokenOperator(rows, layout))
+        rows.release()
+
+    def _gated(self, frame: Running, rows: TokenRows) -> TokenRows | None:
+        """ConViT computes the attention by content, then that by position: None until both are there."""
+        if self._first_of_two is None or self._first_of_two[0] != frame.name:
+            self._first_of_two = (frame.name, rows)
+            return None
+        content, self._first_of_two = self._first_of_two[1], None
+        module: Any = frame.module
+        return GatedRows(content, rows, torch.sigmoid(module.gating_param))
+
+    def _wanted(self, name: str) -> bool:
+        return self._layers is None or name in self._layers
+
+    def _hand_over(self, name: str, operator: AttentionOperator) -> None:
+        self._running[-1].calls += isinstance(self._running[-1].module, SelfAttention)
+        self._seen.add(name)
+        self._visit(name, operator)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a pass without attention, or without a layer that was asked for."""
+        missing = sorted((self._layers or frozenset()) - self._seen)
+        if missing:
+            requirement = "must name modules in which attention is seen"
+            raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
+        if not self._seen:
+            fix = "No attention of another library was seen either; compiled and scripted modules hide theirs."
+            raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+
+
+def _claims_attention(module: nn.Module) -> bool:
+    """Whether a module's class is named as an attention, by its last word."""
+    name = type(module).__name__.lower()
+    return name.endswith(("attention", "attn")) or type(module).__name__ in NOT_A_SOFTMAX
+
+
+def _refusal(name: str, module: nn.Module, reason: str) -> ValueError:
+    requirement = f"the attention of module {name!r} must be readable"
+    fix = f"It is not: {reason}. Pass `layers` to read others only."
+    return ValueError(bad("model", requirement, type(module).__name__, fix))
