@@ -80,7 +80,7 @@ class TestTimm:
         patch, prefix = TIMM[name]
         size = (patch * grid[0], patch * grid[1])
         model = sharpen(timm.create_model(name, img_size=size, depth=2, embed_dim=48, num_heads=3))
-        images = torch.randn(2, 3, *size)
+        images = torch.randn(1, 3, *size)
         maps = maps_of(fused(model, True), images)
         assert [entry[:3] for entry in maps] == [(f"blocks.{i}.attn", grid, prefix) for i in range(2)]
         assert_same(maps, maps_of(fused(model, False), images))
@@ -111,7 +111,7 @@ class TestTimm:
         size = (4 * grid[0], 4 * grid[1])
         model = timm.create_model(name, img_size=size, depths=(2, 1), embed_dim=24, num_heads=(3, 6))
         model = sharpen(fused(model, on)).eval()
-        images, inputs, seen = torch.randn(2, 3, *size), {}, []
+        images, inputs, seen = torch.randn(2 if grid == (14, 14) else 1, 3, *size), {}, []
         blocks = dict(model.named_modules())
         for number in range(2):
             block = blocks[f"layers.0.blocks.{number}"]
@@ -221,7 +221,7 @@ class TestHuggingFace:
         sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 24}
         config = getattr(transformers, f"{family}Config")(**sizes, **more, image_size=56, patch_size=4)
         model = sharpen(getattr(transformers, f"{family}Model")(config)).eval()
-        images = torch.randn(2, 3, 4 * grid[0], 4 * grid[1])
+        images = torch.randn(1, 3, 4 * grid[0], 4 * grid[1])
         # The DINOv2 family interpolates by itself.
         options = {} if "Dino" in family else {"interpolate_pos_encoding": True}
         model.set_attn_implementation("sdpa")

@@ -99,6 +99,7 @@ class _Reading:
     ) -> None:
         self._images, self._visit, self._places, self._layers = images, visit, places, layers
         self._running: list[Running] = []
+        self._visiting = False  # what the visitor runs is no part of the pass
         self._own = 0  # layers of this library that are running: what they call is theirs
         self._first_of_two: tuple[str, TokenRows] | None = None
         self._seen: set[str] = set()
@@ -107,6 +108,8 @@ class _Reading:
         """Hooks that note when a module begins and ends."""
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._visiting:
+                return
             inputs = [*args, *kwargs.values()]
             first = inputs[0] if inputs else None
             second = kwargs.get("input_dimensions", args[1] if len(args) > 1 else None)
@@ -119,6 +122,8 @@ class _Reading:
                     self._hand_over(name, module.operator(inputs[0]))
 
         def end(module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            if self._visiting:
+                return
             frame = self._running.pop()
             if isinstance(module, SelfAttention):
                 self._own -= 1
@@ -136,7 +141,7 @@ class _Reading:
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """A call of attention that is about to run."""
-        if self._own > 0:
+        if self._own > 0 or self._visiting:
             return
         frames = self._running
         while len(frames) > 1 and isinstance(frames[-1].module, nn.Softmax):
@@ -175,7 +180,9 @@ class _Reading:
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
         self._running[-1].calls += isinstance(self._running[-1].module, SelfAttention)
         self._seen.add(name)
+        self._visiting = True
         self._visit(name, operator)
+        self._visiting = False
 
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
