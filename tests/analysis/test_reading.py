@@ -44,7 +44,7 @@ def assert_same(first: Maps, second: Maps) -> None:
         torch.testing.assert_close(one[4], other[4], **tolerance(torch.float32))
 
 
-def sharpen(model: nn.Module) -> nn.Module:
+def sharpen(model: nn.Module) -> Any:
     """Larger weights than at the start, so that attention is far from uniform."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -57,10 +57,10 @@ def sharpen(model: nn.Module) -> nn.Module:
     return model
 
 
-def fused(model: nn.Module, on: bool) -> nn.Module:
+def fused(model: nn.Module, on: bool) -> Any:
     for module in model.modules():
         if isinstance(getattr(module, "fused_attn", None), bool):
-            module.fused_attn = on
+            setattr(module, "fused_attn", on)  # noqa: B010
     return model
 
 
@@ -111,8 +111,10 @@ class TestTimm:
         size = (4 * grid[0], 4 * grid[1])
         model = timm.create_model(name, img_size=size, depths=(2, 1), embed_dim=24, num_heads=(3, 6))
         model = sharpen(fused(model, on)).eval()
-        images, inputs, seen = torch.randn(2 if grid == (14, 14) else 1, 3, *size), {}, []
-        blocks = dict(model.named_modules())
+        images = torch.randn(2 if grid == (14, 14) else 1, 3, *size)
+        inputs: dict[str, Tensor] = {}
+        seen: list[tuple[int, ...]] = []
+        blocks: dict[str, Any] = dict(model.named_modules())
         for number in range(2):
             block = blocks[f"layers.0.blocks.{number}"]
             make_transparent(block.attn)
@@ -137,7 +139,8 @@ class TestTimm:
     def test_convit_is_read_by_its_formula(self) -> None:
         timm = pytest.importorskip("timm")
         model = sharpen(timm.create_model("convit_tiny", img_size=224, depth=3, local_up_to_layer=2)).eval()
-        images, inputs = torch.randn(1, 3, 224, 224), {}
+        images = torch.randn(1, 3, 224, 224)
+        inputs: dict[str, Tensor] = {}
         for name in ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn"):
             model.get_submodule(name).register_forward_pre_hook(keep(inputs, name))
         maps = maps_of(model, images)

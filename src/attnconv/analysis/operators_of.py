@@ -33,6 +33,7 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
         ValueError: The model has no attention layer that runs.
 
     Example:
+        >>> import torch
         >>> from attnconv import SelfAttention2d
         >>> layer = SelfAttention2d(3, 4, heads=2)
         >>> operators = attention_operators(nn.Sequential(layer, nn.ReLU()), torch.zeros(1, 3, 5, 6))
