@@ -195,6 +195,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"got Cut.*it attends in 4 sequences for 1 images"):
             only_operator(Cut(), torch.randn(1, 2, 4, 4))
 
+    def test_a_scripted_module(self) -> None:
+        scripted = torch.jit.trace(nn.ReLU(), torch.zeros(1))
+        model, images = nn.Sequential(scripted, Kernel()), torch.randn(1, 2, 3, 3)
+        with pytest.raises(ValueError, match=r"module '0' must be readable, .* compiled script"):
+            only_operator(model, images)
+        assert only_operator(model, images, layers=["1"]).grid.sizes == (3, 3)
+
     def test_a_layer_that_does_not_run(self) -> None:
         with pytest.raises(ValueError, match=r"layers: must name modules in which attention is seen, got \['1'\]"):
             only_operator(nn.Sequential(Kernel()), torch.randn(1, 2, 3, 3), layers=["0", "1"])
@@ -206,6 +213,13 @@ class TestRefusals:
 
 
 class TestOperator:
+    @pytest.mark.compile
+    def test_a_compiled_model_is_read_as_it_was_written(self) -> None:
+        model, images = Kernel(), torch.randn(1, 2, 3, 3)
+        compiled: Any = torch.compile(model, backend="eager")
+        operator = only_operator(compiled, images)
+        torch.testing.assert_close(operator.to_dense(), only_operator(model, images).to_dense())
+
     def test_layers_of_this_library_are_seen_once(self) -> None:
         model = nn.Sequential(SelfAttention2d(4, 4, 2, encoding="learned-content"), Kernel())
         operators = attention_operators(model, torch.randn(2, 4, 5, 6))

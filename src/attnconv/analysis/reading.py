@@ -9,6 +9,7 @@ a model must not lose a map without a word.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -76,7 +77,7 @@ def visit_attention(
         model.eval()
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
-        with torch.no_grad(), AttentionCalls(reading.call):
+        with torch.no_grad(), _uncompiled(model), AttentionCalls(reading.call):
             model(images, **({} if options is None else options))
     finally:
         for handle in handles:
@@ -106,6 +107,10 @@ class _Reading:
 
     def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
         """Hooks that note when a module begins and ends."""
+        if isinstance(module, torch.jit.ScriptModule):
+            if self._layers is None:
+                raise _refusal(name, module, "it is a compiled script, which hides what it calls")
+            return []
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._visiting:
@@ -191,8 +196,17 @@ class _Reading:
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
         if not self._seen:
-            fix = "No attention of another library was seen either; compiled and scripted modules hide theirs."
+            fix = "No attention of another library was seen either."
             raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Where compiled modules run as they were written."""
+    compiled = any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def _claims_attention(module: nn.Module) -> bool:
