@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from attnconv.analysis.pruning import settings_after_pruning as settings_after_pruning
     from attnconv.analysis.query_maps import QueryMaps as QueryMaps
     from attnconv.analysis.query_maps import mean_query_maps as mean_query_maps
+    from attnconv.analysis.reading import visit_attention as visit_attention
     from attnconv.analysis.shift_profiles import RunningShiftProfile as RunningShiftProfile
     from attnconv.analysis.shift_profiles import ShiftProfile as ShiftProfile
     from attnconv.analysis.shift_profiles import shift_profile as shift_profile
     from attnconv.analysis.tap_assignment import convolution_score as convolution_score
     from attnconv.analysis.tap_assignment import grid_coverage as grid_coverage
-    from attnconv.analysis.reading import visit_attention as visit_attention
     from attnconv.analysis.token_operator import TokenOperator as TokenOperator
 else:
     __getattr__, __dir__, __all__ = attach(

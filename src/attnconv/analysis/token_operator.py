@@ -17,8 +17,9 @@ from attnconv.analysis.token_layout import TokenLayout
 from attnconv.analysis.token_rows import TokenRows
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, check_queries
-from attnconv.operators.blockwise import BLOCK_ELEMENTS
 from attnconv.operators.products import apply_rows, contract_rows
+
+BLOCK = 2**25  # probabilities that are held at once: 128 MiB in float32
 
 
 @final
@@ -94,5 +95,5 @@ class TokenOperator(AttentionOperator):
         return torch.cat(parts, 2).unflatten(2, self.grid.query_sizes)
 
     def _blocks(self) -> tuple[Tensor, ...]:
-        length = max(1, BLOCK_ELEMENTS // (self.batch * self.heads * self._source.keys * self._layout.parts))
+        length = max(1, BLOCK // (self.batch * self.heads * self._source.keys * self._layout.parts))
         return all_queries(self.grid, self.device).split(length)
