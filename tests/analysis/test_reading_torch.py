@@ -119,7 +119,7 @@ class TestTorch:
             {"attn_mask": torch.eye(12, dtype=torch.bool).roll(1, 0)},
             {"attn_mask": (torch.arange(12) > 3)[:, None].expand(12, 12)},  # the first queries see nothing
         ],
-        ids=str,
+        ids=["plain", "scale", "causal", "bias", "bias of keys", "one key", "none of some"],
     )
     def test_what_the_kernel_is_given(self, more: dict[str, Any]) -> None:
         model, images = Kernel(**more), torch.randn(2, 8, 3, 4)
