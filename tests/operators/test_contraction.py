@@ -41,11 +41,13 @@ def check(inputs: list[Tensor], dtype: torch.dtype = DOUBLE) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "queries"), SHAPES)
-@pytest.mark.parametrize("block", [1, 150, 2**21])
+@pytest.mark.parametrize("block", [1, 1200, 2**24])
 @pytest.mark.parametrize("axis", [1, 6, 96])
+@pytest.mark.parametrize("strip", [2, 256])
 def test_every_split_equals_the_plain_products(
-    sizes: tuple[int, ...], queries: tuple[int, ...], block: int, axis: int, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], queries: tuple[int, ...], block: int, axis: int, strip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(contraction, "STRIP", strip)
     monkeypatch.setattr(contraction, "BLOCK", block)
     monkeypatch.setattr(contraction, "LEAST_ROWS", 2)
     monkeypatch.setattr(contraction, "LONG_AXIS", axis)
@@ -95,21 +97,27 @@ def test_vmap_over_any_input() -> None:
 
 
 @pytest.mark.parametrize("border", BORDERS)
-def test_long_images_of_local_wide_and_far_heads(border: Border, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("far", [False, True])
+def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contraction, "STRIP", 35)
     monkeypatch.setattr(contraction, "LONG_AXIS", 16)
     monkeypatch.setattr(contraction, "TILE", 8)
-    monkeypatch.setattr(contraction, "BLOCK", 2000)
+    monkeypatch.setattr(contraction, "BLOCK", 16000)
     encoding = Quadratic(4, 2).double()
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor([[0.0, 0.3], [3.0, -40.0], [0.0, 0.0], [-2.5, 90.0]]))
         encoding.spread.copy_(torch.tensor([[1.0], [2.0], [0.02], [9.0]]))
-    grid = Grid.make((40, 33), padding=3, border=border)
-    x = torch.randn(2, 40, 33, 3, dtype=DOUBLE, requires_grad=True)
+        if not far:  # all look nearby, so that the image goes strip by strip
+            encoding.centres.clamp_(-1, 1)
+            encoding.spread.clamp_min_(5.0)
+    grid = Grid.make((20, 140), padding=3, border=border)
+    x = torch.randn(2, 20, 140, 3, dtype=DOUBLE, requires_grad=True)
     operator = encoding.operator(grid, x)
     assert isinstance(operator, Kronecker)
     weight = torch.randn(4, 3, 4, dtype=DOUBLE, requires_grad=True)
     inputs = [x, weight, *encoding.parameters()]
     fast = operator.contract(x, weight)
+    assert (contraction._strips(operator.factors)[0] is None) == far
     slow = contract_plainly(x, weight, *operator.factors)
     torch.testing.assert_close(fast, slow, **tolerance(DOUBLE))
     for got, want in zip(

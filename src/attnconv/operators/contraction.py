@@ -24,11 +24,12 @@ from attnconv.operators.base import full_precision, product_dtype
 from attnconv.operators.products import project, project_heads
 from attnconv.operators.recomputing import Gradients, recomputing
 
-BLOCK = 2**20  # numbers of M held at once: what a processor's cache holds
-DEVICE_BLOCK = 2**26  # on other devices, whose launches cost more than their memory
+BLOCK = 2**22  # bytes of M held at once: what a processor's cache holds
+DEVICE_BLOCK = 2**28  # on other devices, whose launches cost more than their memory
 LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
 LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
 TILE = 32  # queries of a long axis that share a range of keys
+STRIP = 256  # columns of a wide image that are contracted at a time, so that rows of blocks stay in cache too
 
 
 def contract_factors(
@@ -97,7 +98,7 @@ class _Block:
 def _forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
     if not _narrows(x, weight):
         return _contract(x, weight, *factors)
-    shape = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    shape = _outputs(x, weight, factors)
     out = _pull(_transposed(shape, weight, factors), x, (True, *[False] * (1 + len(factors))))[0]
     assert out is not None
     return out
@@ -126,25 +127,38 @@ def _transposed(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> tuple[T
     return x, weight.mT, *(factor.mT for factor in factors)
 
 
+def _outputs(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    return x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+
+
 def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-    """The products of the module's docstring, a block at a time."""
-    exact = torch.promote_types(x.dtype, torch.float32)
-    out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    """The products of the module's docstring, strip by strip."""
+    out = _outputs(x, weight, factors)
+    for strip in _strips(factors):
+        if strip is None:
+            _contract_blocks(x, weight, factors, out)
+        else:
+            narrow = [factors[0], factors[1][:, strip.queries, strip.keys], *factors[2:]]
+            _contract_blocks(x[:, :, strip.keys], weight, narrow, out[:, :, strip.queries])
+    return out
+
+
+def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: Tensor) -> None:
+    """The same, a block at a time, into `out`."""
+    exact = _exact(x)
     for block in _blocks(x, weight, factors):
-        part = out[block.images, block.rows].flatten(0, -2)
-        several = len(block.groups) > 1
-        total = part.new_zeros(part.shape, dtype=exact) if several else part
+        part = out[block.images, block.rows]
+        total: Tensor | None = None
         for group in block.groups:
             mixed, matrix = _mix(x, factors, block, group)[0], weight[group.heads].flatten(0, 1)
-            if not several:
-                torch.mm(mixed, matrix, out=total)
+            if total is None:
+                total = (mixed @ matrix).to(exact if len(block.groups) > 1 else x.dtype)
             elif total.dtype == mixed.dtype:
                 total.addmm_(mixed, matrix)
             else:
                 total += mixed @ matrix
-        if several:
-            part.copy_(total)
-    return out
+        assert total is not None
+        part.copy_(total.view(part.shape))
 
 
 def _mix(
@@ -186,9 +200,33 @@ def _beside(matrix: Float[Tensor, "g q k"], dim: int) -> Tensor:
 
 
 def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
-    """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    """Gradients of x, of the weights and of the factors, as far as they are wanted; strip by strip."""
     x, weight, *factors = inputs
-    exact = torch.promote_types(x.dtype, torch.float32)  # sums over blocks lose nothing
+    strips = _strips(factors)
+    if strips[0] is None:
+        found = _pull_blocks(x, weight, factors, gradient, wanted)
+    else:
+        totals: list[Tensor | None] = [
+            torch.zeros_like(tensor, dtype=_exact(x)) if want else None
+            for tensor, want in zip(inputs, wanted, strict=True)
+        ]
+        for strip in strips:
+            assert strip is not None
+            narrow = [factors[0], factors[1][:, strip.queries, strip.keys], *factors[2:]]
+            parts = _pull_blocks(x[:, :, strip.keys], weight, narrow, gradient[:, :, strip.queries], wanted)
+            for place, (total, part) in enumerate(zip(totals, parts, strict=True)):
+                if total is not None and part is not None:
+                    into = {0: total[:, :, strip.keys], 3: total[:, strip.queries, strip.keys]}.get(place, total)
+                    into += part
+        found = totals
+    return tuple(None if grad is None else grad.to(x.dtype) for grad in found)
+
+
+def _pull_blocks(
+    x: Tensor, weight: Tensor, factors: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same, a block at a time."""
+    exact = _exact(x)
     moving = any(wanted[2:])
     blocks = list(_blocks(x, weight, factors))
     once = len(blocks[0].groups) == 1 and blocks[0].rows == blocks[-1].rows  # each image is in one block only
@@ -207,8 +245,12 @@ def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) ->
             if moving or to_x is not None:
                 back = part @ weight[group.heads].flatten(0, 1).mT
                 _unmix(x, factors, block, group, back, met, to_x, to_factors)
-    found = [None if grad is None else grad.to(x.dtype) for grad in (to_x, to_weight, *to_factors)]
-    return (*found, *([] if moving else [None] * len(factors)))
+    return [to_x, to_weight, *(to_factors if moving else [None] * len(factors))]
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """In which sums over blocks lose nothing."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _unmix(
@@ -269,13 +311,30 @@ def _back_along(
     return back
 
 
+def _strips(factors: Sequence[Tensor]) -> Sequence[_Tile | None]:
+    """Columns of a wide image with the keys that they meet, or None for all where no strip of them is narrow.
+
+    A row of a wide image does not fit in the cache with the rows around it.
+    """
+    if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * STRIP:
+        return [None]
+    queries, keys = factors[1].shape[1:]
+    bands, strips = _Bands.of(factors[1]), []
+    for start in range(0, queries, STRIP):
+        part = slice(start, min(start + STRIP, queries))
+        met = [bands.keys(head, part) for head in range(len(factors[1]))]
+        strips.append(_Tile(part, slice(min(one.start for one in met), max(one.stop for one in met))))
+    narrow = sum(strip.keys.stop - strip.keys.start for strip in strips) < 1.25 * keys
+    return strips if narrow else [None]
+
+
 def _blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[_Block]:
     """The whole problem, in parts whose M is of about `BLOCK` numbers: whole images, or rows of queries of one."""
     heads, channels, _ = weight.shape
     rows = factors[0].shape[1]
     per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
     bands = [_Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
-    most = BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+    most = (BLOCK if x.device.type == "cpu" else DEVICE_BLOCK) // x.element_size()
     if rows * per_row <= 2 * most:
         images, height = max(most // (rows * per_row), 1), rows
     else:
