@@ -78,8 +78,8 @@ def test_windows_equal_the_matrix(name: str, head: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", GRIDS)
 def test_spectrum_equals_the_matrix(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shifted, "_prefers_spectrum", lambda *_: True)
-    monkeypatch.setattr(shifted, "COLUMNS", 300)
-    monkeypatch.setattr(spectrum, "APART", 300)
+    monkeypatch.setattr(shifted, "COLUMNS", 3000)
+    monkeypatch.setattr(spectrum, "APART", 20000)
     grid = GRIDS[name]
     table = table_of(grid, head)
     for fast, plain in both(grid, *inputs_of(grid, table, torch.float32)):
