@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnconv.bench import full_covariance, gated, megapixel, model_step, position_only, relative_bias
+from attnconv.bench import contenders, megapixel, model_step, position_only
 from attnconv.bench.answer import Answer
 from attnconv.bench.measuring import Memory, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
@@ -18,7 +18,7 @@ from attnconv.models.build import build
 @pytest.fixture(autouse=True)
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
-    for module in (position_only, megapixel, full_covariance, relative_bias, gated):
+    for module in (position_only, megapixel, contenders):
         monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
 
 

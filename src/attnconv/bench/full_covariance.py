@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, exponent, interleaved, memory_of
+from attnconv.bench.contenders import Case, compare
+from attnconv.bench.measuring import exponent
 from attnconv.bench.settings import FullCovarianceSettings
 from attnconv.encodings.quadratic import GeneralizedQuadratic
 from attnconv.layers import SelfAttention2d
@@ -42,29 +43,20 @@ def answer(settings: FullCovarianceSettings) -> Answer:
     for root in settings.roots:
         for batch, side in settings.cases:
             sizes = {"batch": batch, "side": side, "channels": settings.channels, "heads": settings.heads}
-            case: dict[str, Any] = {**sizes, "root": root}
+            case = Case(
+                words=f"{_kind(root)}, {batch} x {settings.channels} x {side} x {side}",
+                arguments={**sizes, "root": root},
+                pixels=side**2,
+                dense_bytes=4 * settings.heads * side**4,
+            )
             names = CONTENDERS if side <= settings.peers_to else ("auto",)
-            steps = {name: prepared(**case, contender=name) for name in names}
-            found = {name: step() for name, step in steps.items()}
-            times = interleaved(steps, settings.repeats)
-            for name in names:
-                compared = name != BASE and BASE in names
-                rows.append(
-                    Row(
-                        case=f"{_kind(root)}, {batch} x {settings.channels} x {side} x {side}",
-                        contender=name,
-                        seconds=times[name],
-                        ratio=Ratio.of(times[BASE], times[name]) if compared else None,
-                        memory=memory_of(__name__, {**case, "contender": name}),
-                        pixels=side**2,
-                        difference=_difference(found[name], found[BASE]) if compared else None,
-                        dense_bytes=4 * settings.heads * side**4,
-                    )
-                )
+            rows += compare(__name__, prepared, case, names, settings.repeats)
     return Answer("full-covariance", "times as fast as making all rows", tuple(rows), _growth(rows, settings))
 
 
-def prepared(*, batch: int, side: int, channels: int, heads: int, root: float, contender: str) -> Callable[[], Tensor]:
+def prepared(
+    *, batch: int, side: int, channels: int, heads: int, root: float, contender: str
+) -> Callable[[], list[Tensor]]:
     """A step that returns the output; every contender draws the same weights and images."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads, encoding="quadratic-generalized")
@@ -74,12 +66,12 @@ def prepared(*, batch: int, side: int, channels: int, heads: int, root: float, c
     images = torch.randn(batch, side, side, channels).movedim(-1, 1).requires_grad_()
     gradient = torch.randn(batch, side, side, channels).movedim(-1, 1)
 
-    def step() -> Tensor:
+    def step() -> list[Tensor]:
         layer.zero_grad()
         images.grad = None
         out: Tensor = _FORMS[contender](layer, images)
         out.backward(gradient)
-        return out.detach()
+        return [out.detach()]
 
     return step
 
@@ -150,7 +142,3 @@ def _growth(rows: list[Row], settings: FullCovarianceSettings) -> dict[str, floa
 
 def _kind(root: float) -> str:
     return f"precision {root**2:g}"
-
-
-def _difference(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).abs().max() / exact.abs().max())

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved, memory_of
+from attnconv.bench.answer import Answer
+from attnconv.bench.contenders import Case, compare
 from attnconv.bench.settings import GatedSettings
 from attnconv.layers.gated import GatedPositionalAttention
 
@@ -28,24 +28,9 @@ def answer(settings: GatedSettings) -> Answer:
     """Times, peak memory and differences over the sizes."""
     rows = []
     for batch, side in settings.cases:
-        case = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-        found = {name: prepared(**case, contender=name)() for name in CONTENDERS}
-        times = interleaved({name: prepared(**case, contender=name) for name in CONTENDERS}, settings.repeats)
-        memories = {name: memory_of(__name__, {**case, "contender": name}) for name in CONTENDERS}
-        for name in CONTENDERS:
-            base = name == BASE
-            rows.append(
-                Row(
-                    case=f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}",
-                    contender=name,
-                    seconds=times[name],
-                    ratio=None if base else Ratio.of(times[BASE], times[name]),
-                    memory=memories[name],
-                    memory_ratio=None if base else memories[name].step / max(memories[BASE].step, 1),
-                    pixels=side**2,
-                    difference=None if base else _difference(found[name], found[BASE]),
-                )
-            )
+        words = f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
+        sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
+        rows += compare(__name__, prepared, Case(words, sizes, side**2), CONTENDERS, settings.repeats)
     return Answer("gated", "times as fast as with both softmaxes of every image", tuple(rows))
 
 
@@ -86,9 +71,3 @@ def _materialised(layer: GatedPositionalAttention, x: Tensor, features: Tensor, 
     attention /= attention.sum(-1, keepdim=True)
     out: Tensor = layer.proj((attention @ values).transpose(1, 2).flatten(2))
     return out
-
-
-def _difference(found: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest over the output and the gradients, each over its own largest value."""
-    pairs = zip(found, exact, strict=True)
-    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)

@@ -11,14 +11,13 @@ included. All contenders compute the same from the same tensors:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved, memory_of
+from attnconv.bench.answer import Answer
+from attnconv.bench.contenders import Case, compare
 from attnconv.bench.settings import RelativeBiasSettings
 from attnconv.operators.biased import attend_folded, attention_with_relative_bias, axis_scores
 from attnconv.operators.products import axis_sum
@@ -31,24 +30,9 @@ def answer(settings: RelativeBiasSettings) -> Answer:
     """Times, peak memory and differences over the sizes."""
     rows = []
     for batch, side in settings.cases:
-        case = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-        found = {name: _values(prepared(**case, contender=name)()) for name in CONTENDERS}
-        times = interleaved({name: prepared(**case, contender=name) for name in CONTENDERS}, settings.repeats)
-        memories = {name: memory_of(__name__, {**case, "contender": name}) for name in CONTENDERS}
-        for name in CONTENDERS:
-            base = name == BASE
-            rows.append(
-                Row(
-                    case=f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}",
-                    contender=name,
-                    seconds=times[name],
-                    ratio=None if base else Ratio.of(times[BASE], times[name]),
-                    memory=memories[name],
-                    memory_ratio=None if base else memories[name].step / max(memories[BASE].step, 1),
-                    pixels=side**2,
-                    difference=None if base else _difference(found[name], found[BASE]),
-                )
-            )
+        words = f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
+        sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
+        rows += compare(__name__, prepared, Case(words, sizes, side**2), CONTENDERS, settings.repeats)
     return Answer("relative-bias", "times as fast as with the bias materialised", tuple(rows))
 
 
@@ -82,13 +66,3 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[
 
 
 _FORMS: Mapping[str, Callable[..., Tensor]] = {BASE: _materialised, "folded": _folded, "linear": _linear}
-
-
-def _values(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors]
-
-
-def _difference(found: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest over the output and the gradients, each over its own largest value."""
-    pairs: list[tuple[Any, Any]] = list(zip(found, exact, strict=True))
-    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
