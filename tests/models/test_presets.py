@@ -11,6 +11,7 @@ SMALL = (
     "quadratic-generalized-small",
     "learned-small",
     "learned-content-small",
+    "quadratic-16-heads-small",
     "resnet-small",
     "quadratic-digits",
     "resnet-digits",

@@ -69,6 +69,7 @@ CATALOGUE: Mapping[str, Preset] = {
     "learned-content-small": Preset(
         replace(_SMALL, encoding="learned-content"), "The small model with learned shifts and content."
     ),
+    "quadratic-16-heads-small": Preset(replace(_SMALL, heads=16), "The small model with sixteen heads in each layer."),
     "resnet-small": Preset(
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
         "A residual network with about as many operations as quadratic-small.",
