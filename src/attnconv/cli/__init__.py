@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "measure the test accuracy of a run or checkpoint",
     "predict": "name the classes that a model sees in an image",
     "report": "draw the figures of a run, and one HTML page of them",
+    "reproduce": "train the paper's models at a chosen scale, and draw its figures and tables",
     "prove": "perform convolutions by attention and compare, drawn ones or a network's",
     "recast": "write a network whose convolutions are attention",
     "prune": "remove degenerate heads from a trained model",
@@ -28,6 +29,7 @@ examples:
   attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/first
   attnconv evaluate runs/first --data.root PATH/TO/CIFAR
   attnconv report runs/first
+  attnconv reproduce --scale tiny
   attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
   attnconv bench --quick

@@ -38,10 +38,15 @@ class Table:
             |:---|---:|
             | quadratic | 9 |
         """
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        marks = ["---:" if column and all(_is_number(cell) for cell in column) else ":---" for column in columns]
+        marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
         lines = [_line(self.columns), f"|{'|'.join(marks)}|", *(_line(row) for row in self.rows)]
         return "\n".join(lines)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds only numbers; a column without rows does not."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return tuple(bool(column) and all(_is_number(cell) for cell in column) for column in columns)
 
 
 def _line(cells: Iterable[str]) -> str:

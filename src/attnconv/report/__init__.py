@@ -1,7 +1,7 @@
 """The paper's figures from a run folder, as files and as one HTML page.
 
-`write_report` does all of it. The drawing functions take plain arrays and give a matplotlib figure each, which `save`
-writes as PNG and SVG.
+`write_report` does all of it for one run, `write_paper` the paper's whole set from several. The drawing functions take
+plain arrays and give a matplotlib figure each, which `save` writes as PNG and SVG.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from attnconv.report.centres_over_training import draw_centres_over_training as draw_centres_over_training
     from attnconv.report.factorisation import draw_factorisation as draw_factorisation
     from attnconv.report.gaussians import HeadGaussians as HeadGaussians
+    from attnconv.report.mixture import draw_mixture as draw_mixture
+    from attnconv.report.paper import write_paper as write_paper
     from attnconv.report.runs import write_comparison as write_comparison
     from attnconv.report.write import write_report as write_report
 else:
@@ -32,8 +34,10 @@ else:
             "draw_attention_maps": "attention_maps",
             "draw_centres_over_training": "centres_over_training",
             "draw_factorisation": "factorisation",
+            "draw_mixture": "mixture",
             "save": "canvas",
             "write_comparison": "runs",
+            "write_paper": "paper",
             "write_report": "write",
         },
     )

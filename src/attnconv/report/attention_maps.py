@@ -1,9 +1,10 @@
-"""Figures 5, 6 and 7: the attention probabilities of every head at every layer, for one query pixel.
+"""Figures 5 to 10: the attention probabilities of every head at every layer, for one query pixel.
 
 Layers are rows and heads columns of a grid of small maps. Within a layer the heads are ordered for reading, from the
 most concentrated to the most spread (by the entropy of their map), with their own number beside each. Every map is
 scaled to its own largest probability, which is printed above it: a head on a single pixel and one that sees the whole
-image could not share a scale. All is laid out in inches on a single axes, so that nothing can overlap.
+image could not share a scale. A single image can stand above its maps. All is laid out in inches on a single axes, so
+that nothing can overlap.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ _LABEL, _NUMBERS = 0.17, 0.5  # height of the line above each map, and the least
 _LEFT = 0.72
 _RIGHT = 0.15
 _NARROWEST, _WIDEST = 4.6, 15.0
+_PICTURE = 1.5  # side of the image above the maps
 _COLOURS = "Blues"
 _LEGEND = (
     "Above each map: the head's number and its largest probability, to which the colours of the map are scaled. "
@@ -86,6 +88,7 @@ def draw_attention_maps(
     title: str,
     zoom: int | None = None,
     orders: Sequence[Sequence[int]] | None = None,
+    picture: FloatArray | None = None,
 ) -> Figure:
     """The grid of maps.
 
@@ -96,25 +99,32 @@ def draw_attention_maps(
             scaled to the whole map: a head that looks elsewhere is pale.
         orders: The heads of each layer in the order of their columns, so that figures of several queries can be
             compared; None takes the `reading_order` of these maps.
+        picture: (height, width, 3) colours in 0 .. 1 of the image that is attended, shown above with the query marked;
+            None for maps that belong to no single image.
 
     Returns:
         The figure; `attnconv.report.save` writes it.
 
     Raises:
-        ValueError: No layer, a zoom that is even or below 1, or an order that does not name every head of its layer.
+        ValueError: No layer, a zoom that is even or below 1, an order that does not name every head of its layer, or a
+            picture of another shape.
     """
     if not layers:
         raise ValueError(bad("layers", "must hold the maps of at least one layer", "none"))
     if zoom is not None and (zoom < 1 or zoom % 2 == 0):
         raise ValueError(bad("zoom", "must be an odd number of pixels, at least 1", zoom))
+    if picture is not None and (picture.ndim != 3 or picture.shape[2] != 3):
+        raise ValueError(bad("picture", "must have the shape (height, width, 3)", picture.shape))
     columns = _columns(layers, orders)
-    page = _Page.plan(layers, title, zoom)
+    page = _Page.plan(layers, title, zoom, above=0.0 if picture is None else _PICTURE + _GAP)
     with house_style():
         figure = Figure(figsize=(page.width, page.height))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         axes.set_axis_off()
         axes.text(page.width / 2, 0.14, page.title, fontsize=12.0, ha="center", va="top", linespacing=1.2)
         axes.text(0.15, page.height - 0.1, page.legend, fontsize=7.5, color=FAINT, va="bottom", linespacing=1.3)
+        if picture is not None:
+            _draw_picture(axes, picture, layers[0], top=page.tops[0] - _LABEL - _GAP - _PICTURE)
         for layer, order, shape, top in zip(layers, columns, page.shapes, page.tops, strict=True):
             axes.text(0.15, top + shape[1] / 2, printable(layer.title, width=9), fontsize=9.0, va="center")
             for index, head in enumerate(order):
@@ -148,7 +158,8 @@ class _Page:
     tops: list[float]  # upper edge of the first line of maps, per layer
 
     @staticmethod
-    def plan(layers: Sequence[LayerMaps], title: str, zoom: int | None) -> "_Page":
+    def plan(layers: Sequence[LayerMaps], title: str, zoom: int | None, *, above: float = 0.0) -> "_Page":
+        """Where all of it stands; `above` is left free between the heading and the maps."""
         shapes = [_map_size(*(layer.maps.shape[1:] if zoom is None else (zoom, zoom))) for layer in layers]
         step = max(_NUMBERS, *(width for width, _ in shapes)) + _GAP
         most = max(len(layer.maps) for layer in layers)
@@ -160,7 +171,7 @@ class _Page:
             _LEGEND if zoom is None else f"{_LEGEND} A blank map: the head looks beyond these {zoom} x {zoom} pixels."
         )
         legend = printable(note, width=int((width - 0.3) * 17.0))
-        y = 0.22 + 0.2 * (1 + wrapped.count("\n"))
+        y = 0.22 + 0.2 * (1 + wrapped.count("\n")) + above
         tops = []
         for layer, (_, height) in zip(layers, shapes, strict=True):
             tops.append(y + _LABEL)
@@ -221,6 +232,19 @@ def _draw_map(
     page.text(
         left + max(width, _NUMBERS), top - 0.03, _percent(largest), fontsize=7.0, color=FAINT, ha="right", va="bottom"
     )
+
+
+def _draw_picture(page: Axes, picture: FloatArray, layer: LayerMaps, *, top: float) -> None:
+    """The attended image with the first layer's query on it."""
+    extent = (_LEFT, _LEFT + _PICTURE, top + _PICTURE, top)
+    page.imshow(np.clip(picture, 0.0, 1.0), extent=extent, interpolation="none", zorder=1.0)
+    rows, columns = layer.maps.shape[1:]
+    _draw_query(
+        page,
+        (_LEFT + (layer.query[1] + 0.5) * _PICTURE / columns, _PICTURE / columns),
+        (top + (layer.query[0] + 0.5) * _PICTURE / rows, _PICTURE / rows),
+    )
+    page.text(0.15, top + _PICTURE / 2, "image", fontsize=9.0, va="center")
 
 
 def _draw_query(page: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from attnconv.models.tables import Table
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --faint: #57606a; --line: #d9dde2; --paper: #fff; --card: #f6f8fa;
   --link: #0b5cad; }
@@ -36,7 +38,8 @@ dl.facts dd.value { font-size: 1.6rem; line-height: 1.3; font-variant-numeric: t
 dl.facts dd.aside { color: var(--faint); font-size: .8rem; line-height: 1.4; }
 figure { margin: 1.2rem 0 2rem; }
 .plate { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: .6rem; padding: .6rem; }
-.plate:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
+.plate:focus-visible, .wide:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--link);
+  outline-offset: 2px; }
 .plate img { display: block; height: auto; margin: 0 auto; }
 figcaption { font-size: .92rem; margin-top: .6rem; max-width: 44rem; }
 .files { white-space: nowrap; }
@@ -52,6 +55,11 @@ th, td { text-align: left; vertical-align: top; font-weight: 400; padding: .25re
   border-top: 1px solid var(--line); }
 th { color: var(--faint); padding-right: 1rem; }
 td { text-align: right; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.wide table { width: auto; min-width: 100%; }
+.wide th, .wide td { padding: .25rem .8rem .25rem 0; overflow-wrap: normal; }
+.wide thead th { vertical-align: bottom; }
+.wide td.words { text-align: left; }
+.wide { overflow-x: auto; margin: 1rem 0 1.6rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; white-space:
   pre-wrap; overflow-wrap: anywhere; font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 @media print { main { max-width: none; padding: 0; } .plate, dl.facts div { break-inside: avoid; } }
@@ -89,6 +97,7 @@ class Section:
         folded: Shown when asked for.
         fold: What asks for them.
         notes: What could not be shown, and why.
+        tables: Shown before the pictures.
     """
 
     title: str
@@ -97,6 +106,7 @@ class Section:
     folded: Sequence[Picture] = ()
     fold: str = "More"
     notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,8 @@ class Page:
         lead: One sentence below it.
         facts: The numbers that matter.
         sections: Figures.
-        tables: Title and rows (name, value) of each group of settings.
-        origin: Title and rows of what the run ran on.
+        tables: Title and rows (name, value) of each group of settings; empty leaves the part out.
+        origin: Title and rows of what the run ran on; empty likewise.
         command: Command line that started it; empty if it was not started from one.
         notes: What a reader must know before the numbers.
     """
@@ -143,6 +153,7 @@ def render(page: Page) -> str:
         f'<dd class="aside">{escape(fact.aside)}</dd></div>'
         for fact in page.facts
     )
+    settings = f'<div class="groups">{"".join(_table(title, rows) for title, rows in page.tables)}</div>'
     command = f"<p>It was started with</p><pre>{escape(page.command)}</pre>" if page.command else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -162,27 +173,27 @@ def render(page: Page) -> str:
 <dl class="facts">{facts}</dl>
 </header>
 {"".join(_section(section) for section in page.sections)}
-<section>
-<h2>Settings</h2>
-<div class="groups">{"".join(_table(title, rows) for title, rows in page.tables)}</div>
-</section>
-<section>
-<h2>What the run ran on</h2>
-{command}
-<div class="groups">{_table("", page.origin)}</div>
-</section>
+{_part("Settings", settings) if page.tables else ""}
+{_part("What the run ran on", f'{command}<div class="groups">{_table("", page.origin)}</div>') if page.origin else ""}
 </main>
 </body>
 </html>
 """
 
 
+def _part(title: str, content: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>"
+
+
 def _section(section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
     shown = "".join(_figure(picture) for picture in section.pictures)
     folded = "".join(_figure(picture) for picture in section.folded)
+    tables = "".join(_wide_table(table) for table in section.tables)
     more = f"<details><summary>{escape(section.fold)}</summary>{folded}</details>" if folded else ""
-    return f"<section>\n<h2>{escape(section.title)}</h2>\n{text}{_notes(section.notes)}{shown}{more}\n</section>\n"
+    return (
+        f"<section>\n<h2>{escape(section.title)}</h2>\n{text}{_notes(section.notes)}{tables}{shown}{more}\n</section>\n"
+    )
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -212,3 +223,18 @@ def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
     caption = f"<caption>{escape(title)}</caption>" if title else ""
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
     return f"<table>{caption}{lines}</table>"
+
+
+def _wide_table(table: Table) -> str:
+    """A table of any number of columns; columns of words stand to the left, those of numbers to the right."""
+    marks = ["" if is_numeric else ' class="words"' for is_numeric in table.numeric]
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    rows = []
+    for first, *others in table.rows:
+        cells = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks[1:], others, strict=True))
+        rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(table.title)}"><table>'
+        f"<caption>{escape(table.title)}</caption><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
+        "</table></div>"
+    )

@@ -24,7 +24,7 @@ _COLUMNS = (
     "Models",
     "accuracy, paper",
     "accuracy, here",
-    "runs",
+    "here: preset, runs",
     "# of params, paper",
     "# of params, here",
     "# of FLOPS, paper",
@@ -139,7 +139,8 @@ def _texts(entry: Mapping[str, Any]) -> tuple[str, ...]:
         ours += f" ± {here['deviation']:.3f}"
     counts = (f"{here[name]:,}" for name in ("parameters", "flops_paper_way", "flops_everything"))
     size, way, everything = counts
-    runs = str(len(here["accuracies"]))
+    count = len(here["accuracies"])
+    runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}" + ("" if count else " complete")
     return (entry["model"], printed, ours, runs, paper["parameters"], size, paper["flops"], way, everything)
 
 
@@ -160,7 +161,7 @@ def table_of_hyper_parameters(settings: RunSettings | None = None) -> PaperTable
 def _hyper_parameters(settings: RunSettings) -> dict[str, str]:
     model = settings.model
     assert isinstance(model, AttentionSettings)
-    return dict(table_2(model, training=table_rows(settings)).rows)
+    return {row[0]: row[1] for row in table_2(model, training=table_rows(settings)).rows}
 
 
 def table_of_encodings() -> PaperTable:

@@ -1,0 +1,171 @@
+"""`attnconv reproduce`: train what is missing of the paper at a chosen scale, and write its figures and tables."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnconv.cli.parsing import parse
+from attnconv.training.reproduction import PRUNED, RUNS, SOURCE, PlannedRun, ScaleName, folder_name, plan_runs
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings, SettingsError
+
+if TYPE_CHECKING:
+    from attnconv.analysis.pruning import Criterion
+
+_CRITERIA: tuple["Criterion", ...] = ("paper", "code")
+_EXAMPLES = """\
+attnconv reproduce --scale tiny
+attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
+attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
+attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
+"""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Arguments of `attnconv reproduce`."""
+
+    scale: ScaleName = "tiny"
+    """tiny: digits, a few epochs, minutes, to see every step. small: the small presets on CIFAR-10, for two CPU cores
+    overnight. paper: the paper's models and hyper-parameters, for one GPU."""
+    only: tuple[str, ...] = ()
+    """Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
+    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads."""
+    seeds: int = 1
+    """Runs of each model; Table 1 gives their mean and deviation."""
+    out: Path | None = None
+    """Folder for the runs and the pages; None for reproduction/SCALE."""
+    data_root: str = "data"
+    """Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none."""
+    plan: bool = False
+    """Only print what would be trained."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Plan, train what is missing, draw everything."""
+    about = "Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4 with the "
+    about += "paper's numbers beside ours. Finished runs are kept and interrupted ones continued: call it again."
+    arguments = parse(Reproduce, "reproduce", words, about=about, examples=_EXAMPLES)
+    out = arguments.out or Path("reproduction") / arguments.scale
+    try:
+        runs = plan_runs(
+            arguments.scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
+        )
+    except ValueError as error:
+        raise SettingsError([str(error)]) from error
+    _print_plan(runs)
+    if arguments.plan:
+        return 0
+    failures: list[str] = []
+    notes: list[str] = []
+    for planned in runs:
+        words_about = _train(planned, out)
+        (failures if words_about.startswith("Failed") else notes).append(words_about)
+    from attnconv.report import write_paper
+
+    said = [note for note in (*notes, *failures) if note]
+    if arguments.scale != "paper":
+        said.insert(0, f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.")
+    command = f"attnconv reproduce --scale {arguments.scale} --out {out}"
+    page = write_paper(_runs_in(out), out, command=command, notes=said)
+    print("\n".join([*said, f"Figures and tables: {page}"]))
+    return 1 if failures else 0
+
+
+def _print_plan(runs: Sequence[PlannedRun]) -> None:
+    from rich.console import Console
+
+    from attnconv.cli.comparing import plain_table
+
+    columns = ("run", "seed", "epochs", "batch", "rate", "numbers", "state", "time")
+    table = plain_table("What is trained", columns, left=1)
+    for planned in runs:
+        train = planned.settings.train
+        table.add_row(
+            planned.folder.path.name,
+            str(train.seed),
+            str(train.epochs),
+            str(train.batch_size),
+            f"{planned.settings.optim.learning_rate:g}",
+            train.precision,
+            planned.state,
+            "not timed" if planned.minutes is None else f"{planned.minutes:.0f} min",
+        )
+    Console().print(table)
+    open_runs = [planned for planned in runs if planned.state != "finished"]
+    data = ", ".join(dict.fromkeys(planned.settings.data.name for planned in runs))
+    timed = "Times are of two CPU cores (results/cifar10-small). " * any(planned.minutes for planned in runs)
+    print(f"{len(open_runs)} of {len(runs)} runs to train, on {data}. {timed}".rstrip(), flush=True)
+
+
+def _train(planned: PlannedRun, out: Path) -> str:
+    """Train one run unless it is finished; what is to be said about it, if anything."""
+    from attnconv.training.checks import check_folder
+    from attnconv.training.fit import fit
+    from attnconv.training.recorder import DivergedError
+
+    settings, start, said = planned.settings, None, ""
+    name, folder = planned.folder.path.name, planned.folder
+    if planned.name == PRUNED:
+        found = _pruned(planned, out)
+        if isinstance(found, str):
+            return found
+        settings, start, said = found
+    if planned.state == "finished":
+        check_folder(folder, settings, resume=True)  # a table of other settings would mislead
+        print(f"{name}: finished before.", flush=True)
+        return said
+    print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
+    try:
+        fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
+    except DivergedError as error:  # the other runs are still worth having
+        return f"Failed: {name}: {error}"
+    return said
+
+
+def _pruned(planned: PlannedRun, out: Path) -> "tuple[RunSettings, Path, str] | str":
+    """Settings of the pruned model, the weights it begins with and a note; or why there is none.
+
+    Heads are chosen by the paper's threshold and, where no head meets it, by that of the authors' code: short runs
+    seldom stretch a head so far.
+    """
+    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.models.load import load
+    from attnconv.models.settings import AttentionSettings
+
+    seed = planned.settings.train.seed
+    source = RunFolder(out / "runs" / folder_name(SOURCE, seed))
+    name = planned.folder.path.name
+    if source.result() is None:
+        return f"{name}: not trained, since {source.path.name} is not complete."
+    loaded = load(source.last_weights)
+    layers = attention_layers(loaded.model)
+    for criterion in _CRITERIA:
+        removed = {layer: degenerate_heads(attention, criterion) for layer, attention in layers.items()}
+        if any(removed.values()):
+            break
+    else:
+        return f"{name}: not trained, since no head of {source.path.name} is degenerate, so nothing is pruned."
+    if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
+        return f"{name}: not trained, since every head of {', '.join(empty)} is degenerate."
+    model = prune_heads(loaded.model, removed)
+    assert isinstance(loaded.settings, AttentionSettings)
+    settings = replace(planned.settings, model=settings_after_pruning(loaded.settings, model))
+    start = out / "runs" / f"{name}-start.safetensors"
+    extra = {"pruned": {layer: list(heads) for layer, heads in removed.items()}, "criterion": criterion}
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(start, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
+    counts = [len(heads) for heads in removed.values()]
+    return settings, start, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."
+
+
+def _runs_in(out: Path) -> dict[str, list[Path]]:
+    """Model -> its run folders in a reproduction, first seed first; those of earlier calls too."""
+    found = {}
+    for name in RUNS:
+        several = sorted((out / "runs").glob(f"{name}-seed-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        found[name] = [path for path in (out / "runs" / name, *several) if (path / "settings.json").is_file()]
+    return found

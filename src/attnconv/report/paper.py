@@ -1,0 +1,192 @@
+"""The whole paper from run folders: Figures 1 to 14 and Tables 1 to 4 with its numbers beside ours, in one folder.
+
+    OUT/index.html, README.md         everything on one page; the same in words and tables
+    OUT/figures/figure-01.png, .svg   ... figure-14
+    OUT/tables/table-1.md, .json      ... table-4; counts (the paper's sizes, counted); fixed-shifts (Figure 6's claim)
+
+What the runs do not allow is named on both pages, with the command that makes it.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attnconv._errors import bad
+from attnconv.models.load import load as load_model
+from attnconv.models.settings import AttentionSettings
+from attnconv.models.tables import Table
+from attnconv.report.canvas import save
+from attnconv.report.fixed_shifts import FixedHead, heads_over_shifts, table_of_fixed_shifts, values_of
+from attnconv.report.page import Fact, Page, Picture, Section, render
+from attnconv.report.paper_figures import CAPTIONS, FIGURES, PaperFigures, images_for
+from attnconv.report.paper_models import PAPER_MODELS, paper_model
+from attnconv.report.paper_tables import (
+    PaperTable,
+    accuracies,
+    table_of_accuracy,
+    table_of_counts,
+    table_of_encodings,
+    table_of_hyper_parameters,
+)
+from attnconv.training.run_folder import RunFolder, write_json, write_text
+
+RunPaths = str | Path | Sequence[str | Path]
+_TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
+_CLAIM = (
+    "The paper reads from Figures 6 and 7 that heads of its layers 2 and 3 stand at a constant shift from the query. "
+    "Here every head is asked at every query pixel; a model with content is averaged over test images first."
+)
+
+
+def write_paper(
+    runs: Mapping[str, RunPaths], out: str | Path, *, command: str = "attnconv reproduce", notes: Sequence[str] = ()
+) -> Path:
+    """Write every figure and table of the paper that the runs allow, and name the others.
+
+    Nothing is trained and nothing is downloaded. Figures show the first run of a model; accuracies are means over all.
+
+    Args:
+        runs: Preset -> its run folder, or one for each seed. Sizes are free: `quadratic`, `quadratic-small` and
+            `quadratic-digits` are the same model of the paper; at most one of them may be given.
+        out: Folder to write to; older files of the same names are replaced.
+        command: What trains a missing model, before ` --only NAME`.
+        notes: Sentences for the head of the page.
+
+    Returns:
+        The page, `index.html`.
+
+    Raises:
+        ValueError: A name that is no model of the paper, two of the same model, a folder without a run, or files of a
+            run that are not legal.
+        OSError: A file cannot be read or written.
+    """
+    folders = _folders(runs)
+    out = Path(out)
+    figures = PaperFigures({name: several[0] for name, several in folders.items()})
+    missing: list[str] = []
+    sections = [_figure_section(figures, number, out, command, missing) for number in FIGURES]
+    claims = _claims(figures, missing)
+    tables = _tables(folders, claims)
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for stem, table in tables.items():
+        write_text(out / "tables" / f"{stem}.md", f"{table.table.title}\n\n{table.table.markdown()}\n")
+        write_json(out / "tables" / f"{stem}.json", {"title": table.table.title, **table.values})
+    absent = [name for name in PAPER_MODELS if not accuracies(folders.get(name, ()))]
+    missing += [f"Tables: no complete run of {name}. It is made by: {command} --only {name}" for name in absent]
+    lead = _lead(folders)
+    shown = [tables[stem].table for stem in tables if stem != "fixed-shifts"]
+    claim = Section("Figure 6 in numbers", text=_CLAIM, tables=[tables["fixed-shifts"].table] if claims else ())
+    page = Page(
+        title=_TITLE,
+        lead=lead,
+        facts=_facts(folders),
+        sections=[Section("Tables", tables=shown), claim, *sections, Section("Missing", notes=missing or ["Nothing."])],
+        tables=(),
+        origin=(),
+        notes=notes,
+    )
+    write_text(out / "README.md", _readme(lead, sections, list(tables.values()), missing, notes))
+    path = out / "index.html"
+    write_text(path, render(page))
+    return path
+
+
+def _folders(runs: Mapping[str, RunPaths]) -> dict[str, list[RunFolder]]:
+    """Model of the paper -> its runs, all of which exist."""
+    folders: dict[str, list[RunFolder]] = {}
+    for preset, paths in runs.items():
+        name = paper_model(preset).name
+        several = [paths] if isinstance(paths, str | Path) else paths
+        if name in folders:
+            raise ValueError(bad("runs", f"must hold each model of the paper once, {name!r} too", repr(list(runs))))
+        folders[name] = [RunFolder(Path(path)) for path in several]
+        for run in folders[name]:
+            run.record()
+    return {name: several for name, several in folders.items() if several}
+
+
+def _figure_section(figures: PaperFigures, number: int, out: Path, command: str, missing: list[str]) -> Section:
+    """One figure, drawn and saved; or what would make it, added to `missing` as well."""
+    title, notes = f"Figure {number}", []
+    absent = figures.missing(number)
+    if absent:
+        words = f"{title}: no run of {', '.join(absent)}. Made by: {command} --only {' '.join(absent)}"
+        missing.append(words)
+        notes.append(words)
+    stem = out / "figures" / f"figure-{number:02d}"
+    try:
+        figure = figures.draw(number)
+    except (OSError, ValueError) as error:
+        missing.append(f"{title} could not be drawn: {error}")
+        notes, figure = [missing[-1]], None
+    if figure is None:
+        for ending in (".png", ".svg"):  # of an earlier call with other runs
+            stem.with_suffix(ending).unlink(missing_ok=True)
+        return Section(title, notes=notes)
+    png, svg = save(figure, stem)
+    of = [figures.runs[name] for name in FIGURES[number] if name not in absent]
+    from_runs = ", ".join(f"{run.settings().preset} after epoch {run.metrics()[-1]['epoch']}" for run in of)
+    caption = f"{CAPTIONS[number]} {f'From {from_runs}.' if of else 'Needs no run.'}"
+    picture = Picture(png, svg, float(figure.get_size_inches()[0]), f"{title}. {CAPTIONS[number]}", caption)
+    return Section(title, pictures=[picture], notes=notes)
+
+
+def _claims(figures: PaperFigures, missing: list[str]) -> dict[str, list[FixedHead]]:
+    """Every attention model's heads over shifts; what cannot be read is added to `missing`."""
+    found = {}
+    for name, run in figures.runs.items():
+        if isinstance(run.settings().model, AttentionSettings) and run.last_weights.is_file():
+            loaded = load_model(run.last_weights)
+            try:
+                found[PAPER_MODELS[name].title] = heads_over_shifts(loaded.model, images_for(run, loaded))
+            except (OSError, ValueError) as error:
+                missing.append(f"Figure 6 in numbers, {name}: could not be measured: {error}")
+    return found
+
+
+def _tables(folders: Mapping[str, list[RunFolder]], claims: dict[str, list[FixedHead]]) -> dict[str, PaperTable]:
+    shown = "quadratic" if "quadratic" in folders else next((name for name in folders if name != "resnet18"), None)
+    settings = None if shown is None else folders[shown][0].settings()
+    return {
+        "table-1": table_of_accuracy(folders, 1),
+        "table-2": table_of_hyper_parameters(settings),
+        "table-3": table_of_encodings(),
+        "table-4": table_of_accuracy(folders, 4),
+        "counts": table_of_counts(),
+        "fixed-shifts": PaperTable(table_of_fixed_shifts(claims), values_of(claims)),
+    }
+
+
+def _lead(folders: Mapping[str, list[RunFolder]]) -> str:
+    words = [
+        f"{several[0].settings().preset} ({len(several)} {'run' if len(several) == 1 else 'runs'})"
+        for several in folders.values()
+    ]
+    return f"Drawn from {', '.join(words)}." if words else "No run was given: only what needs none is shown."
+
+
+def _facts(folders: Mapping[str, list[RunFolder]]) -> list[Fact]:
+    facts = []
+    for name, several in folders.items():
+        if found := accuracies(several):
+            printed = PAPER_MODELS[name].accuracy
+            aside = "not in the paper's tables" if printed is None else f"paper, on CIFAR-10: {printed:.1%}"
+            facts.append(Fact(PAPER_MODELS[name].title, f"{statistics.fmean(found):.1%}", aside))
+    return facts
+
+
+def _readme(
+    lead: str, sections: Sequence[Section], tables: Sequence[PaperTable], missing: Sequence[str], notes: Sequence[str]
+) -> str:
+    parts = [f"# {_TITLE}", lead, *notes]
+    parts += [f"## {table.table.title}\n\n{_rows(table.table)}" for table in tables]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        parts += section.notes
+        parts += [f"![{it.alt}](figures/{it.png.name})\n\n{it.caption}" for it in section.pictures]
+    parts += ["## Missing", "\n".join(f"- {line}" for line in missing) or "Nothing."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(table: Table) -> str:
+    return table.markdown() if table.rows else "No run to measure."

@@ -1,0 +1,152 @@
+"""Which runs make up the paper at a chosen scale, and how each is trained; free of torch.
+
+    paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
+    small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
+    tiny    the digits models for a few epochs: every step is taken, in minutes; its numbers say nothing about the paper
+
+The pruned model continues the generalised one for a third of its epochs at a tenth of its learning rate, as the paper's
+100 epochs follow on 300. Its settings are complete once it is known which heads are pruned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, final
+
+from attnconv._errors import bad
+from attnconv.models.presets import preset_settings
+from attnconv.models.settings import AttentionSettings
+from attnconv.training.recipes import recipe
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings, ScheduleSettings
+
+ScaleName = Literal["tiny", "small", "paper"]
+
+SOURCE, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"
+RUNS: tuple[str, ...] = (
+    "resnet18",
+    "quadratic",
+    SOURCE,
+    PRUNED,
+    "learned",
+    "learned-content",
+    "quadratic-16-heads",
+)
+"""Names of the paper's models, in the order in which they are trained."""
+
+FIRST_SEED = 42
+TINY_EPOCHS = 5
+
+# Minutes of training, where a run has been timed: results/cifar10-small, two cores of a virtual machine.
+KNOWN_MINUTES: Mapping[tuple[ScaleName, str], float] = {("small", "quadratic"): 39.0, ("small", "resnet18"): 23.0}
+
+
+@final
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a reproduction.
+
+    Attributes:
+        name: The paper's model, one of `RUNS`.
+        settings: Of the run; of the pruned model without the pruning.
+        folder: Where it goes.
+        minutes: How long it is known to take; None where nobody has timed it.
+    """
+
+    name: str
+    settings: RunSettings
+    folder: RunFolder
+    minutes: float | None
+
+    @property
+    def state(self) -> str:
+        """How far it has come, in words: `finished`, `after epoch 3`, `new`."""
+        if self.folder.result() is not None:
+            return "finished"
+        epochs = [line["epoch"] for line in self.folder.metrics()]
+        return f"after epoch {max(epochs)}" if epochs else "new"
+
+
+def plan_runs(
+    scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
+) -> list[PlannedRun]:
+    """The runs of a reproduction, seed by seed.
+
+    Args:
+        scale: See above.
+        out: Folder of the reproduction; runs go into `runs` in it.
+        names: Of `RUNS`; none for all. The pruned model brings the generalised one with it.
+        seeds: Runs of each model, at least 1; their seeds are 42, 43, ...
+        data_root: Folder that holds CIFAR-10.
+
+    Raises:
+        ValueError: An unknown name, or fewer than one seed.
+
+    Example:
+        >>> [run.settings.preset for run in plan_runs("small", "out", names=["quadratic-generalized-pruned"])]
+        ['quadratic-generalized-small', 'quadratic-generalized-pruned-small']
+    """
+    unknown = [name for name in names if name not in RUNS]
+    if unknown:
+        raise ValueError(bad("--only", f"must be of {', '.join(RUNS)}", ", ".join(unknown)))
+    if seeds < 1:
+        raise ValueError(bad("--seeds", "must be at least 1", seeds))
+    wanted = [name for name in RUNS if not names or name in names or (name == SOURCE and PRUNED in names)]
+    runs = []
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for name in wanted:
+            settings = settings_at(scale, name)
+            settings = replace(
+                settings,
+                data=replace(settings.data, root=data_root),
+                train=replace(settings.train, seed=seed, test_curve=True),
+            )
+            folder = RunFolder(Path(out) / "runs" / folder_name(name, seed))
+            runs.append(PlannedRun(name, settings, folder, KNOWN_MINUTES.get((scale, name))))
+    return runs
+
+
+def folder_name(name: str, seed: int) -> str:
+    """What a run's folder is called.
+
+    Example:
+        >>> folder_name("learned", 42), folder_name("learned", 43)
+        ('learned', 'learned-seed-43')
+    """
+    return name if seed == FIRST_SEED else f"{name}-seed-{seed}"
+
+
+def settings_at(scale: ScaleName, name: str) -> RunSettings:
+    """How a model of the paper is trained at a scale.
+
+    Args:
+        scale: `tiny`, `small` or `paper`.
+        name: One of `RUNS`.
+
+    Example:
+        >>> settings_at("paper", "quadratic-generalized-pruned").optim.learning_rate
+        0.01
+    """
+    if name == PRUNED:
+        return _continued(settings_at(scale, SOURCE), f"{PRUNED}{'' if scale == 'paper' else f'-{scale}'}")
+    if scale == "paper":
+        return recipe(name)
+    if scale == "small":
+        return recipe("resnet-small" if name == "resnet18" else f"{name}-small")
+    settings = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits")
+    model, full = settings.model, preset_settings(name)
+    if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
+        model = replace(model, encoding=full.encoding, heads=full.heads)
+    train = replace(settings.train, epochs=TINY_EPOCHS, tensorboard=False)
+    return replace(settings, preset=f"{name}-tiny", model=model, train=train)
+
+
+def _continued(settings: RunSettings, label: str) -> RunSettings:
+    """A third of the epochs at a tenth of the rate, from the first step on."""
+    return replace(
+        settings,
+        preset=label,
+        optim=replace(settings.optim, learning_rate=settings.optim.learning_rate / 10),
+        schedule=ScheduleSettings(name="cosine", warmup=0.0),
+        train=replace(settings.train, epochs=max(1, settings.train.epochs // 3)),
+    )

@@ -1,0 +1,159 @@
+"""`attnconv reproduce` from end to end on a few digits: plan, training, a kill, the second call, the pages."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnconv.analysis import pruning
+from attnconv.models.checkpoint import read_checkpoint
+from attnconv.models.settings import AttentionSettings, ResNetSettings
+from attnconv.training import fit as fitting
+from attnconv.training import reproduction
+from attnconv.training.module import TrainingModule
+from attnconv.training.recorder import DivergedError
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings
+from tests.cli.test_commands import call
+
+KEPT = reproduction.settings_at
+
+
+def miniature(scale: reproduction.ScaleName, name: str) -> RunSettings:
+    """The tiny scale, still smaller."""
+    settings = KEPT(scale, name)
+    model = settings.model
+    if isinstance(model, AttentionSettings):
+        model = replace(model, layers=2, width=16, mlp_width=16, heads=3 if model.heads == 9 else 4)
+    elif isinstance(model, ResNetSettings):
+        model = replace(model, widths=(4,), blocks=(1,))
+    train = replace(settings.train, epochs=2)
+    return replace(settings, model=model, data=replace(settings.data, limit=50), train=train)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduction, "settings_at", miniature)
+
+
+def tables(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((out / "tables" / "table-4.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def test_everything_is_trained_once_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_head(attention: object, criterion: str = "paper") -> tuple[int, ...]:
+        return (0,) if criterion == "code" else ()
+
+    monkeypatch.setattr(pruning, "degenerate_heads", first_head)
+    status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
+    assert status == 0
+    assert "7 of 7 runs to train, on digits." in out
+    assert "heads pruned per layer [1, 1], threshold of the code" in out
+    assert len(list((tmp_path / "figures").glob("figure-*.png"))) == 14
+    rows = tables(tmp_path)
+    assert all(row["here"]["accuracy"] is not None for row in rows)
+    by_name = {row["name"]: row["here"]["parameters"] for row in rows}
+    assert by_name["quadratic-generalized-pruned"] < by_name["quadratic-generalized"]
+    results = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/result.json")}
+    status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
+    assert status == 0
+    assert "0 of 7 runs to train" in out
+    assert out.count("finished before") == 7
+    assert {path: path.read_bytes() for path in results} == results
+
+
+def test_an_interrupted_run_is_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "--scale", "tiny", "--only", "quadratic", "--out")
+    assert call(capsys, *words, str(tmp_path / "whole"))[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "on_train_epoch_start", killing(TrainingModule), raising=False)
+        assert call(capsys, *words, str(tmp_path / "torn"))[0] == 1
+    run = RunFolder(tmp_path / "torn" / "runs" / "quadratic")
+    assert run.result() is None
+    status, out, _ = call(capsys, *words, str(tmp_path / "torn"))
+    assert status == 0
+    assert "quadratic: after epoch 1" in out
+    whole = RunFolder(tmp_path / "whole" / "runs" / "quadratic")
+    one, other = (read_checkpoint(folder.last_weights).tensors for folder in (run, whole))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def killing(module: type[TrainingModule]) -> Callable[[TrainingModule], None]:
+    """A full disk at the start of the second epoch."""
+    before = getattr(module, "on_train_epoch_start", None)
+
+    def start(self: TrainingModule) -> None:
+        if self.current_epoch == 1:
+            raise OSError("no space left")
+        if before is not None:
+            before(self)
+
+    return start
+
+
+def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "reproduce", "--scale", "small", "--plan", "--out", str(tmp_path / "new"))
+    assert status == 0
+    assert "7 of 7 runs to train, on cifar10." in out
+    assert "39 min" in out
+    assert "not timed" in out
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_some_leaves_the_others_named_and_seeds_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--scale", "tiny", "--only", "quadratic", "--seeds", "2", "--out", str(tmp_path))
+    assert call(capsys, "reproduce", *words)[0] == 0
+    here = {row["name"]: row["here"] for row in tables(tmp_path)}
+    assert here["quadratic"]["seeds"] == [42, 43]
+    assert here["quadratic"]["deviation"] is not None
+    assert here["learned"] is None
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"Figure 5: no run of learned. Made by: attnconv reproduce --scale tiny --out {tmp_path} --only" in text
+
+
+def test_nothing_to_prune_and_a_diverged_run_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_fit = fitting.fit
+
+    def fit(settings: RunSettings, run_dir: Path, **options: Any) -> RunFolder:
+        if settings.preset.startswith("learned"):
+            raise DivergedError("the loss is nan")
+        return true_fit(settings, run_dir, **options)
+
+    monkeypatch.setattr(fitting, "fit", fit)
+    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: ())
+    only = ("learned", "quadratic-generalized-pruned")
+    status, out, _ = call(capsys, "reproduce", "--only", *only, "--out", str(tmp_path))
+    assert status == 1
+    assert "Failed: learned: the loss is nan" in out
+    assert "no head of quadratic-generalized is degenerate" in out
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "reproduce", "--only", "vgg", "--out", str(tmp_path))
+    assert status == 2
+    assert "--only: must be of resnet18" in err
+
+
+def test_a_finished_run_of_other_settings_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "--only", "quadratic", "--out", str(tmp_path))
+    assert call(capsys, *words)[0] == 0
+    monkeypatch.setattr(reproduction, "settings_at", KEPT)
+    status, _, err = call(capsys, *words)
+    assert status == 2
+    assert "--epochs: must stay 2" in err

@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+
+from attnconv.models.settings import AttentionSettings
+from attnconv.report.paper_models import PAPER_MODELS, paper_model
+from attnconv.training.recipes import recipe
+from attnconv.training.reproduction import PRUNED, RUNS, SOURCE, plan_runs, settings_at
+from attnconv.training.settings import problems
+
+
+def test_the_runs_are_the_models_of_the_paper() -> None:
+    assert tuple(PAPER_MODELS) == RUNS
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_at_every_scale_is_legal_and_is_its_model(scale: str, name: str) -> None:
+    settings = settings_at(scale, name)  # type: ignore[arg-type]
+    assert problems(settings) == []
+    assert paper_model(settings.preset).name == name
+    if isinstance(settings.model, AttentionSettings):
+        full = recipe(name if name != PRUNED else SOURCE).model
+        assert isinstance(full, AttentionSettings)
+        assert (settings.model.encoding, settings.model.heads) == (full.encoding, full.heads)
+
+
+def test_the_papers_scale_has_the_papers_hyper_parameters() -> None:
+    for name in set(RUNS) - {PRUNED}:
+        assert settings_at("paper", name) == recipe(name)
+    pruned = settings_at("paper", PRUNED)
+    assert pruned.train.epochs == 100
+    assert pruned.optim.learning_rate == pytest.approx(0.01)
+
+
+def test_seeds_have_folders_of_their_own(tmp_path: Path) -> None:
+    runs = plan_runs("small", tmp_path, names=["learned"], seeds=2, data_root="elsewhere")
+    assert [run.folder.path.name for run in runs] == ["learned", "learned-seed-43"]
+    assert [run.settings.train.seed for run in runs] == [42, 43]
+    assert {run.settings.data.root for run in runs} == {"elsewhere"}
+    assert {run.state for run in runs} == {"new"}
+    assert all(run.settings.train.test_curve for run in runs)
+
+
+def test_the_pruned_model_brings_its_source(tmp_path: Path) -> None:
+    assert [run.name for run in plan_runs("tiny", tmp_path, names=[PRUNED])] == [SOURCE, PRUNED]
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--only: must be of resnet18, .* got vgg"):
+        plan_runs("tiny", tmp_path, names=["vgg"])
+    with pytest.raises(ValueError, match=r"--seeds: must be at least 1, got 0"):
+        plan_runs("tiny", tmp_path, seeds=0)
