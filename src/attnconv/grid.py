@@ -313,7 +313,7 @@ class Grid:
                         "Use a position-only encoding.",
                     )
                 )
-            if axis.stride > 1 or axis.offset > 0:
+            if axis.stride > 1 or axis.offset > 0 or axis.queries != axis.size:
                 image = image.index_select(dim, axis.query_positions(image.device))
         return image
 

@@ -92,9 +92,10 @@ def test_stored_values_leave_the_gradients_of_weights_and_of_all_before_them() -
     assert not any("centres" in name for name, _ in model.named_parameters())
 
 
-def test_a_model_without_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--model-step\.preset: .* got 'resnet-digits'"):
-        model_step.answer(ModelStepSettings(preset="resnet-digits"))
+@pytest.mark.parametrize("preset", ["resnet-digits", "learned-content"])
+def test_a_model_without_heads_of_position_alone_is_refused(preset: str) -> None:
+    with pytest.raises(ValueError, match=rf"--model-step\.preset: .* got '{preset}'"):
+        model_step.answer(ModelStepSettings(preset=preset))
 
 
 def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
@@ -106,6 +107,8 @@ def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
     ("changes", "message"),
     [
         ({"megapixel": MegapixelSettings(sides=(8, 8))}, "--megapixel.sides: must be at least two different"),
+        ({"megapixel": MegapixelSettings(alphas=())}, "--megapixel.alphas: must not be empty"),
+        ({"planner": replace(QUICK.planner, sides=())}, "--planner.sides: must not be empty"),
         ({"megapixel": MegapixelSettings(alphas=(0.0,))}, "--megapixel.alphas: must be positive, got 0.0"),
         ({"hard_heads": replace(QUICK.hard_heads, side=33)}, "--hard-heads.side: must be a positive multiple of 32"),
         ({"model_step": ModelStepSettings(batch=0)}, "--model-step.batch: must be at least 1, got 0"),

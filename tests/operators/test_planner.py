@@ -1,5 +1,6 @@
 """The planner: costs grow as they should, choices follow them, and a calibration is kept and read back."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,20 @@ def test_a_calibration_is_kept_and_used() -> None:
     assert machine_of("cpu") == slow
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cpu": {"product": 1}}', '{"cpu": 3}'])
+NAMES = ("product", "low_product", "thin", "low_thin", "memory", "call")
+ZEROS = json.dumps({"cpu": dict.fromkeys(NAMES, 0.0)})
+ENDLESS = json.dumps({"cpu": dict.fromkeys(NAMES, float("inf"))})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 10**5, '{"cpu": {"product": 1}}', '{"cpu": 3}', ZEROS, ENDLESS]
+)
 def test_a_calibration_that_cannot_be_read_counts_for_nothing(text: str) -> None:
     calibration_file().parent.mkdir(parents=True)
     calibration_file().write_text(text)
     assert machine_of("cpu") == Machine()
+    keep(Machine(call=1.0))  # and can be measured again
+    assert machine_of("cpu") == Machine(call=1.0)
 
 
 def test_measured_constants_are_those_of_a_machine() -> None:

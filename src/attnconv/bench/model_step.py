@@ -22,7 +22,7 @@ from attnconv._errors import bad
 from attnconv.bench.answer import Answer, Row
 from attnconv.bench.measuring import Ratio, Step, interleaved
 from attnconv.bench.settings import ModelStepSettings
-from attnconv.encodings.base import Encoding
+from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding
 from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
 from attnconv.models.build import build
@@ -46,6 +46,10 @@ def _rows(settings: ModelStepSettings) -> Iterator[Row]:
     known = preset_settings(settings.preset)
     if not isinstance(known, AttentionSettings) or known.head_channels is not None:
         requirement = "must be a model of attention with one matrix per head"
+        raise ValueError(bad("--model-step.preset", requirement, repr(settings.preset)))
+    layers = [layer for layer in build(known).modules() if isinstance(layer, SelfAttention)]
+    if not all(isinstance(layer.encoding, SeparableEncoding | JointEncoding) for layer in layers):
+        requirement = "must be a model whose attention does not look at content"
         raise ValueError(bad("--model-step.preset", requirement, repr(settings.preset)))
     images = torch.randn(settings.batch, known.image_channels, known.image_size, known.image_size)
     labels = torch.randint(0, CLASSES, (settings.batch,))

@@ -5,7 +5,7 @@ seconds: it shows that everything runs, and its numbers say nothing about the cl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from attnconv._errors import bad
@@ -214,6 +214,12 @@ def problems(settings: BenchSettings) -> list[str]:
     ]
     if len(set(wide.sides)) < 2:
         wrong.append(bad("--megapixel.sides", "must be at least two different sides", wide.sides))
+    wrong += [
+        bad(f"--{question.name}.{entry.name}".replace("_", "-"), "must not be empty", "nothing")
+        for question in fields(settings)
+        for entry in fields(getattr(settings, question.name))
+        if getattr(getattr(settings, question.name), entry.name) == ()
+    ]
     if len({side for _, side in full.cases}) < 2:
         wrong.append(bad("--full-covariance.cases", "must hold at least two different sides", full.cases))
     wrong += [bad("--full-covariance.roots", "must be positive", root) for root in full.roots if not root > 0]

@@ -68,9 +68,9 @@ class Quadratic(SeparableEncoding):
         return torch.diag_embed((0.5 / self.alpha).expand(self.heads, self.dims))
 
     @property
-    def anchor(self) -> Float[Tensor, ""]:
-        """A number that depends on every parameter: what hard heads hang their zero gradients on."""
-        return self.centres.sum() + self.spread.sum()
+    def anchor(self) -> Float[Tensor, "numbers"]:
+        """Every parameter's numbers: what hard heads hang their zero gradients on."""
+        return torch.cat([self.centres.flatten(), self.spread.flatten()])
 
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
         """The shift that each head attends alone, or None where a head is soft. Looks at values.

@@ -85,7 +85,8 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype in which products with a tensor are computed: autocast's where it is on, else the tensor's own."""
     kind = tensor.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    narrow = tensor.dtype != torch.float64  # autocast leaves float64 as it is
+    if narrow and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return tensor.dtype
 
@@ -95,6 +96,11 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are numbers to look at: not while a compiler traces, nor in a tensor that stands for its shape."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def check_queries(queries: Any, grid: Grid) -> None:
@@ -107,8 +113,7 @@ def check_queries(queries: Any, grid: Grid) -> None:
     if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):
         got = str(queries.dtype) if isinstance(queries, Tensor) else type(queries).__name__
         raise TypeError(bad("queries", "must be a tensor of int64 indices", got, "Use torch.tensor([0, 1])."))
-    readable = queries.device.type == "cpu" and not isinstance(queries, FakeTensor)
-    if torch.compiler.is_compiling() or not readable or queries.numel() == 0:
+    if queries.device.type != "cpu" or not has_values(queries) or queries.numel() == 0:
         return
     low, high = int(queries.min()), int(queries.max())
     if low < 0 or high >= grid.query_count:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.products import axis_sum
 from attnconv.operators.recomputing import Gradients, recomputing
@@ -61,21 +62,23 @@ def attention_with_relative_bias(
         >>> attention_with_relative_bias(q, k, v, torch.randn(5, 8), torch.randn(7, 8), sizes=(3, 4)).shape
         torch.Size([2, 4, 12, 8])
     """
-    count = math.prod(sizes)
+    height, width = per_axis("sizes", sizes, 2, least=1)
+    count = height * width
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
         raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
     scaled = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
-        if table.dim() not in (2, 3) or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
+        fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
+        if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
             requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
         biases.append(axis_scores(scaled, table, dim, sizes))
     return attend(scaled, k, v, biases)
 
 
-def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: tuple[int, int]) -> Float[Tensor, "b h n size"]:
+def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Float[Tensor, "b h n size"]:
     """q . table[k_a - q_a] for every position k_a along an axis."""
     most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
     vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)

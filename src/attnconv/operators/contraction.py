@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import full_precision, product_dtype
+from attnconv.operators.base import full_precision, has_values, product_dtype
 from attnconv.operators.products import project, project_heads
 from attnconv.operators.recomputing import Gradients, recomputing
 
@@ -46,7 +46,7 @@ def contract_factors(
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
-        if torch.compiler.is_compiling():
+        if not has_values(x):
             return contract_plainly(*cast)
         return _contraction(*cast)
 
@@ -229,7 +229,7 @@ def _pull_blocks(
     exact = _exact(x)
     moving = any(wanted[2:])
     blocks = list(_blocks(x, weight, factors))
-    once = len(blocks[0].groups) == 1 and blocks[0].rows == blocks[-1].rows  # each image is in one block only
+    once = all(len(block.groups) == 1 and block.rows == blocks[0].rows for block in blocks)  # one block per image
     to_x = torch.zeros_like(x, dtype=x.dtype if once else exact) if wanted[0] else None
     to_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
     to_factors = [torch.zeros_like(factor, dtype=exact) for factor in factors] if moving else []
@@ -329,7 +329,7 @@ def _strips(factors: Sequence[Tensor]) -> Sequence[_Tile | None]:
 
 
 def _blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[_Block]:
-    """The whole problem, in parts whose M is of about `BLOCK` numbers: whole images, or rows of queries of one."""
+    """The whole problem, in parts whose M takes about `BLOCK` bytes: whole images, or rows of queries of one."""
     heads, channels, _ = weight.shape
     rows = factors[0].shape[1]
     per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels

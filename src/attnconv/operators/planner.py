@@ -1,4 +1,4 @@
-"""Which form of a position-only operator is fastest: a cost model of four measured constants.
+"""Which form of a position-only operator is fastest: a cost model of a few measured constants.
 
     seconds = flops of large products / rate  +  flops of thin products / rate  +  bytes moved / bandwidth
               +  calls * overhead of one
@@ -14,12 +14,14 @@ keeps them in the user's cache folder. What a plan gets wrong costs time, never 
 
 import functools
 import json
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 
@@ -106,10 +108,11 @@ def machine_of(device: str) -> Machine:
     """The constants of a device: those that were measured here, or the defaults of its kind."""
     default = Machine() if device == "cpu" else GPU
     try:
-        known = json.loads(calibration_file().read_text(encoding="utf-8"))[device]
-        return Machine(**{name: float(known[name]) for name in asdict(default)})
-    except (OSError, ValueError, KeyError, TypeError):
+        known = _known()[device]
+        found = Machine(**{name: float(known[name]) for name in asdict(default)})
+    except (ValueError, KeyError, TypeError):
         return default
+    return found if all(0 < value < math.inf for value in asdict(found).values()) else default
 
 
 def calibration_file() -> Path:
@@ -142,14 +145,21 @@ def keep(machine: Machine, device: str = "cpu") -> Path:
     """
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    path.write_text(json.dumps({**known, device: asdict(machine)}, indent=2) + "\n", encoding="utf-8")
+    made = path.with_name(f"{path.name}.{os.getpid()}")  # put in place whole: others may be reading
+    made.write_text(json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n", encoding="utf-8")
+    made.replace(path)
     machine_of.cache_clear()
     _fastest.cache_clear()
     return path
+
+
+def _known() -> dict[str, Any]:
+    """What the file holds; nothing where it is missing or broken."""
+    try:
+        known = json.loads(calibration_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _median(call: Callable[[], object], device: str) -> float:

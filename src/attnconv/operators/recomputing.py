@@ -41,9 +41,15 @@ def recomputing(
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Gradients:
+            found: Gradients
             if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-                pull = torch.func.vjp(plain, *ctx.saved_tensors)[1]
-                found: Gradients = pull(gradient)
+                found = torch.func.vjp(plain, *ctx.saved_tensors)[1](gradient)
+                return found
+            if _is_batched(gradient):  # many gradients at once
+                leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+                with torch.enable_grad():
+                    out = plain(*leaves)
+                found = torch.autograd.grad(out, leaves, gradient)
                 return found
             return gradients(ctx.saved_tensors, gradient, ctx.needs_input_grad)
 
@@ -63,3 +69,9 @@ def recomputing(
 
     function: Callable[..., Tensor] = Recomputing.apply
     return function
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor stands for several, as under `is_grads_batched` or a `vmap` around a gradient."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)

@@ -94,7 +94,7 @@ class Shift(AttentionOperator):
 
     @property
     def _zero(self) -> Tensor:
-        return self._anchor.sum() * 0
+        return (self._anchor * 0).sum()  # in this order: a sum may overflow
 
     def _keys(self, dim: int, axis: Axis, index: Tensor) -> Tensor:
         """The key each head attends for queries `index` along one axis, (h, r); -1 where that point holds zeros."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
+from attnconv.operators.products import contract_rows, project, project_heads
 from attnconv.operators.recomputing import Gradients, recomputing
 from attnconv.operators.spectrum import mix_spectrum, points, rows_apart, shift_rows
 from attnconv.operators.windows import Runs, mix_windows, runs_of, window_gradients, work_of
@@ -20,6 +21,25 @@ from attnconv.operators.windows import Runs, mix_windows, runs_of, window_gradie
 PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
 SPECTRUM = 2.5e9
 COLUMNS = 2**25  # numbers that are transformed at a time
+
+
+def contract_by_shift(
+    grid: Grid,
+    values: Float[Tensor, "b *lattice c"],
+    weight: Float[Tensor, "h i d"],
+    tables: Float[Tensor, "h *shifts"],
+    groups: int,
+) -> Float[Tensor, "b *queries d"]:
+    """sum_h A_h V W_h, head by head.
+
+    Args:
+        grid: Where the queries stand over the lattice.
+        values: What every lattice point shows, channels last.
+        weight: See `AttentionOperator.contract`.
+        tables: Scores of the shifts, one table per head as in `mix_by_shift`.
+        groups: See `AttentionOperator.contract`.
+    """
+    return _contracting(grid, groups)(values, weight, tables)
 
 
 def mix_by_shift(
@@ -40,6 +60,52 @@ def mix_plainly(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
     queries = torch.arange(grid.query_count, device=table.device)
     rows = shift_rows(grid, table[None], queries, score_dtype(values.dtype))[0]
     return (rows.to(values.dtype) @ values.flatten(1, -2)).unflatten(1, grid.query_sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def _contracting(grid: Grid, groups: int) -> Callable[..., Tensor]:
+    return recomputing(
+        functools.partial(_contract_plainly, grid, groups),
+        functools.partial(_contract, grid, groups),
+        functools.partial(_contract_gradients, grid, groups),
+    )
+
+
+def _contract_plainly(grid: Grid, groups: int, values: Tensor, weight: Tensor, tables: Tensor) -> Tensor:
+    queries = torch.arange(grid.query_count, device=tables.device)
+    rows = shift_rows(grid, tables, queries, score_dtype(values.dtype))[None]
+    return contract_rows(rows, values.flatten(1, -2), weight, groups).unflatten(1, grid.query_sizes)
+
+
+def _contract(grid: Grid, groups: int, values: Tensor, weight: Tensor, tables: Tensor) -> Tensor:
+    shares = (_share(grid, groups, values, matrix[None], table) for matrix, table in zip(weight, tables, strict=True))
+    return functools.reduce(torch.add, (share.to(score_dtype(values.dtype)) for share in shares)).to(values.dtype)
+
+
+def _contract_gradients(
+    grid: Grid, groups: int, inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
+) -> Gradients:
+    values, weight, tables = inputs
+    to_values = torch.zeros_like(values, dtype=score_dtype(values.dtype))
+    to_weight, to_tables = torch.zeros_like(weight), torch.zeros_like(tables)
+    for head in range(len(tables)):
+        parts = (values, weight[head : head + 1], tables[head])
+        leaves = [part.detach().requires_grad_(want) for part, want in zip(parts, wanted, strict=True)]
+        with torch.enable_grad():
+            share = _share(grid, groups, *leaves)
+        found = iter(torch.autograd.grad(share, [leaf for leaf in leaves if leaf.requires_grad], gradient))
+        for into, want in zip((to_values, to_weight[head : head + 1], to_tables[head]), wanted, strict=True):
+            if want:
+                into += next(found)
+    totals = (to_values.to(values.dtype), to_weight, to_tables)
+    return tuple(total if want else None for total, want in zip(totals, wanted, strict=True))
+
+
+def _share(grid: Grid, groups: int, values: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
+    """One head's A V W, in the order that mixes fewer channels."""
+    if matrix.shape[2] < values.shape[-1]:
+        return mix_by_shift(grid, project_heads(values, matrix, groups)[..., 0, :], table)
+    return project(mix_by_shift(grid, values, table)[..., None, :], matrix, groups)
 
 
 @functools.lru_cache(maxsize=64)

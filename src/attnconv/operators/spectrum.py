@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
-from attnconv.operators.products import below_largest
+from attnconv.operators.products import banded_softmax, below_largest
 
-TRUSTED = 1e-7  # the part of all weights that a row must hold: then float64's rounding is not seen in float32
+TRUSTED = 1e-4  # the part of all weights that a row must hold: then float64's rounding is not seen in float32
 APART = 2**24  # probabilities of the rows computed apart that are held at a time
 
 
@@ -63,7 +63,7 @@ def shift_rows(
         start = axis.stride * (axis.queries - 1 - index)  # where this query's window of the table begins
         window = start[:, None] + torch.arange(axis.lattice_size, device=table.device)
         windows = (windows[:, :, None] * axis.shift_count + window[:, None, :]).flatten(1)  # (r, points so far)
-    return torch.softmax(below_largest(table.flatten(1)[:, windows]).to(dtype), -1)
+    return banded_softmax(below_largest(table.flatten(1)[:, windows]).to(dtype))
 
 
 def _weights(table: Tensor) -> Tensor:

@@ -12,13 +12,12 @@ from typing import final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from attnconv.grid import Grid
-from attnconv.operators.base import all_queries, full_precision, product_dtype, score_dtype
+from attnconv.operators.base import all_queries, full_precision, has_values, product_dtype
 from attnconv.operators.lattice import LatticeOperator
-from attnconv.operators.products import apply_rows, contract_rows, project, project_heads
-from attnconv.operators.shifted import mix_by_shift
+from attnconv.operators.products import apply_rows, contract_rows
+from attnconv.operators.shifted import contract_by_shift, mix_by_shift
 from attnconv.operators.spectrum import shift_rows
 
 SMALL = 2**24  # probabilities up to which all rows are made at once: about where the two cost the same
@@ -54,19 +53,8 @@ class Toeplitz(LatticeOperator):
             out = contract_rows(self._all_rows, x.flatten(1, -2), weight, groups)
             return out.unflatten(1, self.grid.query_sizes)
         dtype = product_dtype(x)
-        x, weight = self.grid.extend(x.to(dtype)), weight.to(dtype)
-        first = weight.shape[2] < x.shape[-1]  # mix the fewer channels
-
-        def share(pixels: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
-            with full_precision(pixels.device):
-                if first:
-                    return mix_by_shift(self.grid, project_heads(pixels, matrix, groups)[..., 0, :], table)
-                return project(mix_by_shift(self.grid, pixels, table)[..., None, :], matrix, groups)
-
-        total = torch.zeros((), dtype=score_dtype(dtype), device=x.device)
-        for head in range(self.heads):
-            total = total + checkpoint(share, x, weight[head : head + 1], self.table[head], use_reentrant=False)
-        return total.to(dtype)
+        with full_precision(x.device):
+            return contract_by_shift(self.grid, self.grid.extend(x.to(dtype)), weight.to(dtype), self.table, groups)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         if self._small:
@@ -80,10 +68,8 @@ class Toeplitz(LatticeOperator):
 
     @property
     def _small(self) -> bool:
-        """Whether to make all rows at once; no question under a compiler, which sees no values."""
-        if torch.compiler.is_compiling() or self.table.is_meta:
-            return True
-        return self.heads * self.grid.query_count * self.grid.lattice_count <= SMALL
+        """Whether to make all rows at once; no question where there are no values to look at."""
+        return not has_values(self.table) or self.heads * self.grid.query_count * self.grid.lattice_count <= SMALL
 
     @property
     def _all_rows(self) -> Tensor:

@@ -191,7 +191,7 @@ def _axis_runs(
         queries = min(length, axis.queries - first)
         low = axis.stride * (axis.queries - first - queries)  # the windows of the table that its last and
         high = axis.stride * (axis.queries - 1 - first)  # its first query see begin here
-        held = (reach[low : high + axis.lattice_size] >= floor).any(1).nonzero()
+        held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN is seen everywhere
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
         made = Run(first, 1, queries, start, stop - start)
