@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
+    from attnconv.analysis.conv_start import LayerStart as LayerStart
+    from attnconv.analysis.conv_start import start_as_convolution as start_as_convolution
+    from attnconv.analysis.convolved_attention import ConvolvedAttention as ConvolvedAttention
     from attnconv.analysis.head_statistics import LayerStatistics as LayerStatistics
     from attnconv.analysis.head_statistics import RunningStatistics as RunningStatistics
     from attnconv.analysis.head_statistics import layer_statistics as layer_statistics
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from attnconv.analysis.query_maps import QueryMaps as QueryMaps
     from attnconv.analysis.query_maps import mean_query_maps as mean_query_maps
     from attnconv.analysis.reading import visit_attention as visit_attention
+    from attnconv.analysis.replacing import HeadCandidate as HeadCandidate
+    from attnconv.analysis.replacing import Replacement as Replacement
+    from attnconv.analysis.replacing import replace_heads as replace_heads
     from attnconv.analysis.shift_profiles import RunningShiftProfile as RunningShiftProfile
     from attnconv.analysis.shift_profiles import ShiftProfile as ShiftProfile
     from attnconv.analysis.shift_profiles import shift_profile as shift_profile
@@ -32,8 +38,12 @@ else:
         __name__,
         {
             "AttentionMoments": "moments",
+            "ConvolvedAttention": "convolved_attention",
+            "HeadCandidate": "replacing",
+            "LayerStart": "conv_start",
             "LayerStatistics": "head_statistics",
             "QueryMaps": "query_maps",
+            "Replacement": "replacing",
             "RunningShiftProfile": "shift_profiles",
             "RunningStatistics": "head_statistics",
             "ShiftProfile": "shift_profiles",
@@ -48,9 +58,11 @@ else:
             "layer_statistics": "head_statistics",
             "mean_query_maps": "query_maps",
             "prune_heads": "pruning",
+            "replace_heads": "replacing",
             "sample_queries": "moments",
             "settings_after_pruning": "pruning",
             "shift_profile": "shift_profiles",
+            "start_as_convolution": "conv_start",
             "visit_attention": "reading",
             "visit_operators": "operators_of",
         },

@@ -1,0 +1,288 @@
+"""Acting on convolution-like heads: replace them by fitted depthwise kernels, and say what that costs.
+
+Heads are ranked by what their replacement does to the model's output, to first order. With the head's error e_h (its
+fitted mixing minus its own output), carried through `proj` and the derivative J of the rest of the model,
+
+    cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
+
+with a mean over images. One backward pass per draw of r serves all heads of all layers.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv._values import is_real, whole
+from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, refuse_foreign
+from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.shift_profiles import shift_profile
+from attnconv.analysis.token_operator import TokenOperator
+from attnconv.operators.base import AttentionOperator
+
+Model = TypeVar("Model", bound=nn.Module)
+DRAWS = 8  # of r
+RANKING_IMAGES = 16  # whose first-order costs are taken
+
+
+@final
+@dataclass(frozen=True)
+class HeadCandidate:
+    """One head and what a fixed mixing makes of it.
+
+    Attributes:
+        layer: Name of its attention module.
+        head: Its index there.
+        constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
+        window_mass: The attention it spends on the K x K shifts, a mean over the image's tokens and the images.
+        error: |fitted - its own output| / |its own output| at the image's tokens of held-out images.
+        cost: First-order relative change of the model's output by its replacement alone; see the module's formula.
+    """
+
+    layer: str
+    head: int
+    constancy: float
+    window_mass: float
+    error: float
+    cost: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Replacement(Generic[Model]):
+    """A model with replaced heads, and what was measured. Errors are on held-out images.
+
+    Attributes:
+        model: A copy; the replaced modules are `ConvolvedAttention`.
+        replaced: The heads that were replaced.
+        candidates: All heads that could have been, cheapest first.
+        layer_errors: Per changed layer: |new - old| / |old| of its output, given the old model's input.
+        output_error: The same for the model's output, with all replacements at once.
+    """
+
+    model: Model
+    replaced: tuple[HeadCandidate, ...]
+    candidates: tuple[HeadCandidate, ...]
+    layer_errors: Mapping[str, float]
+    output_error: float
+
+
+def replace_heads(
+    model: Model,
+    images: Float[Tensor, "b c height width"],
+    *,
+    heads: Mapping[str, Iterable[int]] | None = None,
+    count: int | None = None,
+    least_constancy: float = 0.0,
+    kernel_size: int = 3,
+    fit: Fit = "least_squares",
+) -> Replacement[Model]:
+    """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
+
+    The kernels, the weights on class tokens and that on the image's mean are parameters: the copy can be trained on.
+    Queries and keys of the replaced heads are no longer computed for the image's tokens.
+
+    Args:
+        model: timm's `VisionTransformer` or any model whose attention modules have its parts (`qkv`, `proj`,
+            `num_heads`, `head_dim`, `scale`). Other attention is refused.
+        images: At least 2, in the size in which the model will run. The last quarter is held out.
+        heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
+        count: Replace this many heads, those with the least cost.
+        least_constancy: Of those, only heads at least this constant, 0 to 1.
+        kernel_size: K, odd.
+        fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
+
+    Raises:
+        ValueError: An argument is out of range, a layer or head does not exist or is not of timm's kind, or fewer heads
+            than `count` are constant enough.
+
+    Example:
+        >>> import timm  # doctest: +SKIP
+        >>> vit = timm.create_model("vit_tiny_patch16_224", pretrained=True).eval()  # doctest: +SKIP
+        >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
+    """
+    _check(images, heads, count, least_constancy, kernel_size, fit)
+    fitted = max(1, len(images) * 3 // 4)
+    tokens, constancy = _tokens_of(model, images)
+    mixings: dict[str, HeadMixing] = {
+        name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
+    }
+    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings)
+    candidates = _candidates(tokens, mixings, constancy, costs, fitted)
+    chosen = _named(candidates, heads) if heads is not None else _cheapest(candidates, count or 0, least_constancy)
+    changed = copy.deepcopy(model)
+    errors: dict[str, float] = {}
+    for name in dict.fromkeys(entry.layer for entry in chosen):
+        some = sorted(entry.head for entry in chosen if entry.layer == name)
+        part = tokens[name]
+        new = ConvolvedAttention(part.attention, chosen_heads(mixings[name], some), heads=some, grid=part.grid)
+        new = copy.deepcopy(new).train(part.attention.training)  # norms and dropouts are its own
+        held_out = part.inputs[fitted:]
+        errors[name] = _relative_error(new, part.attention, held_out)
+        parent, _, last = name.rpartition(".")
+        setattr(changed.get_submodule(parent), last, new)
+    output_error = _relative_error(changed, model, images[fitted:])
+    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error)
+
+
+def _check(
+    images: Tensor,
+    heads: object,
+    count: int | None,
+    least_constancy: float,
+    kernel_size: int,
+    fit: str,
+) -> None:
+    if len(images) < 2:
+        raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
+    if (heads is None) == (count is None):
+        raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
+    if count is not None:
+        whole("count", count, 0)
+    if not is_real(least_constancy) or not 0 <= least_constancy <= 1:
+        raise ValueError(bad("least_constancy", "must be a number from 0 to 1", repr(least_constancy)))
+    if whole("kernel_size", kernel_size, 1) % 2 == 0:
+        raise ValueError(bad("kernel_size", "must be odd", kernel_size))
+    if fit not in get_args(Fit):
+        raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
+
+
+def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens], dict[str, Tensor]]:
+    """The inputs of all attention modules and where their tokens stand; the constancy of their heads."""
+    tokens: dict[str, LayerTokens] = {}
+    constancy: dict[str, Tensor] = {}
+    inputs: dict[nn.Module, Tensor] = {}
+    modules = dict(model.named_modules())
+
+    def visit(name: str, operator: AttentionOperator) -> None:
+        refuse_foreign(modules[name], f"model.{name}")
+        if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or name in tokens:
+            requirement = "must attend once over the tokens of an image in rows and columns"
+            raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
+        height, width = operator.grid.sizes
+        tokens[name] = LayerTokens(modules[name], inputs[modules[name]], (height, width), operator.prefix)
+        constancy[name] = shift_profile(operator).constancy
+
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            inputs[module] = args[0].detach()
+
+    for name, module in modules.items():
+        if isinstance(module, nn.MultiheadAttention):  # before its tokens are asked for a grid
+            refuse_foreign(module, f"model.{name}")
+    handles = [module.register_forward_pre_hook(note) for module in modules.values() if _projects(module)]
+    try:
+        visit_attention(model, images, visit)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tokens, constancy
+
+
+def _projects(module: nn.Module) -> bool:
+    """Whether a module has a projection named as timm names it."""
+    return isinstance(getattr(module, "qkv", None), nn.Linear)
+
+
+def _costs(
+    model: nn.Module, images: Tensor, tokens: Mapping[str, LayerTokens], mixings: Mapping[str, HeadMixing]
+) -> dict[str, Tensor]:
+    """cost_h of the module's formula, (h,) per layer."""
+    names = list(tokens)
+    modes = [(module, module.training) for module in model.modules()]
+    zeros: dict[str, Tensor] = {}
+
+    def tap(name: str) -> Any:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
+            zeros[name] = torch.zeros_like(output, requires_grad=True)
+            return output + zeros[name]
+
+        return hook
+
+    handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
+    try:
+        model.eval()
+        with torch.enable_grad():
+            output = model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    if not isinstance(output, Tensor):
+        raise ValueError(bad("model", "must give one tensor", type(output).__name__))
+    missing = {name: mixing_errors(tokens[name].of(slice(len(images))), mixings[name])[0] for name in names}
+    generator = torch.Generator().manual_seed(0)
+    sums: dict[str, Tensor] = {}
+    for _ in range(DRAWS):
+        direction = torch.randn(output.shape, generator=generator).to(output)
+        slopes = torch.autograd.grad(output, [zeros[name] for name in names], direction, retain_graph=True)
+        for name, slope in zip(names, slopes, strict=True):
+            source: Any = tokens[name].attention
+            pulled = (slope[:, tokens[name].prefix :] @ source.proj.weight.detach()).unflatten(
+                -1, (source.num_heads, source.head_dim)
+            )
+            change = torch.einsum("bnhd,bhnd->bh", pulled, missing[name]).square() / DRAWS
+            sums[name] = sums.get(name, torch.zeros_like(change)) + change
+    size = output.detach().flatten(1).square().sum(1, keepdim=True)
+    return {name: (total / size).mean(0).sqrt() for name, total in sums.items()}
+
+
+def _candidates(
+    tokens: Mapping[str, LayerTokens],
+    mixings: Mapping[str, HeadMixing],
+    constancy: Mapping[str, Tensor],
+    costs: Mapping[str, Tensor],
+    fitted: int,
+) -> list[HeadCandidate]:
+    """All heads, cheapest first."""
+    found = []
+    for name, part in tokens.items():
+        missing, given = mixing_errors(part.of(slice(fitted, None)), mixings[name])
+        errors = missing.transpose(0, 1).flatten(1).norm(dim=1) / given.transpose(0, 1).flatten(1).norm(dim=1)
+        rows = zip(
+            constancy[name].tolist(),
+            mixings[name].profile.sum((1, 2)).tolist(),
+            errors.tolist(),
+            costs[name].tolist(),
+            strict=True,
+        )
+        found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
+    return sorted(found, key=lambda entry: entry.cost)
+
+
+def _named(candidates: Sequence[HeadCandidate], heads: Mapping[str, Iterable[int]]) -> list[HeadCandidate]:
+    by_place = {(entry.layer, entry.head): entry for entry in candidates}
+    wanted = [(name, head) for name, some in heads.items() for head in dict.fromkeys(some)]
+    unknown = [place for place in wanted if place not in by_place]
+    if unknown:
+        layers = ", ".join(sorted({entry.layer for entry in candidates}))
+        raise ValueError(bad("heads", f"must name heads of {layers}", repr(unknown[0])))
+    return [by_place[place] for place in wanted]
+
+
+def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: float) -> list[HeadCandidate]:
+    enough = [entry for entry in candidates if entry.constancy >= least_constancy]
+    if count > len(enough):
+        requirement = f"must be at most {len(enough)}, the heads of constancy {least_constancy:g} and more"
+        raise ValueError(bad("count", requirement, count))
+    return enough[:count]
+
+
+@torch.no_grad()
+def _relative_error(new: nn.Module, old: nn.Module, inputs: Tensor) -> float:
+    """|new - old| / |old| of two modules in evaluation mode."""
+    outputs = []
+    for module in (new, old):
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        outputs.append(module(inputs))
+        for part, training in modes:
+            part.training = training
+    return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())

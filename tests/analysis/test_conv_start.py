@@ -1,0 +1,141 @@
+"""A vision transformer that starts as a convolution: the mass and the error it says, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnconv.analysis import TokenOperator, start_as_convolution, visit_attention
+from attnconv.operators.base import AttentionOperator
+from tests.small_vit import SmallViT
+
+FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
+
+
+def model_of(**more: Any) -> SmallViT:
+    torch.manual_seed(0)
+    return SmallViT(**more)
+
+
+class TestMass:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    @pytest.mark.parametrize("filters", ["random", "impulse"])
+    def test_heads_hold_what_was_asked_for_in_every_layer(self, prefix: int, filters: Any) -> None:
+        starts = start_as_convolution(model_of(prefix=prefix, depth=3), filters=filters)
+        assert list(starts) == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
+        for start in starts.values():
+            assert float(start.mass.mean()) == pytest.approx(0.9, abs=1e-3)
+            assert start.filter_error == 0
+
+    def test_the_mass_is_that_of_the_model_as_it_is_read(self) -> None:
+        model = model_of()
+        images = torch.randn(2, 3, 32, 32)
+        starts = start_as_convolution(model, images=images)
+
+        def visit(name: str, operator: AttentionOperator) -> None:
+            assert isinstance(operator, TokenOperator)
+            rows = operator.rows(torch.arange(64)).unflatten(2, (8, 8)).unflatten(4, (8, 8))
+            start = starts[name]
+            for head, (down, right) in enumerate(start.shifts.tolist()):
+                inside = [rows[:, head, i, j, i + down, j + right] for i in range(1, 7) for j in range(1, 7)]
+                assert float(torch.stack(inside).mean()) == pytest.approx(float(start.mass[head]), abs=0.02)
+
+        visit_attention(model, images, visit)
+
+    def test_fewer_heads_than_shifts_go_on_in_the_next_layer(self) -> None:
+        starts = start_as_convolution(model_of(depth=3))
+        shifts = torch.cat([start.shifts for start in starts.values()]).tolist()
+        assert len({tuple(shift) for shift in shifts[:9]}) == 9
+        assert shifts[0] == shifts[9] == [0, 0]
+
+    def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
+        """Eight dimensions for two axes of eight places: sines, which a shift turns exactly."""
+        start = start_as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
+        assert float(start.mass.min()) > 0.95
+
+
+class TestError:
+    def test_sharp_heads_are_the_convolution(self) -> None:
+        model = model_of(dim=144, num_heads=9)
+        starts = start_as_convolution(model, mass=0.9999)
+        for start in starts.values():
+            assert start.error < 2e-3
+
+    def test_the_error_falls_with_the_mass(self) -> None:
+        errors = [
+            start_as_convolution(model_of(), mass=mass)["blocks.0.attn"].error for mass in (0.5, 0.9, 0.99, 0.999)
+        ]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[0] > 10 * errors[-1]
+
+    def test_given_filters_of_low_rank_are_met(self) -> None:
+        """Rank 4 per tap fits heads of 8; the layer is F.conv2d of the filters, away from the subspace of positions."""
+        factors = torch.randn(2, 9, 72, 4, generator=torch.Generator().manual_seed(4))
+        filters = torch.einsum("tdr,tcr->dct", factors[0], factors[1]).unflatten(2, (3, 3))
+        model = model_of(dim=72, num_heads=9)
+        images = torch.randn(2, 3, 32, 32)
+        start = start_as_convolution(model, filters=filters, images=images, mass=0.9999)["blocks.0.attn"]
+        assert start.filter_error < 1e-5
+        assert model.cls_token is not None
+        basis = torch.cat((model.pos_embed[0], model.cls_token[0])).detach()
+        seen = []
+        block = model.blocks[0]
+        handle = block.attn.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+        model(images)
+        handle.remove()
+        out = block.attn(seen[0])[:, 1:]
+        image = F.pad(seen[0][:, 1:].transpose(1, 2).unflatten(-1, (8, 8)), (1, 1, 1, 1), mode="replicate")
+        expected = F.conv2d(image, filters, block.attn.proj.bias).flatten(2).transpose(1, 2)
+        # Positions are what `pos_embed` and the class token's constant span.
+        _, sizes, directions = torch.linalg.svd(basis, full_matrices=False)
+        span = directions[sizes > 1e-3 * sizes[0]]
+        expected = expected - expected @ span.T @ span
+        relative = ((out - expected).norm() / expected.norm()).item()
+        assert relative == pytest.approx(start.error, abs=1e-3)
+        assert relative < 0.05
+
+    def test_filters_of_full_rank_say_what_is_lost(self) -> None:
+        start = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS)["blocks.0.attn"]
+        singular = torch.linalg.svdvals(FILTERS.permute(2, 3, 0, 1))
+        expected = (singular[..., 8:].square().sum() / singular.square().sum()).sqrt()
+        assert start.filter_error == pytest.approx(float(expected), rel=1e-4)
+
+
+class TestTraining:
+    def test_queries_and_keys_learn(self) -> None:
+        model = model_of()
+        start_as_convolution(model)
+        model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+        gradient = model.blocks[0].attn.qkv.weight.grad
+        assert gradient is not None
+        assert float(gradient[:128].abs().max()) > 0
+
+    def test_only_the_named_layers_change_their_queries(self) -> None:
+        model = model_of()
+        before = model.blocks[0].attn.qkv.weight.detach().clone()
+        assert list(start_as_convolution(model, layers=[1])) == ["blocks.1.attn"]
+        torch.testing.assert_close(model.blocks[0].attn.qkv.weight.detach(), before, rtol=0, atol=0)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"mass": 1.0}, "mass: .*got 1.0"),
+            ({"filters": "gabor"}, "filters: .*got 'gabor'"),
+            ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
+            ({"layers": [5]}, r"layers: .*got \[5\]"),
+            ({"kernel_size": 4}, "kernel_size: .*got 4"),
+        ],
+    )
+    def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            start_as_convolution(model_of(), **arguments)
+
+    def test_models_of_another_kind(self) -> None:
+        with pytest.raises(ValueError, match=r"model: must be a vision transformer.*got Linear"):
+            start_as_convolution(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match=r"model: must not normalise.*got q_norm"):
+            start_as_convolution(model_of(qk_norm=True))

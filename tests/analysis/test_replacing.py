@@ -1,0 +1,216 @@
+"""Heads replaced by kernels: exact where a head is a fixed mixing, class tokens untouched, errors as said."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv.analysis import ConvolvedAttention, replace_heads
+from attnconv.analysis.convolved_attention import HeadMixing
+from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
+from tests.small_vit import SmallViT
+from tests.tolerances import tolerance
+
+NAME = "blocks.0.attn"
+
+
+def sharp(prefix: int = 1, **more: Any) -> SmallViT:
+    """A model whose attention is far from uniform."""
+    torch.manual_seed(0)
+    model = SmallViT(prefix=prefix, **more)
+    for block in model.blocks:
+        block.attn.qkv.weight.data.mul_(8)
+    return model
+
+
+def images(count: int = 8) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def uniform(model: SmallViT, head: int) -> SmallViT:
+    """One head of the first layer without queries: it averages all tokens."""
+    attention = model.blocks[0].attn
+    attention.qkv.weight.data[head * 16 : (head + 1) * 16] = 0
+    return model
+
+
+def tokens_of(model: SmallViT, count: int = 3) -> LayerTokens:
+    inputs = torch.randn(count, 64 + model.num_prefix_tokens, 64, generator=torch.Generator().manual_seed(2))
+    return LayerTokens(model.blocks[0].attn, inputs, (8, 8), model.num_prefix_tokens)
+
+
+class TestExact:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    @pytest.mark.parametrize("fit", ["least_squares", "mean"])
+    def test_a_head_that_averages_is_replaced_without_error(self, prefix: int, fit: Any) -> None:
+        model = uniform(sharp(prefix), 2)
+        result = replace_heads(model, images(), heads={NAME: [2]}, kernel_size=1, fit=fit)
+        # `mean` counts the query's own key twice, once as its shift and once in the image's mean.
+        most = 1e-3 if fit == "least_squares" else 0.03
+        assert result.layer_errors[NAME] < most
+        assert result.replaced[0].error < 10 * most
+
+    @pytest.mark.parametrize("prefix", [0, 2])
+    @pytest.mark.parametrize("shift", [(0, 0), (0, 1), (-1, 1)])
+    def test_a_head_of_one_shift_is_its_tap(self, prefix: int, shift: tuple[int, int]) -> None:
+        model = sharp(prefix)
+        part = tokens_of(model)
+        # All queries and keys at hand: one-hot places in the input make any shift.
+        attention: Any = model.blocks[0].attn
+        places = torch.arange(64).reshape(8, 8)
+        target = torch.roll(places, (-shift[0], -shift[1]), (0, 1)).flatten()
+        code = torch.nn.functional.normalize(torch.randn(64, 16), dim=1)
+        inputs = part.inputs.clone()
+        inputs[:, prefix:, 48:] = 0
+        inputs[:, :, :32] = 0
+        inputs[:, prefix:, :16], inputs[:, prefix:, 16:32] = code[target], code
+        attention.qkv.weight.data[:16] = 4000 * torch.eye(16, 64)
+        attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
+        attention.qkv.weight.data[:16, 16:] = 0
+        tokens = LayerTokens(attention, inputs, (8, 8), prefix)
+        mixing = fit_mixing(tokens, 3, fit="mean")
+        expected = torch.zeros(3, 3)
+        expected[1 + shift[0], 1 + shift[1]] = 1
+        torch.testing.assert_close(mixing.kernel[0], expected, **tolerance(torch.float32))
+        missing, given = mixing_errors(tokens, mixing)
+        inside = missing[:, 0].unflatten(1, (8, 8))[:, 1:-1, 1:-1]
+        torch.testing.assert_close(inside, torch.zeros_like(inside), **tolerance(torch.float32))
+        assert float(given.abs().max()) > 0.1
+
+    def test_class_tokens_keep_their_attention(self) -> None:
+        model = sharp(2)
+        part = tokens_of(model)
+        mixing = fit_mixing(part)
+        new = ConvolvedAttention(part.attention, mixing, heads=range(4), grid=(8, 8))
+        torch.testing.assert_close(
+            new(part.inputs)[:, :2], part.attention(part.inputs)[:, :2], **tolerance(torch.float32)
+        )
+
+    def test_normalised_keys_are_read_as_well(self) -> None:
+        part = tokens_of(sharp(1, qk_norm=True))
+        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        torch.testing.assert_close(
+            new(part.inputs)[:, :1], part.attention(part.inputs)[:, :1], **tolerance(torch.float32)
+        )
+
+    def test_no_head_replaced_is_the_model_itself(self) -> None:
+        model = sharp()
+        result = replace_heads(model, images(), count=0)
+        torch.testing.assert_close(result.model(images()), model(images()), **tolerance(torch.float32))
+        assert result.output_error == 0.0
+
+
+class TestModule:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    @pytest.mark.parametrize("kernel_size", [1, 3, 5])
+    def test_it_computes_the_formula(self, prefix: int, kernel_size: int) -> None:
+        """The module, with a convolution, against regressors times coefficients."""
+        part = tokens_of(sharp(prefix))
+        fitted = fit_mixing(part, kernel_size)
+        new = ConvolvedAttention(part.attention, fitted, heads=[0, 1, 2, 3], grid=(8, 8))
+        missing, _ = mixing_errors(part, fitted)
+        source: Any = part.attention
+        change = source.proj(missing.transpose(1, 2).flatten(2)) - source.proj.bias
+        expected = part.attention(part.inputs)[:, prefix:] + change
+        torch.testing.assert_close(new(part.inputs)[:, prefix:], expected, **tolerance(torch.float32))
+
+    def test_other_heads_are_untouched(self) -> None:
+        """With the replaced head's columns of `proj` zero, only the others are seen."""
+        model = sharp()
+        part = tokens_of(model)
+        model.blocks[0].attn.proj.weight.data[:, 16:32] = 0
+        mixing = fit_mixing(part)
+        one = HeadMixing(mixing.kernel[[1]], mixing.profile[[1]], mixing.rest[[1]], mixing.prefix[[1]])
+        new = ConvolvedAttention(part.attention, one, heads=[1], grid=(8, 8))
+        torch.testing.assert_close(new(part.inputs), part.attention(part.inputs), **tolerance(torch.float32))
+
+    def test_its_kernels_learn(self) -> None:
+        result = replace_heads(sharp(), images(), heads={NAME: [0, 3]})
+        result.model(images()).square().sum().backward()
+        new = result.model.get_submodule(NAME)
+        for name in ("kernel", "rest", "prefix"):
+            gradient = new.get_parameter(name).grad
+            assert gradient is not None
+            assert float(gradient.abs().max()) > 0
+
+    def test_the_model_given_stays(self) -> None:
+        model = sharp()
+        before = model(images())
+        result = replace_heads(model, images(), count=3)
+        torch.testing.assert_close(model(images()), before, rtol=0, atol=0)
+        assert not any(isinstance(module, ConvolvedAttention) for module in model.modules())
+        assert sum(isinstance(module, ConvolvedAttention) for module in result.model.modules()) > 0
+
+    def test_another_image_size_is_refused(self) -> None:
+        part = tokens_of(sharp())
+        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        with pytest.raises(ValueError, match="tokens: must be 1 before an image of 8 x 8, got 50"):
+            new(torch.zeros(1, 50, 64))
+
+
+class TestErrors:
+    def test_least_squares_is_nearer_than_the_mean_on_its_own_images(self) -> None:
+        part = tokens_of(sharp(), 6)
+        errors = [mixing_errors(part, fit_mixing(part, 3, fit=fit))[0].norm() for fit in ("least_squares", "mean")]
+        assert errors[0] < errors[1]
+
+    def test_the_cost_predicts_the_change_of_the_output(self) -> None:
+        """First order, so it is held where a replacement changes little: `proj` made small."""
+        model = sharp(0)
+        for block in model.blocks:
+            block.attn.proj.weight.data.mul_(0.01)
+        candidates = replace_heads(model, images(16), count=0).candidates
+        for entry in (candidates[0], candidates[-1]):
+            changed = replace_heads(model, images(16), heads={entry.layer: [entry.head]})
+            assert changed.output_error == pytest.approx(entry.cost, rel=0.6)
+
+    def test_the_last_layer_costs_nothing_where_class_tokens_alone_are_read(self) -> None:
+        candidates = replace_heads(sharp(1), images(), count=0).candidates
+        assert {entry.layer for entry in candidates[:4]} == {"blocks.1.attn"}
+        assert all(entry.cost == 0 for entry in candidates[:4])
+        assert all(entry.cost > 0 for entry in candidates[4:])
+
+    def test_heads_below_a_constancy_are_passed_over(self) -> None:
+        model = uniform(sharp(0), 1)
+        result = replace_heads(model, images(), count=1, least_constancy=0.99)
+        assert [(entry.layer, entry.head) for entry in result.replaced] == [(NAME, 1)]
+        with pytest.raises(ValueError, match=r"count: must be at most 1.*got 2"):
+            replace_heads(model, images(), count=2, least_constancy=0.99)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "heads, count: .*got heads=None, count=None"),
+            ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, got 2"),
+            ({"count": 1, "least_constancy": 2.0}, "least_constancy: .*got 2.0"),
+            ({"count": -1}, "count: .*got -1"),
+            ({"heads": {NAME: [9]}}, "heads: .*got .'blocks.0.attn', 9."),
+        ],
+    )
+    def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=message):
+            replace_heads(sharp(), images(), **arguments)
+
+    @pytest.mark.usefixtures("unhooked")
+    def test_an_unknown_fit(self) -> None:
+        with pytest.raises(ValueError, match="fit: must be one of least_squares, mean, got 'median'"):
+            replace_heads(sharp(), images(), count=1, fit="median")  # type: ignore[arg-type]
+
+    def test_one_image_is_too_few(self) -> None:
+        with pytest.raises(ValueError, match=r"images: must be at least 2.*got 1"):
+            replace_heads(sharp(), images(1), count=1)
+
+    def test_torch_s_own_attention_is_refused(self) -> None:
+        block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
+        model = nn.Sequential(nn.Flatten(1, 2), block)
+        with pytest.raises(ValueError, match=r"self_attn: must be of timm's kind.*got MultiheadAttention"):
+            replace_heads(model, torch.zeros(4, 4, 4, 8), count=1)
+
+    def test_a_gate_is_refused(self) -> None:
+        model = sharp()
+        model.blocks[0].attn.gate = nn.Linear(64, 64)
+        with pytest.raises(ValueError, match=r"must compute softmax.*got gate"):
+            replace_heads(model, images(), count=1)
