@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from attnconv.analysis.conv_start import LayerStart as LayerStart
     from attnconv.analysis.conv_start import start_as_convolution as start_as_convolution
     from attnconv.analysis.convolved_attention import ConvolvedAttention as ConvolvedAttention
+    from attnconv.analysis.auditing import Audit as Audit
+    from attnconv.analysis.auditing import LayerAudit as LayerAudit
+    from attnconv.analysis.auditing import audit as audit
     from attnconv.analysis.head_statistics import LayerStatistics as LayerStatistics
     from attnconv.analysis.head_statistics import RunningStatistics as RunningStatistics
     from attnconv.analysis.head_statistics import layer_statistics as layer_statistics
@@ -37,10 +40,12 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
+            "Audit": "auditing",
             "AttentionMoments": "moments",
             "ConvolvedAttention": "convolved_attention",
             "HeadCandidate": "replacing",
             "LayerStart": "conv_start",
+            "LayerAudit": "auditing",
             "LayerStatistics": "head_statistics",
             "QueryMaps": "query_maps",
             "Replacement": "replacing",
@@ -50,6 +55,7 @@ else:
             "TokenOperator": "token_operator",
             "attention_moments": "moments",
             "attention_operators": "operators_of",
+            "audit": "auditing",
             "content_layers": "operators_of",
             "degenerate_heads": "pruning",
             "heads_to_prune": "pruning",

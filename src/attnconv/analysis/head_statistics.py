@@ -135,7 +135,11 @@ class RunningStatistics:
             self._mean(name).add(getattr(moments, name))
         if moments.content_share is not None:
             self._mean("content_share").add(moments.content_share.expand(operator.batch, -1))
-        self._mean("padding_mass").add(_mean_padding(operator, *checked(operator, queries, block)))
+        if any(axis.border == "zero" for axis in operator.grid.axes):
+            padding = moments.padding_mass  # where there is any; rows of content are dear to make again
+        else:
+            padding = _mean_padding(operator, *checked(operator, queries, block))
+        self._mean("padding_mass").add(padding)
 
     def result(self) -> LayerStatistics:
         """The statistics of all operators so far.

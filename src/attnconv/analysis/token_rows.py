@@ -85,8 +85,10 @@ class ProductRows(TokenRows):
         assert key is not None
         dtype = score_dtype(query.dtype)
         with full_precision(self.device):
-            key = key.to(dtype).repeat_interleave(self.heads // key.shape[1], 1)  # groups of heads share their keys
-            scores = (query.index_select(2, queries).to(dtype) * self._scale) @ key.mT
+            key, shared = key.to(dtype), self.heads // key.shape[1]
+            if shared > 1:  # groups of heads share their keys
+                key = key.repeat_interleave(shared, 1)
+            scores = _products(query.index_select(2, queries).to(dtype) * self._scale, key)
             if mask is not None:
                 some = mask if mask.shape[2] == 1 else mask.index_select(2, queries)
                 scores = scores.masked_fill(~some, -torch.inf) if some.dtype == torch.bool else scores + some
@@ -158,6 +160,14 @@ def _some(tensor: Tensor | None, sequences: Tensor | None) -> Tensor | None:
     if tensor is None or sequences is None or tensor.shape[0] == 1:
         return tensor
     return tensor.index_select(0, sequences)
+
+
+def _products(query: Float[Tensor, "b h r e"], key: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h r m"]:
+    """query @ key.mT. Of keys whose heads lie beside each other in memory, matmul would copy all for every few rows."""
+    some_rows = query.shape[2] < key.shape[3] and key.shape[0] > 1
+    if not some_rows or key.is_contiguous():
+        return query @ key.mT
+    return torch.stack([rows @ keys.mT for rows, keys in zip(query.expand(len(key), -1, -1, -1), key, strict=True)])
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -1,0 +1,271 @@
+"""How convolutional each attention of a model is, on given images: one call for all layers and heads.
+
+The model runs batch by batch under `visit_attention`; every layer adds its operator to its own `RunningStatistics`, at
+most `queries` rows per image and head, so that the memory needed is that of one layer. Layers of this library that look
+at positions alone are also asked what `can_express` says of 3 x 3 kernels; attention that depends on the image has one
+Phi per image or none, and no such number.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from attnconv._errors import bad
+from attnconv._values import whole
+from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
+from attnconv.analysis.moments import sample_queries
+from attnconv.analysis.reading import visit_attention
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import AttentionOperator
+from attnconv.theorem.span import can_express
+
+KERNEL = 3
+# Positions per axis of the grid on which kernels are expressed, by number of axes: the answer costs a QR per query.
+MOST_POSITIONS = {1: 64, 2: 16, 3: 6}
+# What the library itself says of an argument of `audit`; all other errors in a forward pass are the model's own.
+_OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries): ")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LayerAudit:
+    """One attention of a model.
+
+    Attributes:
+        name: Its module's name; with the number of the call behind it where a module attends more than once.
+        kind: Its module's class.
+        sizes: Keys of the image per axis.
+        queries: Queries looked at, of every image.
+        query_count: Queries there are.
+        position_only: Whether it is a layer of this library that looks at positions and never at the image.
+        span_residual: The relative part of 3 x 3 kernels (3 per axis) that no weights of the layer reach, away from the
+            border of at most `MOST_POSITIONS` positions per axis: 0 where it can be every such convolution. None
+            where attention depends on the image, or the layer is not this library's.
+        statistics: The numbers of the layer and its heads.
+    """
+
+    name: str
+    kind: str
+    sizes: tuple[int, ...]
+    queries: int
+    query_count: int
+    position_only: bool
+    span_residual: float | None
+    statistics: LayerStatistics
+
+    def numbers(self) -> dict[str, Any]:
+        """All numbers as JSON holds them; what is not a number (NaN) is null. The profile is left out."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "statistics"}
+        statistics = {
+            entry.name: getattr(self.statistics, entry.name)
+            for entry in fields(self.statistics)
+            if entry.name != "profile"
+        }
+        return {name: _plain(value) for name, value in {**plain, **statistics}.items()}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """How convolutional the attentions of a model are. Printed, a table.
+
+    Attributes:
+        layers: In the order in which they run.
+        images: Images looked at.
+    """
+
+    layers: tuple[LayerAudit, ...]
+    images: int
+
+    def __getitem__(self, name: str) -> LayerAudit:
+        """The layer of a name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        return {layer.name: layer for layer in self.layers}[name]
+
+    def numbers(self) -> dict[str, Any]:
+        """All numbers as JSON holds them."""
+        return {"images": self.images, "layers": [layer.numbers() for layer in self.layers]}
+
+    def __str__(self) -> str:
+        width = max(len("layer"), *(len(layer.name) for layer in self.layers))
+        lines = [f"{'layer':<{width}}  heads  score  coverage  redundancy  constancy"]
+        for layer in self.layers:
+            found = layer.statistics
+            lines.append(
+                f"{layer.name:<{width}}  {len(found.entropy):5d}  {found.convolution_score:5.3f}  "
+                f"{found.coverage:8.3f}  {found.redundancy:10.3f}  {float(found.constancy.nanmean()):9.3f}"
+            )
+        return "\n".join(lines)
+
+
+def audit(
+    model: nn.Module,
+    images: Tensor | Iterable[Tensor],
+    *,
+    queries: int = 256,
+    batch: int = 8,
+    grid: Sequence[int] | None = None,
+    prefix: int | None = None,
+    layers: Collection[str] | None = None,
+) -> Audit:
+    """Read every attention of a model on some images and say in numbers how much of a convolution it is.
+
+    Args:
+        model: Any module that `visit_attention` reads. It runs in evaluation mode and without gradients.
+        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width); or an
+            iterable of such batches. All of one size.
+        queries: At most how many queries of each image to look at, spread evenly, at least 1. Under about a hundred,
+            chance is no longer small.
+        batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
+        grid: Tokens of the image, (height, width), for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        layers: Names of the modules to read; None for all.
+
+    Returns:
+        The layers in the order in which they run.
+
+    Raises:
+        TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
+            number.
+        ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
+            not what the model takes (its own words are passed on); an attention cannot be read, or there is none.
+
+    Example:
+        >>> from attnconv import from_conv
+        >>> layer = from_conv(nn.Conv2d(3, 4, 3, padding=1))
+        >>> found = audit(nn.Sequential(layer, nn.ReLU()), torch.randn(2, 3, 8, 8))
+        >>> [(layer.name, layer.statistics.convolution_score, layer.span_residual) for layer in found.layers]
+        [('0', 1.0, 0.0)]
+    """
+    queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
+    gathered: dict[str, _Layer] = {}
+    count, shape = 0, None
+    for some in _batches(images, batch):
+        _check(some, count, shape)
+        shape = tuple(some.shape[1:])
+        calls: dict[str, int] = {}
+
+        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
+            gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
+
+        _run(model, some, look, {"grid": grid, "prefix": prefix, "layers": layers})
+        count += len(some)
+    if shape is None:
+        raise ValueError(bad("images", "must hold at least one image", 0))
+    return Audit(tuple(layer.result(key, model) for key, layer in gathered.items()), count)
+
+
+@final
+class _Layer:
+    """What is gathered of one attention."""
+
+    def __init__(self, module: str, operator: AttentionOperator, queries: int) -> None:
+        self._module, self._grid, self._statistics = module, operator.grid, RunningStatistics()
+        self._queries = sample_queries(operator.grid, queries, device=operator.device)
+
+    def add(self, operator: AttentionOperator) -> None:
+        # All queries are asked for as such: products over axes are then summed without a single row.
+        everything = len(self._queries) == self._grid.query_count
+        self._statistics.add(operator, queries=None if everything else self._queries)
+
+    def result(self, key: str, model: nn.Module) -> LayerAudit:
+        module = model.get_submodule(self._module)
+        alone = isinstance(module, SelfAttention) and looks_at_positions_alone(module, self._grid.sizes)
+        return LayerAudit(
+            name=key or type(module).__name__,
+            kind=type(module).__name__,
+            sizes=self._grid.sizes,
+            queries=len(self._queries),
+            query_count=self._grid.query_count,
+            position_only=alone,
+            span_residual=_span_residual(module, self._grid.sizes) if alone else None,
+            statistics=self._statistics.result(),
+        )
+
+
+@torch.no_grad()
+def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool:
+    """Whether two images share one operator."""
+    some = next(layer.parameters())
+    return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
+
+
+def _span_residual(layer: SelfAttention, sizes: Sequence[int]) -> float:
+    few = [min(size, MOST_POSITIONS[len(sizes)]) for size in sizes]
+    answer = can_express(layer, KERNEL, sizes=few)
+    return (answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst
+
+
+def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+    for some in (images,) if isinstance(images, Tensor) else images:
+        if not isinstance(some, Tensor):
+            fix = "Of a loader that gives images and labels, pass (images for images, labels in loader)."
+            raise TypeError(bad("images", "must be a tensor or batches that are tensors", type(some).__name__, fix))
+        if some.dim() < 2:
+            fix = "Add a batch axis with images[None]."
+            raise ValueError(bad("images", "must have a batch axis first", f"shape {tuple(some.shape)}", fix))
+        if len(some) > 0:
+            yield from some.split(batch)
+
+
+def _check(images: Tensor, before: int, shape: tuple[int, ...] | None) -> None:
+    """Refuse images that cannot tell anything, by their number among all.
+
+    Raises:
+        TypeError, ValueError: As `audit`.
+    """
+    if not images.is_floating_point():
+        raise TypeError(
+            bad("images", "must be floating point", str(images.dtype), "Scale bytes to [0, 1] and normalise them.")
+        )
+    if shape is not None and tuple(images.shape[1:]) != shape:
+        got = f"{tuple(images.shape[1:])} after {shape}"
+        raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
+    flat = images.flatten(1)
+    if broken := _where(~flat.isfinite().all(1), before):
+        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
+    pixels = images.flatten(2) if images.dim() > 3 else flat[:, None]
+    constant = (pixels == pixels[..., :1]).flatten(1).all(1)
+    if pixels.shape[-1] > 1 and (blank := _where(constant, before)):
+        fix = "Attention on a blank image tells nothing of the model. Pass real images."
+        raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
+
+
+def _where(flags: Tensor, before: int) -> str:
+    """Numbers of the images that are flagged, the first few."""
+    numbers = [before + index for index in flags.nonzero().flatten().tolist()]
+    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+
+
+def _run(model: nn.Module, images: Tensor, look: Any, options: Mapping[str, Any]) -> None:
+    """One pass; what the model itself says against the images is said of `images`."""
+    try:
+        visit_attention(model, images, look, **options)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, ValueError | TypeError) and _OWN_WORDS.match(str(error)):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        requirement = f"must be what the forward pass of {type(model).__name__} takes"
+        fix = f"It stopped with: {reason}."
+        raise ValueError(bad("images", requirement, f"a batch of shape {tuple(images.shape)}", fix)) from error
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or number as JSON holds it."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
