@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
-    from attnconv.analysis.conv_start import LayerStart as LayerStart
-    from attnconv.analysis.conv_start import start_as_convolution as start_as_convolution
-    from attnconv.analysis.convolved_attention import ConvolvedAttention as ConvolvedAttention
     from attnconv.analysis.auditing import Audit as Audit
     from attnconv.analysis.auditing import LayerAudit as LayerAudit
     from attnconv.analysis.auditing import audit as audit
+    from attnconv.analysis.conv_start import LayerStart as LayerStart
+    from attnconv.analysis.conv_start import start_as_convolution as start_as_convolution
+    from attnconv.analysis.convolved_attention import ConvolvedAttention as ConvolvedAttention
     from attnconv.analysis.head_statistics import LayerStatistics as LayerStatistics
     from attnconv.analysis.head_statistics import RunningStatistics as RunningStatistics
     from attnconv.analysis.head_statistics import layer_statistics as layer_statistics

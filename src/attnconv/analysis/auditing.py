@@ -139,11 +139,12 @@ def audit(
             not what the model takes (its own words are passed on); an attention cannot be read, or there is none.
 
     Example:
-        >>> from attnconv import from_conv
+        >>> from attnconv.theorem import from_conv
         >>> layer = from_conv(nn.Conv2d(3, 4, 3, padding=1))
         >>> found = audit(nn.Sequential(layer, nn.ReLU()), torch.randn(2, 3, 8, 8))
-        >>> [(layer.name, layer.statistics.convolution_score, layer.span_residual) for layer in found.layers]
-        [('0', 1.0, 0.0)]
+        >>> (layer,) = found.layers
+        >>> layer.name, round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
+        ('0', 1.0, 0.0)
     """
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
     gathered: dict[str, _Layer] = {}
@@ -180,15 +181,16 @@ class _Layer:
 
     def result(self, key: str, model: nn.Module) -> LayerAudit:
         module = model.get_submodule(self._module)
-        alone = isinstance(module, SelfAttention) and looks_at_positions_alone(module, self._grid.sizes)
+        sizes = self._grid.sizes
+        own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
         return LayerAudit(
             name=key or type(module).__name__,
             kind=type(module).__name__,
             sizes=self._grid.sizes,
             queries=len(self._queries),
             query_count=self._grid.query_count,
-            position_only=alone,
-            span_residual=_span_residual(module, self._grid.sizes) if alone else None,
+            position_only=own is not None,
+            span_residual=None if own is None else _span_residual(own, sizes),
             statistics=self._statistics.result(),
         )
 

@@ -225,7 +225,7 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
 
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
     """Sums over queries: of the mean over keys of the variance over images, and of the variance over both."""
-    # Var = E Var(. | key) + Var E(. | key), about entries of the rows: probabilities that are equal differ by exactly 0.
+    # Var = E Var(. | key) + Var E(. | key), taken about entries of the rows: equal probabilities differ by exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
     within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * rows.shape[-1])  # (h, r)

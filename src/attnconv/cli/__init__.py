@@ -18,6 +18,7 @@ COMMANDS = {
     "reproduce": "train the paper's models at a chosen scale, and draw its figures and tables",
     "prove": "perform convolutions by attention and compare, drawn ones or a network's",
     "recast": "write a network whose convolutions are attention",
+    "audit": "say how convolutional the attention of any model is, with figures",
     "prune": "remove degenerate heads from a trained model",
     "bench": "measure time and memory on this machine, beside peers",
     "models": "list the presets with their parameters and FLOPs",
@@ -32,6 +33,7 @@ examples:
   attnconv reproduce --scale tiny
   attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
+  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
   attnconv bench --quick
 """
 

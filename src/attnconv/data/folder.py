@@ -75,12 +75,14 @@ def read_folders(settings: DataSettings) -> FolderSets:
     return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], classes)
 
 
-def read_image(path: Path | str, size: int, *, channels: int = 3) -> UInt8[Tensor, "channels size size"]:
-    """Read one image file, scaled to cover a square and cropped to it about the centre.
+def read_image(
+    path: Path | str, size: int | tuple[int, int], *, channels: int = 3
+) -> UInt8[Tensor, "channels height width"]:
+    """Read one image file, scaled to cover a square or rectangle and cropped to it about the centre.
 
     Args:
         path: the file, in any format that Pillow reads.
-        size: height and width of the result in pixels, at least 1.
+        size: height and width of the result in pixels, one number or two, at least 1.
         channels: 3 for RGB, 1 for grey.
 
     Returns:
@@ -89,14 +91,15 @@ def read_image(path: Path | str, size: int, *, channels: int = 3) -> UInt8[Tenso
     Raises:
         ValueError: if the file is missing, broken, too large or not of 8 bits a channel, or an argument is wrong.
     """
-    if size < 1:
+    if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
         raise ValueError(bad("size", "must be at least 1", size))
     if channels not in (1, 3):
         raise ValueError(bad("channels", "must be 1 or 3", channels))
-    return torch.from_numpy(_pixels(Path(path), size, "RGB" if channels == 3 else "L"))
+    return torch.from_numpy(_pixels(Path(path), sizes, "RGB" if channels == 3 else "L"))
 
 
-def _pixels(path: Path, size: int, mode: str) -> npt.NDArray[np.uint8]:
+def _pixels(path: Path, sizes: tuple[int, int], mode: str) -> npt.NDArray[np.uint8]:
+    height, width = sizes
     try:
         with Image.open(path) as image:
             if image.width * image.height > LARGEST_FILE:
@@ -107,13 +110,13 @@ def _pixels(path: Path, size: int, mode: str) -> npt.NDArray[np.uint8]:
             upright = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
                 upright = upright.convert("RGBA")  # first, or Pillow warns about palettes; what lies under is shown
-            square = ImageOps.fit(upright.convert(mode), (size, size), Image.Resampling.BILINEAR)
+            square = ImageOps.fit(upright.convert(mode), (width, height), Image.Resampling.BILINEAR)
     except FileNotFoundError as error:
         raise ValueError(bad(str(path), "must be an image file", "nothing of that name")) from error
     # Pillow says SyntaxError for a broken PNG, and has classes of its own for images that unpack to gigabytes.
     except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(bad(str(path), "must be a whole image", str(error))) from error
-    return np.asarray(square, np.uint8).reshape(size, size, -1).transpose(2, 0, 1).copy()
+    return np.asarray(square, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -158,7 +161,7 @@ def _decode(paths: list[Path], size: int, mode: str) -> UInt8[Tensor, "n c size 
 
     def attempt(path: Path) -> npt.NDArray[np.uint8] | str:
         try:
-            return _pixels(path, size, mode)
+            return _pixels(path, (size, size), mode)
         except ValueError as error:
             return str(error)
 

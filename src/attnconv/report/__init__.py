@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from attnconv.report.accuracy import draw_accuracy as draw_accuracy
     from attnconv.report.attention_maps import LayerMaps as LayerMaps
     from attnconv.report.attention_maps import draw_attention_maps as draw_attention_maps
+    from attnconv.report.audit_figures import draw_profiles as draw_profiles
+    from attnconv.report.audit_figures import draw_scores as draw_scores
+    from attnconv.report.audit_page import write_audit as write_audit
     from attnconv.report.canvas import save as save
     from attnconv.report.centres import draw_centres as draw_centres
     from attnconv.report.centres_over_training import draw_centres_over_training as draw_centres_over_training
@@ -35,7 +38,10 @@ else:
             "draw_centres_over_training": "centres_over_training",
             "draw_factorisation": "factorisation",
             "draw_mixture": "mixture",
+            "draw_profiles": "audit_figures",
+            "draw_scores": "audit_figures",
             "save": "canvas",
+            "write_audit": "audit_page",
             "write_comparison": "runs",
             "write_paper": "paper",
             "write_report": "write",

@@ -57,8 +57,9 @@ th { color: var(--faint); padding-right: 1rem; }
 td { text-align: right; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .wide table { width: auto; min-width: 100%; }
 .wide th, .wide td { padding: .25rem .8rem .25rem 0; overflow-wrap: normal; }
-.wide thead th { vertical-align: bottom; }
-.wide td.words { text-align: left; }
+.wide thead th { vertical-align: bottom; text-align: right; }
+.wide thead th:first-child, .wide thead th.words, .wide td.words { text-align: left; }
+details .wide caption { display: none; }
 .wide { overflow-x: auto; margin: 1rem 0 1.6rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; white-space:
   pre-wrap; overflow-wrap: anywhere; font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
@@ -98,6 +99,7 @@ class Section:
         fold: What asks for them.
         notes: What could not be shown, and why.
         tables: Shown before the pictures.
+        folded_tables: Shown after them, each when asked for by its title.
     """
 
     title: str
@@ -107,6 +109,7 @@ class Section:
     fold: str = "More"
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
+    folded_tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True)
@@ -190,10 +193,13 @@ def _section(section: Section) -> str:
     shown = "".join(_figure(picture) for picture in section.pictures)
     folded = "".join(_figure(picture) for picture in section.folded)
     tables = "".join(_wide_table(table) for table in section.tables)
-    more = f"<details><summary>{escape(section.fold)}</summary>{folded}</details>" if folded else ""
-    return (
-        f"<section>\n<h2>{escape(section.title)}</h2>\n{text}{_notes(section.notes)}{tables}{shown}{more}\n</section>\n"
+    asked = "".join(
+        f"<details><summary>{escape(table.title)}</summary>{_wide_table(table)}</details>"
+        for table in section.folded_tables
     )
+    more = f"<details><summary>{escape(section.fold)}</summary>{folded}</details>" if folded else ""
+    above = f"{text}{_notes(section.notes)}{tables}"
+    return f"<section>\n<h2>{escape(section.title)}</h2>\n{above}{shown}{more}{asked}\n</section>\n"
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -228,7 +234,8 @@ def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
 def _wide_table(table: Table) -> str:
     """A table of any number of columns; columns of words stand to the left, those of numbers to the right."""
     marks = ["" if is_numeric else ' class="words"' for is_numeric in table.numeric]
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    columns = zip(marks, table.columns, strict=True)
+    heads = "".join(f'<th scope="col"{mark}>{escape(name)}</th>' for mark, name in columns)
     rows = []
     for first, *others in table.rows:
         cells = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks[1:], others, strict=True))

@@ -1,0 +1,79 @@
+"""Some pictures of a folder, for looking at a model rather than training one: no classes and no splits are asked for.
+
+The folder holds images, or folders of images to any depth. Of several folders each gives its share, so that a few
+images of a folder of classes are not all of one class.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from attnconv._errors import bad
+from attnconv._values import whole
+from attnconv.data.folder import SUFFIXES, read_image
+
+
+def read_pictures(
+    folder: Path | str,
+    sizes: tuple[int, int],
+    *,
+    count: int,
+    channels: int = 3,
+    skip_broken: bool = False,
+) -> tuple[UInt8[Tensor, "b channels height width"], tuple[str, ...]]:
+    """Read some pictures of a folder, each scaled to cover a rectangle and cropped to it about the centre.
+
+    Args:
+        folder: Holds images, or folders of them.
+        sizes: Height and width in pixels.
+        count: How many pictures to read at most, at least 1: in turn from each folder, by name.
+        channels: 3 for RGB, 1 for grey.
+        skip_broken: Take the next file in the place of one that cannot be read, instead of stopping.
+
+    Returns:
+        The pixels as bytes, and what was wrong with the files that were passed over, one sentence each.
+
+    Raises:
+        TypeError: `count` is no whole number.
+        ValueError: The folder is missing or holds no image; files are broken (the message names them all, as far as
+            `count` reaches) and are not to be skipped; or none is whole.
+    """
+    count, folder = whole("count", count, 1), Path(folder).expanduser()
+    if not folder.is_dir():
+        raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
+    images: list[Tensor] = []
+    broken: list[str] = []
+    for path in _in_turn(folder):
+        if len(images) + (0 if skip_broken else len(broken)) == count:
+            break
+        try:
+            images.append(read_image(path, sizes, channels=channels))
+        except ValueError as error:
+            broken.append(str(error))
+    if broken and not skip_broken:
+        fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + _listed(broken)
+        raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
+    if not images:
+        what = f"only broken ones:\n{_listed(broken)}" if broken else "none"
+        raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", what))
+    return torch.stack(images), tuple(broken)
+
+
+def _listed(sentences: list[str]) -> str:
+    more = [f"... and {len(sentences) - 10} more"] if len(sentences) > 10 else []
+    return "\n".join([*sentences[:10], *more])
+
+
+def _in_turn(folder: Path) -> Iterator[Path]:
+    """All image files below a folder: the first of each folder that holds any, then the second of each, and so on."""
+    by_folder: dict[Path, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in SUFFIXES and not hidden and path.is_file():
+            by_folder.setdefault(path.parent, []).append(path)
+    rounds: Iterable[tuple[Path | None, ...]] = zip_longest(*by_folder.values())
+    return (path for some in rounds for path in some if path is not None)

@@ -1,0 +1,130 @@
+"""`attnconv audit`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from attnconv.cli import main
+
+# A model as a user would have it, in a module of their own.
+MODULE = """
+import torch
+from torch import nn
+from attnconv import LearnedRelativeContent, SelfAttention2d
+
+def looks():
+    torch.manual_seed(0)
+    return SelfAttention2d(3, 4, heads=2, encoding=LearnedRelativeContent(3, 2, head_channels=4, max_shift=12))
+
+def nothing():
+    return nn.Conv2d(3, 4, 3)
+"""
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error of one command."""
+    with pytest.raises(SystemExit) as end:
+        main(["audit", *words])
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a user's module and pictures."""
+    (tmp_path / "of_a_user.py").write_text(MODULE)
+    (tmp_path / "pictures").mkdir()
+    for index in range(3):
+        pixels = torch.randint(256, (20, 30, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(tmp_path / "pictures" / f"{index}.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "of_a_user", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def test_on_digits(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys, "quadratic-digits", "--data", "digits", "--images", "10", "--out", "found")
+    assert (status, err) == (0, "")
+    assert "Looked at 10 images of digits, 8 x 8 pixels." in out
+    numbers = json.loads((home / "found" / "audit.json").read_text())
+    assert numbers["images"] == 10
+    for layer in numbers["layers"]:
+        assert layer["position_only"]
+        assert f"{layer['convolution_score']:.3f}" in out
+    page = (home / "found" / "index.html").read_text()
+    assert "attnconv audit quadratic-digits --data digits --images 10 --out found" in page
+
+
+def test_positions_alone_need_no_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "quadratic-digits")
+    assert status == 0
+    assert "All its attention looks at positions alone" in out
+    assert (home / "audits" / "quadratic-digits" / "index.html").is_file()
+
+
+def test_a_model_that_looks_asks_for_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "of_a_user:looks", "--size", "12")
+    assert status == 1
+    assert "--data: must say which images to look at, since attention depends on what they show" in err
+    assert list(home.glob("audits")) == []
+
+
+def test_on_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["of_a_user:looks", "--data", "pictures", "--size", "10x12", "--queries", "40", "--out", "found"]
+    status, out, err = call(capsys, *words)
+    assert (status, err) == (0, "")
+    assert "Looked at 3 images of pictures, 10 x 12 pixels." in out
+    (layer,) = json.loads((home / "found" / "audit.json").read_text())["layers"]
+    assert layer["sizes"] == [10, 12]
+    assert layer["queries"] <= 40
+    assert layer["span_residual"] is None
+    assert min(layer["content_share"]) > 0
+
+
+def test_a_broken_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "pictures" / "0.png").write_bytes(b"no picture")
+    words = ["of_a_user:looks", "--data", "pictures", "--size", "10", "--out", "found"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "got 1 broken ones" in err
+    assert "0.png: must be a whole image" in err
+    assert not (home / "found").exists()
+    status, out, _ = call(capsys, *words, "--skip-broken")
+    assert status == 0
+    assert "Skipped a broken file." in out
+    assert json.loads((home / "found" / "audit.json").read_text())["images"] == 2
+    assert "Skipped a broken file." in (home / "found" / "index.html").read_text()
+
+
+def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        call(capsys, "quadratic-digits", "--layers", "blocks.1.attention, blocks.0.attention", "--out", "found")[0] == 0
+    )
+    layers = json.loads((home / "found" / "audit.json").read_text())["layers"]
+    assert [layer["name"] for layer in layers] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("quadratic-digits --images 0", "--images: must be at least 1, got 0"),
+        ("quadratic-digits --queries 0", "--queries: must be at least 1, got 0"),
+        ("quadratic-digits --size 8by8", "--size: must be N or HxW with numbers of at least 1, got '8by8'"),
+        ("quadratic-digits --grid 0", "--grid: must be N or HxW with numbers of at least 1, got '0'"),
+        ("quadratic-small --size 7", "images: must have sides that 4 divides"),
+        ("quadratic-digits --data nowhere", "--data: must be a folder of pictures, digits or cifar10, got 'nowhere'"),
+        ("quadratic-digits --layers none", "layers: must name modules in which attention is seen, got ['none']"),
+        ("of_a_user:nothing --data pictures --size 12", "model: must run at least one SelfAttention layer, got Conv2d"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    status, _, err = call(capsys, *words.split())
+    assert status == 1
+    assert message in err

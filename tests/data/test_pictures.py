@@ -1,0 +1,76 @@
+"""Pictures of a folder, for looking at a model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from attnconv.data import read_pictures
+
+
+def picture(path: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def broken(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n no more")
+
+
+def test_folders_take_turns(tmp_path: Path) -> None:
+    for index, name in enumerate(["a/0", "a/1", "a/2", "b/0", "b/1", "c/deep/0"]):
+        picture(tmp_path / f"{name}.png", (10 * index, 1, 2))
+    picture(tmp_path / ".hidden" / "x.png", (99, 99, 99))
+    (tmp_path / "notes.txt").write_text("no image")
+    images, skipped = read_pictures(tmp_path, (4, 6), count=5)
+    assert images[:, 0, 0, 0].tolist() == [0, 30, 50, 10, 40]
+    assert skipped == ()
+    assert len(read_pictures(tmp_path, (4, 6), count=100)[0]) == 6
+
+
+def test_height_and_width_in_this_order(tmp_path: Path) -> None:
+    picture(tmp_path / "wide.png", size=(30, 10))
+    images, _ = read_pictures(tmp_path, (5, 9), count=1, channels=1)
+    assert images.shape == torch.Size([1, 1, 5, 9])
+    assert images.dtype == torch.uint8
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    picture(tmp_path / "good.png")
+    for name in ("bad.png", "worse.png"):
+        broken(tmp_path / name)
+    with pytest.raises(ValueError, match=r"must hold whole images, got 2 broken ones.*--skip-broken") as error:
+        read_pictures(tmp_path, (4, 4), count=3)
+    assert "bad.png: must be a whole image" in str(error.value)
+    assert "worse.png: must be a whole image" in str(error.value)
+
+
+def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
+    broken(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    images, skipped = read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
+    assert len(images) == 1
+    assert len(skipped) == 1
+    assert "a.png: must be a whole image" in skipped[0]
+
+
+def test_nothing_but_broken_files(tmp_path: Path) -> None:
+    broken(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"must hold images .* got only broken ones:\n.*a\.png"):
+        read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
+
+
+def test_no_folder_and_no_image(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"folder: must be a folder that exists, got .*missing"):
+        read_pictures(tmp_path / "missing", (4, 4), count=1)
+    with pytest.raises(ValueError, match=r"must hold images .* got none"):
+        read_pictures(tmp_path, (4, 4), count=1)
+
+
+@pytest.mark.parametrize(("sizes", "count", "words"), [((0, 4), 1, r"size: must be at least 1"), ((4, 4), 0, r"count")])
+def test_counts_below_one(tmp_path: Path, sizes: tuple[int, int], count: int, words: str) -> None:
+    picture(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=words):
+        read_pictures(tmp_path, sizes, count=count)
