@@ -11,6 +11,7 @@ from attnconv._lazy import attach
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from attnconv.analysis import audit as audit
     from attnconv.encodings import Absolute as Absolute
     from attnconv.encodings import Encoding as Encoding
     from attnconv.encodings import GeneralizedQuadratic as GeneralizedQuadratic
@@ -55,6 +56,7 @@ else:
             "Shift": "operators",
             "Relative": "encodings",
             "Toeplitz": "operators",
+            "audit": "analysis",
             "can_express": "theorem",
             "from_conv": "theorem",
             "load": "models.load",

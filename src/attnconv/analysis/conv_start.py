@@ -43,7 +43,7 @@ class LayerStart:
     Attributes:
         shifts: delta of each head (row, column), in tokens.
         mass: Attention of each head at its shift, a mean over the queries for which it stays inside the image.
-        error: |layer - convolution| / |convolution| at the image's tokens, over a border that repeats the edge.
+        error: `|layer - convolution| / |convolution|` at the image's tokens, over a border that repeats the edge.
         filter_error: The same for the filters themselves, where given ones have too high a rank for the heads.
     """
 

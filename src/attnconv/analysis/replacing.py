@@ -41,7 +41,7 @@ class HeadCandidate:
         head: Its index there.
         constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
         window_mass: The attention it spends on the K x K shifts, a mean over the image's tokens and the images.
-        error: |fitted - its own output| / |its own output| at the image's tokens of held-out images.
+        error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images.
         cost: First-order relative change of the model's output by its replacement alone; see the module's formula.
     """
 
@@ -62,7 +62,7 @@ class Replacement(Generic[Model]):
         model: A copy; the replaced modules are `ConvolvedAttention`.
         replaced: The heads that were replaced.
         candidates: All heads that could have been, cheapest first.
-        layer_errors: Per changed layer: |new - old| / |old| of its output, given the old model's input.
+        layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
         output_error: The same for the model's output, with all replacements at once.
     """
 

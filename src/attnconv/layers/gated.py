@@ -43,7 +43,7 @@ class GatedPositionalAttention(nn.Module):
         heads: Number of heads h, which divides the channels.
         qkv_bias: Add learned vectors to queries, keys and values.
         output_dropout: Probability of dropping a number of the output in training.
-        locality_strength: How sharp the heads start: alpha in -alpha |delta - Delta_h|^2, in 1 / pixel^2.
+        locality_strength: How sharp the heads start: alpha in `-alpha |delta - Delta_h|^2`, in 1 / pixel^2.
         device: Where the parameters live.
         dtype: Their dtype.
 
