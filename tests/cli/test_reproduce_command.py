@@ -45,30 +45,6 @@ def tables(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_everything_is_trained_once_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def first_head(attention: object, criterion: str = "paper") -> tuple[int, ...]:
-        return (0,) if criterion == "code" else ()
-
-    monkeypatch.setattr(pruning, "degenerate_heads", first_head)
-    status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
-    assert status == 0
-    assert "7 of 7 runs to train, on digits." in out
-    assert "heads pruned per layer [1, 1], threshold of the code" in out
-    assert len(list((tmp_path / "figures").glob("figure-*.png"))) == 14
-    rows = tables(tmp_path)
-    assert all(row["here"]["accuracy"] is not None for row in rows)
-    by_name = {row["name"]: row["here"]["parameters"] for row in rows}
-    assert by_name["quadratic-generalized-pruned"] < by_name["quadratic-generalized"]
-    results = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/result.json")}
-    status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
-    assert status == 0
-    assert "0 of 7 runs to train" in out
-    assert out.count("finished before") == 7
-    assert {path: path.read_bytes() for path in results} == results
-
-
 def test_an_interrupted_run_is_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
