@@ -1,4 +1,4 @@
-"""softmax(Q K^T + position) V where the position part is a sum over axes, with memory linear in the positions.
+"""softmax(Q K^T + position) V where the position part is a sum over axes, without an n x n array.
 
     S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
 
@@ -40,8 +40,8 @@ def attention_with_relative_bias(
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    Exact, differentiable in all five tensors, and of linear memory: `scaled_dot_product_attention` without the n x n
-    bias that it would have to be given.
+    Exact, differentiable in all five tensors: `scaled_dot_product_attention` without the n x n bias that it would have
+    to be given. Beside the inputs it keeps height + width numbers per query and head.
 
     Args:
         q: Query vectors of all pixels, row-major.
