@@ -12,17 +12,10 @@ from attnconv.models.checkpoint import read_checkpoint, save_weights
 from attnconv.models.load import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.run_folder import RunFolder
+from tests.cli.test_commands import call
 
 SIZES = ["--layers=2", "--width=16", "--mlp-width=16", "--heads=4"]
 TINY = ["--epochs=1", "--data.limit=100", "--no-tensorboard"]
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error of one command."""
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    printed = capsys.readouterr()
-    return int(end.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture(scope="module")
