@@ -28,6 +28,9 @@ _DATA_SETS = ("digits", "cifar10")
 _USUAL_SIZE = 224  # pixels, where a model does not say
 
 
+ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
+
+
 @dataclass(frozen=True)
 class Audit:
     """Arguments of `attnconv audit`."""
@@ -201,10 +204,11 @@ def _print(found: "Found", title: str) -> None:
     from attnconv.cli.comparing import plain_table
     from attnconv.report.audit_page import LAYER_COLUMNS, layer_row
 
-    table = plain_table(title, LAYER_COLUMNS, left=1)
+    table = plain_table("", LAYER_COLUMNS[:ON_SCREEN], left=1)
     for layer in found.layers:
-        table.add_row(*layer_row(layer))
+        table.add_row(*layer_row(layer)[:ON_SCREEN])
     console = Console()
+    console.print(title, highlight=False)  # a table would wrap it to its own width
     console.print(table)
     scores = [layer.statistics.convolution_score for layer in found.layers]
     words = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
