@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
-from attnconv.operators import Kronecker, contraction
+from attnconv.operators import Kronecker, blocks
 from attnconv.operators.contraction import contract_factors, contract_plainly
 from tests.tolerances import tolerance
 
@@ -15,10 +15,16 @@ SHAPES = [((7,), (7,)), ((6, 5), (6, 5)), ((5, 6), (3, 7)), ((4, 3, 5), (4, 2, 5
 
 
 def problem(
-    sizes: tuple[int, ...], queries: tuple[int, ...], *, batch: int = 3, band: bool = True, outputs: int = 5
+    sizes: tuple[int, ...],
+    queries: tuple[int, ...],
+    *,
+    batch: int = 3,
+    band: bool = True,
+    outputs: int = 5,
+    groups: int = 1,
 ) -> list[Tensor]:
     """Images of 4 channels, weights and factors, of which some hold zeros in every row, and one row nothing else."""
-    x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4, outputs)
+    x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4 // groups, outputs)
     factors = [torch.rand(3, n, m) for n, m in zip(queries, sizes, strict=True)]
     if band:
         for factor in factors:
@@ -47,14 +53,16 @@ def check(inputs: list[Tensor], dtype: torch.dtype = DOUBLE) -> None:
 def test_every_split_equals_the_plain_products(
     sizes: tuple[int, ...], queries: tuple[int, ...], block: int, axis: int, strip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contraction, "STRIP", strip)
-    monkeypatch.setattr(contraction, "BLOCK", block)
-    monkeypatch.setattr(contraction, "LEAST_ROWS", 2)
-    monkeypatch.setattr(contraction, "LONG_AXIS", axis)
-    monkeypatch.setattr(contraction, "TILE", 2)
-    for band in (True, False):
-        for outputs in (5, 3):  # the mixing comes first, or the projection
+    monkeypatch.setattr(blocks, "STRIP", strip)
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(blocks, "LEAST_ROWS", 2)
+    monkeypatch.setattr(blocks, "LONG_AXIS", axis)
+    monkeypatch.setattr(blocks, "TILE", 2)
+    for outputs in (5, 3):  # the mixing comes first, or the projection
+        for band in (True, False):
             check(problem(sizes, queries, band=band, outputs=outputs))
+    for outputs in (6, 2):
+        check(problem(sizes, queries, outputs=outputs, groups=2))
 
 
 @pytest.mark.parametrize("outputs", [5, 3])
@@ -99,10 +107,10 @@ def test_vmap_over_any_input() -> None:
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("far", [False, True])
 def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contraction, "STRIP", 35)
-    monkeypatch.setattr(contraction, "LONG_AXIS", 16)
-    monkeypatch.setattr(contraction, "TILE", 8)
-    monkeypatch.setattr(contraction, "BLOCK", 16000)
+    monkeypatch.setattr(blocks, "STRIP", 35)
+    monkeypatch.setattr(blocks, "LONG_AXIS", 16)
+    monkeypatch.setattr(blocks, "TILE", 8)
+    monkeypatch.setattr(blocks, "BLOCK", 16000)
     encoding = Quadratic(4, 2).double()
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor([[0.0, 0.3], [3.0, -40.0], [0.0, 0.0], [-2.5, 90.0]]))
@@ -118,7 +126,7 @@ def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monk
     inputs = [x, weight, *encoding.parameters()]
     fast = operator.contract(x, weight)
     whole = far or border == "circular"  # the first columns meet the last keys
-    assert (contraction._strips(operator.factors)[0] is None) == whole
+    assert (len(blocks.strips(operator.factors)) == 1) == whole
     slow = contract_plainly(x, weight, *operator.factors)
     torch.testing.assert_close(fast, slow, **tolerance(DOUBLE))
     for got, want in zip(

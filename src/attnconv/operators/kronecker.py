@@ -23,7 +23,7 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries
 from attnconv.operators.contraction import contract_factors, mix_values
-from attnconv.operators.products import banded_softmax, project, project_heads
+from attnconv.operators.products import banded_softmax
 
 
 @final
@@ -71,12 +71,7 @@ class Kronecker(AttentionOperator):
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
-        if groups == 1:
-            return contract_factors(x, weight, self.factors)
-        if weight.shape[2] < x.shape[-1]:
-            values = project_heads(x, weight, groups).movedim(-2, 1)  # (b, h, *sizes, d)
-            return mix_values(values, self.factors).sum(1)
-        return project(mix_values(x[:, None], self.factors).movedim(1, -2), weight, groups)
+        return contract_factors(x, weight, self.factors)  # which knows the groups from the shapes
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return mix_values(values, self.factors)

@@ -21,6 +21,29 @@ def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], g
     return torch.einsum("...hgi,higd->...gd", grouped, blocks).flatten(-2)
 
 
+def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "p h c"]:
+    """The gradient of what `project` projected: G W_h^T for every head."""
+    if groups == 1:
+        return (gradient @ weight.flatten(0, 1).mT).unflatten(1, weight.shape[:2])
+    blocks = weight.unflatten(-1, (groups, -1))  # (h, i, g, d / g)
+    return torch.einsum("pgo,higo->phgi", gradient.unflatten(1, (groups, -1)), blocks).flatten(2)
+
+
+def project_gradient(
+    mixed: Float[Tensor, "p h c"], gradient: Float[Tensor, "p d"], groups: int
+) -> Float[Tensor, "h i d"]:
+    """The gradient of the weights of `project`: Y_h^T G, or its blocks on the diagonal."""
+    if groups == 1:
+        return (mixed.flatten(1).mT @ gradient).unflatten(0, mixed.shape[1:])
+    mixed, gradient = mixed.unflatten(2, (groups, -1)), gradient.unflatten(1, (groups, -1))
+    return torch.einsum("phgi,pgo->higo", mixed, gradient).flatten(2)
+
+
+def transposed(weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h o c"]:
+    """W_h^T, as blocks again: their j-th c / groups outputs see the j-th d / groups inputs."""
+    return weight.mT if groups == 1 else weight.unflatten(-1, (groups, -1)).transpose(1, 3).flatten(2)
+
+
 def project_heads(
     x: Float[Tensor, "*lead c"], weight: Float[Tensor, "h i d"], groups: int
 ) -> Float[Tensor, "*lead h d"]:
