@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 import attnconv
+from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.models.atomic import write_atomically
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import read_metadata

@@ -15,7 +15,6 @@ keeps them in the user's cache folder. What a plan gets wrong costs time, never 
 import functools
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Any, Literal, final
 
 import torch
 
+from attnconv._atomic import write_atomically
 from attnconv._cache import user_cache
 from attnconv.grid import Grid
 
@@ -145,9 +145,8 @@ def keep(machine: Machine, device: str = "cpu") -> Path:
     """
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}")  # put in place whole: others may be reading
-    made.write_text(json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n", encoding="utf-8")
-    made.replace(path)
+    text = json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n"
+    write_atomically(path, text.encode())  # others may be reading
     machine_of.cache_clear()
     _fastest.cache_clear()
     return path

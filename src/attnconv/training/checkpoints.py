@@ -11,8 +11,8 @@ from typing import Any, final
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.models.atomic import write_atomically
 
 
 @final

@@ -14,10 +14,10 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
+from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.data.images import ImageSet, Splits
 from attnconv.data.load import load as load_data
-from attnconv.models.atomic import write_atomically
 from attnconv.models.build import build
 from attnconv.models.checkpoint import read_checkpoint, restore
 from attnconv.models.load import checkpoint_file

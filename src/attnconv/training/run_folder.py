@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from attnconv._atomic import PARTIAL, write_atomically
 from attnconv._errors import bad
-from attnconv.models.atomic import PARTIAL, write_atomically
 from attnconv.training.plain import from_plain, to_plain
 from attnconv.training.settings import RunSettings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.models.atomic import write_atomically
+from attnconv._atomic import write_atomically
 
 
 def test_it_makes_and_replaces(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_real_limit_on_the_file_size_leaves_the_old_file(tmp_path: Path) -> No
     path.write_bytes(b"old")
     code = (
         "import resource, pathlib, sys\n"
-        "from attnconv.models.atomic import write_atomically\n"
+        "from attnconv._atomic import write_atomically\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write_atomically(pathlib.Path(sys.argv[1]), bytes(100_000))"
     )
@@ -80,7 +80,7 @@ def test_a_kill_leaves_a_whole_file(tmp_path: Path, milliseconds: int) -> None:
     path = tmp_path / "weights"
     code = (
         "import hashlib, pathlib, sys\n"
-        "from attnconv.models.atomic import write_atomically\n"
+        "from attnconv._atomic import write_atomically\n"
         "for round in range(10**9):\n"
         "    content = bytes([round % 256]) * 2_000_000\n"
         "    write_atomically(pathlib.Path(sys.argv[1]), hashlib.sha256(content).digest() + content)\n"
