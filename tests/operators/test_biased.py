@@ -7,7 +7,8 @@ from torch import Tensor
 
 import attnconv
 from attnconv.operators import biased
-from attnconv.operators.biased import attend, attend_folded, attend_plainly, attention_with_relative_bias
+from attnconv.operators.biased import attend, attend_plainly, attention_with_relative_bias
+from attnconv.operators.fused import attend_folded
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -87,6 +88,16 @@ def test_the_function_is_its_formula(sizes: tuple[int, int], per_head: bool) -> 
         torch.autograd.grad(out, [v, *tables], g), torch.autograd.grad(expected, [v, *tables], g), strict=True
     ):
         torch.testing.assert_close(got, want, **tolerance(DOUBLE))
+
+
+def test_the_biases_of_vectors_in_half_precision_keep_their_digits() -> None:
+    """Position alone, in bfloat16: the tables meet q, not a rounding of q / sqrt(e), and no bias is rounded."""
+    q, table = torch.randn(1, 2, 12, 8).bfloat16(), 6 * torch.randn(7, 8)
+    k, v = torch.zeros_like(q), torch.randn(1, 2, 12, 4)
+    sizes = (3, 4)
+    exact = attention_with_relative_bias(q.float(), k.float(), v, table, table, sizes=sizes)
+    out = attention_with_relative_bias(q, k, v, table, table, sizes=sizes)
+    torch.testing.assert_close(out, exact, **tolerance(torch.float32))
 
 
 def test_it_is_public_and_keeps_dtypes() -> None:

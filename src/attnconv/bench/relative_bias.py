@@ -19,7 +19,8 @@ from torch import Tensor
 from attnconv.bench.answer import Answer
 from attnconv.bench.contenders import Case, compare
 from attnconv.bench.settings import RelativeBiasSettings
-from attnconv.operators.biased import attend_folded, attention_with_relative_bias, axis_scores
+from attnconv.operators.biased import attention_with_relative_bias, axis_scores
+from attnconv.operators.fused import attend_folded
 from attnconv.operators.products import axis_sum
 
 BASE = "materialised"

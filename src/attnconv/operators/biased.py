@@ -6,19 +6,21 @@ No n x n array exists beyond a block of query rows that stays in a processor's c
 bias; the backward pass makes the block's probabilities again and uses, with G the gradient of O,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
+
+On CUDA the fused kernels do the same (`attnconv.operators.fused`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
 from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.fused import Form, attend_flex, attend_folded, form_of
 from attnconv.operators.products import axis_sum
 from attnconv.operators.recomputing import Gradients, recomputing
 
@@ -67,14 +69,16 @@ def attention_with_relative_bias(
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
         raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
-    scaled = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    # The biases keep their digits where q has few: they are sums of products, and large where a head is sharp.
+    scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
         fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
         if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
             requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
-        biases.append(axis_scores(scaled, table, dim, sizes))
+        with full_precision(q.device):
+            biases.append(axis_scores(scaled, table, dim, sizes))
     return attend(scaled, k, v, biases)
 
 
@@ -93,7 +97,10 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """softmax(Q K^T + sum_a B_a) V.
+    """softmax(Q K^T + sum_a B_a) V, in the form that `form_of` names.
+
+    Scores and softmax are at least float32. On CUDA queries and keys in half precision meet as they are: the fused
+    kernels sum their products in float32, and the biases keep the digits that `attend_flex` and `attend_folded` name.
 
     Args:
         queries: Scaled query vectors.
@@ -102,37 +109,12 @@ def attend(
         biases: Per axis of the lattice, the scores of its positions; none for products alone.
     """
     dtype = score_dtype(values.dtype)
-    inputs = [tensor.to(dtype) for tensor in (queries, keys, values, *biases)]
+    channels = (queries.shape[-1], values.shape[-1])
+    form = form_of(values.device, values.dtype, queries=queries.shape[2], axes=len(biases), channels=channels)
+    products = values.dtype if form in ("flex", "folded") else dtype  # those kernels sum in float32 by themselves
+    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(dtype) for bias in biases)]
     with full_precision(values.device):
-        if values.is_cuda:
-            out = attend_folded(*inputs)
-        elif torch.compiler.is_compiling():
-            out = attend_plainly(*inputs)
-        else:
-            out = _attention(*inputs)
-    return out.to(values.dtype)
-
-
-def attend_folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """The same by `scaled_dot_product_attention`, the biases folded in as channels: Q' = [Q, B], K' = [K, one-hot].
-
-    One product then adds B_a[q, k_a], exactly, in the fused kernels that a GPU has. On a CPU the longer products cost
-    more than the additions that they save (`attnconv bench relative-bias`).
-    """
-    batch, heads = values.shape[0], queries.shape[1]
-    sizes = [bias.shape[-1] for bias in biases]
-    hot = [
-        torch.eye(size, dtype=keys.dtype, device=keys.device)
-        .repeat_interleave(math.prod(sizes[dim + 1 :]), 0)
-        .repeat(math.prod(sizes[:dim]), 1)
-        for dim, size in enumerate(sizes)
-    ]
-    left = torch.cat([part.expand(batch, -1, -1, -1) for part in (queries, *biases)], -1)
-    right = torch.cat([part.expand(batch, heads, -1, -1) for part in (keys, *hot)], -1)
-    most = max(left.shape[-1], values.shape[-1])
-    left, right, wide = (F.pad(part, (0, most - part.shape[-1])) for part in (left, right, values))
-    out = F.scaled_dot_product_attention(left, right, wide.expand(-1, heads, -1, -1), scale=1.0)
-    return out[..., : values.shape[-1]]
+        return _FORMS[form](*inputs).to(values.dtype)
 
 
 def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
@@ -225,3 +207,9 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 _attention = recomputing(attend_plainly, _forward, _gradients)
+_FORMS: Mapping[Form, Callable[..., Tensor]] = {
+    "blocks": _attention,
+    "plain": attend_plainly,
+    "folded": attend_folded,
+    "flex": attend_flex,
+}
