@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnconv.bench.settings import QUESTIONS
 from attnconv.cli import main
@@ -54,6 +55,30 @@ def test_a_calibration_is_measured_and_kept(
     assert json.loads(kept.read_text())["cpu"]["product"] > 0
     monkeypatch.undo()
     machine_of.cache_clear()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_measurements(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("attnconv.cli.bench_command._measure", lambda *arguments: pytest.fail("it measured"))
+    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "bench", "Not a directory")):
+        status, _, err = call(capsys, "planner", "--quick", "--out", str(out))
+        assert status == 2
+        assert f"--out: must be a folder that can be written, got {out}. The system says: {why}." in err
+
+
+@pytest.mark.parametrize(("version", "why"), [(None, "is built without CUDA"), ("12.4", "finds no GPU")])
+def test_a_device_that_is_not_here_is_a_sentence(
+    version: str | None, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    status, _, err = call(capsys, "planner", "--quick", "--device", "cuda", "--planner.repeats", "0")
+    assert status == 2
+    assert "--device: must be a device that torch can use here, got cuda" in err
+    assert why in err
+    assert "--planner.repeats: must be at least 1, got 0" in err
 
 
 def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:

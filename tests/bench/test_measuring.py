@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnconv.bench.measuring import Ratio, Timed, exponent, interleaved, memory_of
+from attnconv.bench import memory
+from attnconv.bench.measuring import Ratio, Timed, exponent, interleaved, measuring_on, memory_of
 
 MEBI = 2**20
 
@@ -33,6 +34,47 @@ def test_contenders_take_turns_and_the_first_round_is_not_timed() -> None:
     assert times == {"a": Timed((1.0, 5.0, 3.0)), "b": Timed((2.0, 2.0, 2.0))}
     assert (times["a"].median, times["a"].least, times["a"].most) == (3.0, 1.0, 5.0)
     assert Ratio.of(times["a"], times["b"]) == Ratio(1.5, 0.5, 2.5)
+
+
+def test_a_clock_is_read_when_the_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work is only handed over by a step, and done when torch waits for it."""
+    now, handed = [0.0], [0.0]
+
+    def step() -> None:
+        handed[0] += 3.0
+
+    def synchronize() -> None:
+        now[0] += handed[0]
+        handed[0] = 0.0
+
+    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert interleaved({"a": step}, 2, clock=lambda: now[0]) == {"a": Timed((3.0, 3.0))}
+
+
+def test_a_gpus_memory_is_what_torch_allocates_beyond_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, most = [0], [0]
+
+    def prepare() -> Callable[[], None]:
+        held[0] += 100  # inputs
+
+        def step() -> None:
+            most[0] = max(most[0], held[0] + 7)
+
+        return step
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: most[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 4096)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: most.__setitem__(0, held[0]))
+    assert memory._of_the_device(prepare) == {"step": 7, "process": 4096, "tensors": 7}
+
+
+def test_tensors_are_made_where_measurements_run() -> None:
+    with measuring_on("meta"):
+        assert torch.zeros(1).is_meta
+    with measuring_on("cpu"):
+        assert torch.zeros(1).device.type == "cpu"
 
 
 def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as torch_flex
 
-from attnconv.bench import contenders, megapixel, model_step, position_only
+from attnconv.bench import contenders, megapixel, model_step, planner, position_only, relative_bias
 from attnconv.bench.answer import Answer
-from attnconv.bench.measuring import Memory, memory_of
+from attnconv.bench.measuring import Memory, measuring_on, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
 from attnconv.models.build import build
+from attnconv.operators import fused
+from tests.tolerances import tolerance
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,72 @@ def test_gated_attention_has_three_contenders_that_agree() -> None:
     assert [row.contender for row in rows] == ["per image", "materialised", "fused"] * 2
     assert [row.difference is None for row in rows] == [True, False, False] * 2
     assert [row.memory_ratio for row in rows] == [None, 1.0, 1.0] * 2
+
+
+def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
+    settings = replace(QUICK.relative_bias, dtypes=("float32", "bfloat16"), repeats=1)
+    rows = relative_bias.answer(settings).rows
+    assert [row.contender for row in rows] == ["materialised", "folded", "linear"] * 4
+    low = [row.difference for row in rows if row.case.startswith("bfloat16") and row.difference is not None]
+    assert len(low) == 4
+    assert all(1e-4 < difference < 5e-2 for difference in low)
+
+
+@pytest.mark.parametrize(
+    ("device", "side", "expected"),
+    [
+        ("cpu", 24, ("materialised", "folded", "linear")),
+        ("cuda", 24, ("materialised", "folded", "flex", "linear")),
+        ("cuda", 8, ("materialised", "folded", "linear")),
+    ],
+)
+def test_flex_attention_runs_where_the_library_may_take_it(
+    device: str, side: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "can_compile", lambda device: True)
+    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device(device))
+    assert relative_bias.contenders(side, 32, "bfloat16") == expected
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_flex_attention_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it refuses gradients, for want of a compiled kernel; uncompiled it has them."""
+    if not hasattr(torch_flex, "_validate_device"):
+        pytest.skip("this torch names its check differently")
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
+    flex, exact = (
+        relative_bias.prepared(batch=2, side=3, heads=2, channels=8, dtype="float32", contender=name)()
+        for name in ("flex", "materialised")
+    )
+    for one, other in zip(flex, exact, strict=True):
+        torch.testing.assert_close(one, other, **tolerance(torch.float32, scale=3))  # sums of float32 in another order
+
+
+@pytest.mark.parametrize(
+    ("module", "case", "names"),
+    [
+        ("relative_bias", {"side": 6, "heads": 2, "dtype": "float32"}, ("materialised", "folded", "linear")),
+        ("gated", {"side": 6, "heads": 2}, ("per image", "materialised", "fused")),
+        ("full_covariance", {"side": 8, "heads": 3, "root": 1.0}, ("rows", "rank 3", "auto")),
+    ],
+)
+def test_a_case_stays_on_the_device_where_it_is_measured(module: str, case: dict[str, Any], names: list[str]) -> None:
+    """A tensor left on the CPU would not meet those that are elsewhere."""
+    prepared = importlib.import_module(f"attnconv.bench.{module}").prepared
+    for name in names:
+        with measuring_on("meta"):
+            found = prepared(batch=1, channels=8, **case, contender=name)()
+        assert all(tensor.is_meta for tensor in found)
+
+
+def test_the_other_questions_stay_there_too() -> None:
+    with measuring_on("meta"):
+        for backend in position_only.BACKENDS:
+            sizes = {"batch": 1, "side": 16, "channels": 8, "heads": 4}
+            assert position_only.prepared(**sizes, dtype="float32", backend=backend)().is_meta
+        assert megapixel.prepared(side=16, channels=8, heads=4, alpha=0.5)().is_meta
+        assert model_step.answer(replace(QUICK.model_step, dtypes=("float32",))).rows
+        assert planner.answer(QUICK.planner).rows
 
 
 def test_wide_layers_are_measured_up_to_a_side() -> None:

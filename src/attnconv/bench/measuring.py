@@ -2,8 +2,12 @@
 
     time        contenders take turns (A B C A B C ..), so that a disturbance meets all of them; median, least and most
     ratio       of the medians; its spread is that of the ratios within the rounds
-    memory      in a fresh process per contender: the most that was resident during a step, less what was before it
+    memory      in a fresh process per contender: the most that was resident during a step, less what was before it; on
+                a GPU, the most that torch had allocated there
     exponent    slope of the least-squares line through (log size, log seconds)
+
+Everything is measured on torch's default device, which `measuring_on` sets: cases make their tensors and layers without
+naming one, and a clock is read when the device has done all that it was handed.
 
 Denormal numbers are flushed for all contenders: they slow a CPU's products several times, and the reference formula,
 whose far weights are denormal, would look worse than it need.
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -83,8 +88,10 @@ class Memory:
     """Peak memory in bytes.
 
     Attributes:
-        step: The most that was resident during the step beyond what was resident when its inputs were built.
-        process: The most that was resident at all, the interpreter and torch included.
+        step: The most that was resident during the step beyond what was resident when its inputs were built. On a GPU,
+            the most that was allocated there beyond its inputs.
+        process: The most that was resident at all, the interpreter and torch included. On a GPU, the most that torch
+            had taken from it.
         tensors: The most that torch's tensors held at once during such a step, beyond its inputs: `step` without what
             libraries keep for themselves.
     """
@@ -100,6 +107,26 @@ def settle() -> None:
     Worker threads take the mode over from the thread that starts them, so this must come before any torch operation.
     """
     torch.set_flush_denormal(True)
+
+
+def measuring_on(device: str) -> AbstractContextManager[object]:
+    """Where tensors and layers are made that name no device, until the context ends.
+
+    Args:
+        device: "cpu" or a CUDA device. Nothing is set for a CPU: setting costs a little in every call of torch.
+    """
+    return nullcontext() if device == "cpu" else torch.device(device)
+
+
+def low_precision(wanted: bool) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 where measurements run, if it is wanted."""
+    return torch.autocast(torch.get_default_device().type, torch.bfloat16) if wanted else nullcontext()
+
+
+def waited() -> None:
+    """Return when the device has done what it was handed; a CPU always has."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def interleaved(
@@ -119,8 +146,10 @@ def interleaved(
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, step in contenders.items():
+            waited()
             start = clock()
             step()
+            waited()
             taken[name].append(clock() - start)
     return {name: Timed(tuple(seconds)) for name, seconds in taken.items()}
 
@@ -142,7 +171,7 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
-    """Peak memory of one step, measured in a process of its own.
+    """Peak memory of one step on the device of these measurements, in a process of its own.
 
     Args:
         module: A module with a function `prepared(**case)` that builds the inputs and returns the step.
@@ -158,6 +187,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
         module,
         json.dumps(dict(case)),
         str(torch.get_num_threads()),
+        str(torch.get_default_device()),
     ]
     sources = str(Path(attnconv.__file__).parent.parent)
     paths = [sources, *filter(None, [os.environ.get("PYTHONPATH")])]

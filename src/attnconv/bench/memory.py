@@ -1,6 +1,6 @@
 """The process that `memory_of` starts: builds one case, takes one step, prints the peak of its memory.
 
-    python -m attnconv.bench.memory MODULE CASE THREADS
+    python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
 first call is not counted as the step's.
@@ -8,6 +8,8 @@ first call is not counted as the step's.
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
 systems have no other, and no way of setting it back: what the step took below an earlier peak is then not seen.
+
+On a GPU the peak is torch's own count of what it has allocated there.
 """
 
 import ctypes
@@ -19,21 +21,42 @@ import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch.profiler import profile
 
-from attnconv.bench.measuring import settle
+from attnconv.bench.measuring import measuring_on, settle, waited
+
+Prepared: TypeAlias = Callable[[], Callable[[], object]]
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def main(words: Sequence[str]) -> dict[str, int]:
     """Bytes by the names that `Memory` has."""
-    module, case, threads = words
+    module, case, threads, device = words
     settle()
     torch.set_num_threads(int(threads))
     prepared = functools.partial(importlib.import_module(module).prepared, **json.loads(case))
+    with measuring_on(device):
+        return _of_the_process(prepared) if device == "cpu" else _of_the_device(prepared)
+
+
+def _of_the_device(prepared: Prepared) -> dict[str, int]:
+    prepared()()
+    step = prepared()
+    waited()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = step()
+    waited()
+    del kept
+    most = torch.cuda.max_memory_allocated() - before
+    return {"step": most, "process": torch.cuda.max_memory_reserved(), "tensors": most}
+
+
+def _of_the_process(prepared: Prepared) -> dict[str, int]:
     prepared()()
     _give_back()
     step = prepared()

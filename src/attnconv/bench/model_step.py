@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, Step, interleaved
+from attnconv.bench.measuring import Ratio, Step, interleaved, low_precision
 from attnconv.bench.settings import ModelStepSettings
 from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding
 from attnconv.grid import Grid
@@ -28,7 +28,7 @@ from attnconv.layers import SelfAttention
 from attnconv.models.build import build
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings
-from attnconv.operators.base import AttentionOperator
+from attnconv.operators.base import AttentionOperator, full_precision, product_dtype
 
 CLASSES = 10
 
@@ -73,7 +73,7 @@ def _training_step(model: nn.Module, images: Tensor, labels: Tensor, dtype: str)
 
     def step() -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with low_precision(dtype == "bfloat16"):
             logits: Tensor = model(images)
         loss = F.cross_entropy(logits.float(), labels)
         loss.backward()
@@ -100,10 +100,10 @@ class _StoredEncoding(Encoding):
         self._mixed: Tensor | None = None
 
     def operator(self, grid: Grid, x: Tensor) -> "_Stored":
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        dtype = product_dtype(x)
         shape = (x.shape[0], *grid.query_sizes, self.heads * x.shape[-1])
         if self._mixed is None or (self._mixed.shape, self._mixed.dtype) != (shape, dtype):
-            self._mixed = torch.randn(shape).to(dtype)
+            self._mixed = torch.randn(shape, device=x.device).to(dtype)
         return _Stored(grid, self.heads, self._mixed)
 
     def terms(self, grid: Grid, x: Tensor) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ class _Stored(AttentionOperator):
 
     def contract(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
         dtype = self._mixed.dtype
-        with torch.autocast("cpu", enabled=False):
+        with full_precision(x.device):
             out: Tensor = _Projection.apply(x.to(dtype), weight.to(dtype), self._mixed)  # type: ignore[no-untyped-call]
         return out
 

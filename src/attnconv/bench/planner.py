@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved
+from attnconv.bench.measuring import Ratio, interleaved, low_precision
 from attnconv.bench.settings import PlannerSettings
 from attnconv.layers.self_attention import Backend, SelfAttention2d
 
@@ -47,7 +47,7 @@ def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, train
     images = torch.randn(batch, side, side, channels).movedim(-1, 1).requires_grad_(training)
 
     def step() -> None:
-        with torch.set_grad_enabled(training), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.set_grad_enabled(training), low_precision(dtype == "bfloat16"):
             out = layer(images)
         if training:
             layer.zero_grad()
@@ -60,6 +60,6 @@ def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, train
 def _choice(side: int, channels: int, batch: int, dtype: str, training: bool) -> str:
     """What `auto` takes there."""
     layer = SelfAttention2d(channels, channels, 9)
-    with torch.set_grad_enabled(training), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+    with torch.set_grad_enabled(training), low_precision(dtype == "bfloat16"):
         operator = layer.operator(torch.zeros(batch, channels, side, side))
     return "dense" if type(operator).__name__ == "Dense" else "structured"

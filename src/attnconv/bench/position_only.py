@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved, memory_of
+from attnconv.bench.measuring import Ratio, interleaved, low_precision, memory_of
 from attnconv.bench.settings import PositionOnlySettings
 from attnconv.layers.self_attention import Backend, SelfAttention2d
 
@@ -47,7 +47,7 @@ def prepared(*, batch: int, side: int, channels: int, heads: int, dtype: str, ba
     def step() -> Tensor:
         layer.zero_grad()
         images.grad = None
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        with low_precision(low):
             out: Tensor = layer(images)
         out.backward(gradient)
         return out.detach()

@@ -5,9 +5,15 @@ included. All contenders compute the same from the same tensors:
 
     materialised    `scaled_dot_product_attention` with the n x n bias built and handed over, as is usual
     folded          the same function, the biases folded in as more channels: no n x n bias
-    linear          `attention_with_relative_bias`
+    flex            FlexAttention, the biases added inside its kernel; where `attention_with_relative_bias` may take it
+    linear          `attention_with_relative_bias`, whichever form it takes
+
+In bfloat16 queries, keys and values have that dtype and the tables stay float32. What differs from the materialised
+form is then mostly the rounding of its own bias. NATTEN is no contender: its queries
+see windows, not all keys.
 
     attnconv bench relative-bias
+    attnconv bench relative-bias --device cuda --relative-bias.dtypes float32 bfloat16
 """
 
 from collections.abc import Callable, Mapping
@@ -18,29 +24,44 @@ from torch import Tensor
 
 from attnconv.bench.answer import Answer
 from attnconv.bench.contenders import Case, compare
-from attnconv.bench.settings import RelativeBiasSettings
+from attnconv.bench.settings import DtypeName, RelativeBiasSettings
+from attnconv.operators.base import score_dtype
 from attnconv.operators.biased import attention_with_relative_bias, axis_scores
-from attnconv.operators.fused import attend_folded
+from attnconv.operators.fused import attend_flex, attend_folded, form_of
 from attnconv.operators.products import axis_sum
 
 BASE = "materialised"
-CONTENDERS = (BASE, "folded", "linear")
 
 
 def answer(settings: RelativeBiasSettings) -> Answer:
     """Times, peak memory and differences over the sizes."""
     rows = []
-    for batch, side in settings.cases:
-        words = f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
-        sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-        rows += compare(__name__, prepared, Case(words, sizes, side**2), CONTENDERS, settings.repeats)
+    for dtype in settings.dtypes:
+        for batch, side in settings.cases:
+            words = f"{dtype}, {batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
+            sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
+            names = contenders(side, settings.channels, dtype)
+            case = Case(words, {**sizes, "dtype": dtype}, side**2)
+            rows += compare(__name__, prepared, case, names, settings.repeats)
+            if "flex" in names:
+                torch.compiler.reset()  # it stops to compile after a few sizes, and would run uncompiled from then on
     return Answer("relative-bias", "times as fast as with the bias materialised", tuple(rows))
 
 
-def prepared(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Callable[[], list[Tensor]]:
+def contenders(side: int, channels: int, dtype: DtypeName) -> tuple[str, ...]:
+    """Who runs a case. Not FlexAttention on a CPU: it has no gradients there, and uncompiled it holds all scores."""
+    device, narrow = torch.get_default_device(), getattr(torch, dtype)
+    form = form_of(device, narrow, queries=side**2, axes=2, channels=(channels, channels))
+    return (BASE, "folded", *(["flex"] if form == "flex" else []), "linear")
+
+
+def prepared(
+    *, batch: int, side: int, heads: int, channels: int, dtype: DtypeName, contender: str
+) -> Callable[[], list[Tensor]]:
     """A step that returns the output and the gradients of all five inputs; every contender draws the same tensors."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(batch, heads, side * side, channels, requires_grad=True) for _ in range(3))
+    shape = (batch, heads, side * side, channels)
+    q, k, v = (torch.randn(shape).to(getattr(torch, dtype)).requires_grad_() for _ in range(3))
     tables = [torch.randn(2 * side - 1, channels, requires_grad=True) for _ in range(2)]
     weights, inputs = torch.randn_like(v), [q, k, v, *tables]
 
@@ -52,18 +73,33 @@ def prepared(*, batch: int, side: int, heads: int, channels: int, contender: str
 
 
 def _materialised(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
-    scaled = q * q.shape[-1] ** -0.5
-    bias = axis_sum([axis_scores(scaled, table, dim, sizes) for dim, table in enumerate(tables)])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    _, biases = _scaled(q, tables, sizes)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=axis_sum(biases).to(q.dtype))
 
 
 def _folded(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
-    scaled = q * q.shape[-1] ** -0.5
-    return attend_folded(scaled, k, v, *(axis_scores(scaled, table, dim, sizes) for dim, table in enumerate(tables)))
+    scaled, biases = _scaled(q, tables, sizes)
+    return attend_folded(scaled, k, v, *biases)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
+    scaled, biases = _scaled(q, tables, sizes)
+    return attend_flex(scaled, k, v, *biases)
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
     return attention_with_relative_bias(q, k, v, tables[0], tables[1], sizes=sizes)
 
 
-_FORMS: Mapping[str, Callable[..., Tensor]] = {BASE: _materialised, "folded": _folded, "linear": _linear}
+def _scaled(q: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
+    """Queries / sqrt(e) in their own dtype, and the biases in the scores'."""
+    scaled = q.to(score_dtype(q.dtype)) * q.shape[-1] ** -0.5
+    return scaled.to(q.dtype), [axis_scores(scaled, table, dim, sizes) for dim, table in enumerate(tables)]
+
+
+_FORMS: Mapping[str, Callable[..., Tensor]] = {
+    BASE: _materialised,
+    "folded": _folded,
+    "flex": _flex,
+    "linear": _linear,
+}

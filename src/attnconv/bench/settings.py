@@ -113,6 +113,8 @@ class RelativeBiasSettings:
     """Number of heads."""
     channels: int = 32
     """Channels of each head's queries, keys and values."""
+    dtypes: tuple[DtypeName, ...] = ("float32",)
+    """Of queries, keys and values; the tables are float32."""
     repeats: int = 7
     """Timed rounds."""
 

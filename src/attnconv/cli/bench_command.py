@@ -1,10 +1,11 @@
 """`attnconv bench`: the library's claims about time and memory, measured on the user's own machine."""
 
 import importlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -27,6 +28,7 @@ attnconv bench --out bench
 attnconv bench position-only hard-heads --out bench
 attnconv bench model-step --model-step.batch 100
 attnconv bench megapixel --megapixel.sides 64 128 256
+attnconv bench relative-bias --device cuda --relative-bias.dtypes float32 bfloat16
 """
 
 
@@ -41,6 +43,8 @@ class Bench:
     names, only that."""
     quick: bool = False
     """Small sizes, within seconds: shows that everything runs. Its numbers say nothing about the claims."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there."""
     out: Path | None = None
     """Folder for results.json, a page README.md with the tables, and a figure per question; None prints only."""
     settings: Annotated[BenchSettings, tyro.conf.arg(name="")] = field(default_factory=BenchSettings)
@@ -49,8 +53,8 @@ class Bench:
 def run(words: Sequence[str]) -> int:
     """Measure, print, write."""
     about = (
-        "Measure what the library claims of time and memory, on this machine's CPU, each contender beside its peers "
-        "in the same run. Without --quick this takes minutes and gigabytes."
+        "Measure what the library claims of time and memory, on this machine's CPU or GPU, each contender beside its "
+        "peers in the same run. Without --quick this takes minutes and gigabytes."
     )
     for name, question in QUESTIONS.items():
         about += f" {name}: {question}"
@@ -59,24 +63,47 @@ def run(words: Sequence[str]) -> int:
     wrong = [
         bad("NAME", f"must be one of {', '.join(QUESTIONS)}", repr(n)) for n in arguments.names if n not in QUESTIONS
     ]
-    if wrong := [*wrong, *problems(arguments.settings)]:
+    wrong += [*problems(arguments.settings), *_missing(arguments.device), *_not_writable(arguments.out)]
+    if wrong:
         from attnconv.training.settings import SettingsError
 
         raise SettingsError(wrong)
     if arguments.calibrate:
-        _calibrate()
+        _calibrate(arguments.device)
         if not arguments.names:
             return 0
     return _measure(arguments, ["attnconv", "bench", *words])
 
 
-def _calibrate() -> None:
+def _missing(device: str) -> list[str]:
+    import torch
+
+    if device == "cpu" or torch.cuda.is_available():
+        return []
+    why = "This torch is built without CUDA" if torch.version.cuda is None else "It finds no GPU"
+    return [bad("--device", "must be a device that torch can use here", device, f"{why}; pass --device cpu.")]
+
+
+def _not_writable(out: Path | None) -> list[str]:
+    """Said before the measurements, which take minutes. The folder is made if it is missing."""
+    if out is None:
+        return []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        return [bad("--out", "must be a folder that can be written", str(out), f"The system says: {error.strerror}.")]
+    return []
+
+
+def _calibrate(device: str) -> None:
     from attnconv.bench.measuring import settle
     from attnconv.operators.planner import calibrate, keep
 
     settle()
-    found = calibrate()
-    path = keep(found)
+    found = calibrate(device)
+    path = keep(found, device)
     for name, value in asdict(found).items():
         print(f"{name:12} {value:.3g}")
     print(f"Kept for the planner: {path}")
@@ -86,18 +113,18 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     import torch
     from rich.console import Console
 
-    from attnconv.bench.measuring import settle
+    from attnconv.bench.measuring import measuring_on, settle
     from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment
 
     settle()
     names = list(dict.fromkeys(arguments.names)) or list(QUESTIONS)
-    record = environment(command, torch.device("cpu"))
+    record = environment(command, torch.device(arguments.device))
     console = Console()
     answers: list[Answer] = []
     for name in names:
         module = name.replace("-", "_")
-        with console.status(f"{name} ..."):
+        with console.status(f"{name} ..."), measuring_on(arguments.device):
             found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(
                 getattr(arguments.settings, module)
             )
