@@ -10,12 +10,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.torchvision_operators import declare_missing
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # One thread per worker: the suite's tensors are small, and xdist already fills the cores.
 torch.set_num_threads(1)
 np.finfo(np.float64), np.finfo(np.float32)  # numpy 1 measures denormals here, and warns where they are flushed
 torch.set_flush_denormal(True)
+
+TORCHVISION = declare_missing()  # held for the session
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("fixed", derandomize=True, print_blob=True, **_COMMON)  # type: ignore[arg-type]
