@@ -1,5 +1,6 @@
 """A vision transformer that starts as a convolution: the mass and the error it says, and what it refuses."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from attnconv.analysis import TokenOperator, start_as_convolution, visit_attention
 from attnconv.operators.base import AttentionOperator
+from tests.small_hf_vit import SmallHfViT
 from tests.small_vit import SmallViT
 
 FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
@@ -119,6 +121,28 @@ class TestTraining:
         torch.testing.assert_close(model.blocks[0].attn.qkv.weight.detach(), before, rtol=0, atol=0)
 
 
+class TestHuggingFaceNames:
+    @pytest.mark.parametrize("filters", ["random", "impulse"])
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    def test_it_is_the_same_in_either_layout(self, prefix: int, filters: Any) -> None:
+        plain = model_of(prefix=prefix)
+        other = SmallHfViT(copy.deepcopy(plain))
+        wanted = start_as_convolution(plain, filters=filters)
+        found = start_as_convolution(other, filters=filters)
+        assert list(found) == ["vit.layers.0.attention", "vit.layers.1.attention"]
+        for one, two in zip(found.values(), wanted.values(), strict=True):
+            assert one.error == pytest.approx(two.error, rel=1e-2)
+            torch.testing.assert_close(one.mass, two.mass, rtol=1e-3, atol=1e-3)
+        images = torch.randn(2, 3, 32, 32)
+        torch.testing.assert_close(other(images)["logits"], plain(images), rtol=1e-2, atol=1e-3)
+
+    def test_layer_scales_of_several_numbers_are_refused(self) -> None:
+        model = SmallHfViT(model_of())
+        model.vit.layers[1].layer_scale1.lambda1.data[3] = 2
+        with pytest.raises(ValueError, match=r"model.vit.layers.1.layer_scale1: must be one number .*got several"):
+            start_as_convolution(model)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -139,3 +163,26 @@ class TestRefusals:
             start_as_convolution(nn.Linear(2, 2))
         with pytest.raises(ValueError, match=r"model: must not normalise.*got q_norm"):
             start_as_convolution(model_of(qk_norm=True))
+
+    def test_a_refused_model_is_as_it_was(self) -> None:
+        """A second norm between the block's own and its attention."""
+        model = model_of()
+        model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(ValueError, match=r"model.blocks.1.attn: must run once, on what .*got Attention on other"):
+            start_as_convolution(model)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+    def test_blocks_and_positions_of_another_kind(self) -> None:
+        model = model_of()
+        model.blocks[1].mlp.fc2 = nn.Identity()
+        with pytest.raises(ValueError, match=r"model.blocks.1: must be .*ends in a linear map fc2, got Mlp"):
+            start_as_convolution(model)
+        del model.blocks[1].norm1
+        with pytest.raises(ValueError, match=r"model.blocks.1: must be .*one attention, its norm .*got Block"):
+            start_as_convolution(model)
+        model = model_of()
+        model.pos_embed = nn.Parameter(torch.zeros(1, 70, 64))
+        with pytest.raises(ValueError, match=r"model: must be .*positions for \(8, 8\) patches.*got SmallViT"):
+            start_as_convolution(model)

@@ -1,5 +1,6 @@
 """Heads replaced by kernels: exact where a head is a fixed mixing, class tokens untouched, errors as said."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from attnconv.analysis import ConvolvedAttention, replace_heads
 from attnconv.analysis.convolved_attention import HeadMixing
 from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
+from tests.small_hf_vit import SmallHfViT
 from tests.small_vit import SmallViT
 from tests.tolerances import tolerance
 
@@ -179,6 +181,38 @@ class TestErrors:
             replace_heads(model, images(), count=2, least_constancy=0.99)
 
 
+class TestHuggingFaceNames:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    def test_it_is_the_same_in_either_layout(self, prefix: int) -> None:
+        """The same weights under other names: the same ranking, the same kernels, the same output."""
+        plain = sharp(prefix)
+        wanted = replace_heads(plain, images(), count=5)
+        result = replace_heads(SmallHfViT(copy.deepcopy(plain)), images(), count=5)
+        names = {f"vit.layers.{number}.attention": f"blocks.{number}.attn" for number in range(2)}
+        found = [(names[entry.layer], entry.head) for entry in result.replaced]
+        assert found == [(entry.layer, entry.head) for entry in wanted.replaced]
+        assert result.output_error == pytest.approx(wanted.output_error, rel=1e-3)
+        assert list(result.layer_errors.values()) == pytest.approx(list(wanted.layer_errors.values()), rel=1e-3)
+        torch.testing.assert_close(
+            result.model(images())["logits"], wanted.model(images()), **tolerance(torch.float32, scale=10)
+        )
+
+    def test_pairs_stay_pairs_and_learn(self) -> None:
+        result = replace_heads(SmallHfViT(sharp()), images(), heads={"vit.layers.0.attention": [1]})
+        new: Any = result.model.get_submodule("vit.layers.0.attention")
+        assert new(torch.randn(1, 65, 64))[1] is None
+        result.model(images())["logits"].square().sum().backward()
+        assert float(new.attention.kernel.grad.abs().max()) > 0
+        with pytest.raises(ValueError, match=r"attn_mask: must be None.*got a mask"):
+            new(torch.randn(1, 65, 64), torch.zeros(1, 1, 65, 65))
+
+    def test_what_computes_another_formula_is_refused(self) -> None:
+        model = sharp()
+        model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
+        with pytest.raises(ValueError, match=r"model.blocks.1.attn: must compute softmax.*whose output is 0.5 away"):
+            replace_heads(model, images(), count=1)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -206,11 +240,13 @@ class TestRefusals:
     def test_torch_s_own_attention_is_refused(self) -> None:
         block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
         model = nn.Sequential(nn.Flatten(1, 2), block)
-        with pytest.raises(ValueError, match=r"self_attn: must be of timm's kind.*got MultiheadAttention"):
+        with pytest.raises(
+            ValueError, match=r"self_attn: must be of timm's or Hugging Face's kind.*got MultiheadAttention"
+        ):
             replace_heads(model, torch.zeros(4, 4, 4, 8), count=1)
 
     def test_a_gate_is_refused(self) -> None:
         model = sharp()
         model.blocks[0].attn.gate = nn.Linear(64, 64)
-        with pytest.raises(ValueError, match=r"must compute softmax.*got gate"):
+        with pytest.raises(ValueError, match=r"must compute softmax.*got Attention with gate"):
             replace_heads(model, images(), count=1)

@@ -19,7 +19,7 @@ Values and `proj` hold the filters F_delta, of rank at most the head's dimension
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv._values import is_real, whole
-from attnconv.analysis.convolved_attention import refuse_foreign
+from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
+from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 
@@ -69,8 +70,7 @@ def start_as_convolution(
     on where this one stopped. Class tokens attend everything alike and are hardly attended.
 
     Args:
-        model: timm's `VisionTransformer`, untrained: `pos_embed`, `patch_embed`, and `blocks` with `norm1`, `attn`,
-            `mlp`. It is changed.
+        model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained. It is changed.
         filters: `random` keeps the values' and `proj`'s own start; `impulse` lets each head pass its own channels on;
             or the filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap.
         layers: Which blocks; None for all.
@@ -90,73 +90,94 @@ def start_as_convolution(
         >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
         >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
-    stock = _Stock(model, filters.shape[-1] if isinstance(filters, Tensor) else whole("kernel_size", kernel_size, 1))
     if not is_real(mass) or not 0 < mass < 1:
         raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
-    given = filters if isinstance(filters, Tensor) else None
-    if given is not None:
-        _check_filters(given, stock)
-        kernel_size = given.shape[-1]
-    elif filters not in ("random", "impulse"):
-        raise ValueError(bad("filters", "must be random, impulse or a tensor", repr(filters)))
-    if kernel_size % 2 == 0 or kernel_size // 2 >= min(stock.grid):
-        raise ValueError(bad("kernel_size", f"must be odd and fit on {stock.grid} tokens", kernel_size))
-    chosen = list(range(len(stock.blocks))) if layers is None else list(layers)
-    wrong = [layer for layer in chosen if not 0 <= layer < len(stock.blocks)]
-    if wrong:
-        raise ValueError(bad("layers", f"must be among 0 .. {len(stock.blocks) - 1}", wrong))
-    if images is None:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, *stock.image_shape, generator=generator).to(model.pos_embed)  # type: ignore[arg-type]
+    parts = vit_parts(model)
+    taps = _shifts(_kernel_size(parts, filters, kernel_size))
+    chosen = _chosen(parts, layers)
+    stock = _Stock(model, parts, int(taps.max()))
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
-    stock.make_room(images)
-    taps = _shifts(kernel_size)
-    found, next_tap = {}, 0
-    for layer in chosen:
-        attention = stock.blocks[layer].attn
-        heads = attention.num_heads
-        which = torch.arange(next_tap, next_tap + heads) % len(taps)
-        next_tap = 0 if given is not None or heads >= len(taps) else next_tap + heads
-        stock.start_norm(layer)
-        kernel = stock.set_values(attention, which, taps, filters)
-        found[f"blocks.{layer}.attn"] = stock.set_scores(layer, images, taps[which], mass, kernel)
-    for part, training in modes:
-        part.training = training
-    return found
+    try:
+        return stock.start(chosen, filters, taps, mass=mass, images=_noise(parts) if images is None else images)
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:
+    """K, of filters that fit the model."""
+    if isinstance(filters, Tensor):
+        channels, size, heads = parts.patches.out_channels, filters.shape[-1], parts.blocks[0].parts.heads
+        if filters.shape != (channels, channels, size, size) or size % 2 == 0 or size**2 > heads:
+            requirement = f"must be ({channels}, {channels}, K, K), K odd and K^2 at most {heads} heads"
+            raise ValueError(bad("filters", requirement, tuple(filters.shape)))
+        kernel_size = size
+    elif filters not in ("random", "impulse"):
+        raise ValueError(bad("filters", "must be random, impulse or a tensor", repr(filters)))
+    elif filters == "impulse" and any(
+        block.parts.out.in_features != parts.patches.out_channels for block in parts.blocks
+    ):
+        inner = parts.blocks[0].parts.out.in_features
+        raise ValueError(bad("filters", "must not be impulse where heads do not share channels", inner))
+    if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
+        raise ValueError(bad("kernel_size", f"must be odd and fit on {parts.grid} tokens", kernel_size))
+    return kernel_size
+
+
+def _chosen(parts: VitParts, layers: Iterable[int] | None) -> list[int]:
+    """The blocks to start."""
+    chosen = list(range(len(parts.blocks))) if layers is None else list(layers)
+    wrong = [layer for layer in chosen if not 0 <= layer < len(parts.blocks)]
+    if wrong:
+        raise ValueError(bad("layers", f"must be among 0 .. {len(parts.blocks) - 1}", wrong))
+    return chosen
+
+
+def _noise(parts: VitParts) -> Tensor:
+    """Two images of standard normal noise."""
+    return torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0)).to(parts.positions)
 
 
 @final
 class _Stock:
-    """The parts of a stock model, and its subspace for positions."""
+    """A stock model and its subspace for positions."""
 
-    def __init__(self, model: nn.Module, kernel_size: int) -> None:
-        source: Any = model
-        lacking = [part for part in ("pos_embed", "patch_embed", "blocks") if getattr(model, part, None) is None]
-        if lacking:
-            requirement = f"must be a vision transformer of timm's kind, with {', '.join(lacking)}"
-            raise ValueError(bad("model", requirement, type(model).__name__))
-        self.model, self.blocks = source, list(source.blocks)
-        height, width = source.patch_embed.grid_size
-        self.grid = (int(height), int(width))
-        self.prefix: int = source.num_prefix_tokens
-        weight: Tensor = source.patch_embed.proj.weight
-        patch = source.patch_embed.patch_size
-        self.image_shape = (weight.shape[1], height * patch[0], width * patch[1])
-        for number, block in enumerate(self.blocks):
-            refuse_foreign(block.attn, f"model.blocks.{number}.attn")
-            if not isinstance(block.attn.q_norm, nn.Identity):
-                raise ValueError(bad("model", "must not normalise its queries and keys", "q_norm", "It bounds scores."))
+    def __init__(self, model: nn.Module, parts: VitParts, reach: int) -> None:
+        self.model, self.parts, self.grid, self.prefix = model, parts, parts.grid, parts.prefix
+        weight = parts.patches.weight
+        for block in parts.blocks:
+            if not isinstance(block.parts.query_norm, nn.Identity):
+                got = f"q_norm in {block.name}"
+                raise ValueError(bad("model", "must not normalise its queries and keys", got, "It bounds scores."))
         self.channels = weight.shape[0]
-        room = min(self.blocks[0].attn.head_dim, self.channels // 2)
+        room = min(parts.blocks[0].parts.head_dim, self.channels // 2)
         if room < 6:
             raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", self.channels))
-        self.axes = [_Axis(size, room // 2, kernel_size // 2) for size in self.grid]
+        self.axes = [_Axis(size, room // 2, reach) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(weight) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
         # The last `count` vectors of the cosine basis: orthonormal, and but for the first all of mean 0.
         self.basis = _cosines(self.channels)[:, self.channels - count :].T.to(weight)  # (features, c)
+
+    def start(
+        self, layers: Sequence[int], filters: str | Tensor, taps: Tensor, *, mass: float, images: Tensor
+    ) -> dict[str, LayerStart]:
+        """Start the model and some of its layers, one after another: each is measured on what the last one gives."""
+        for layer in layers:  # what is refused is refused before anything changes
+            self._inputs(self.parts.blocks[layer], images[:1])
+        self.make_room(images)
+        found, next_tap = {}, 0
+        for layer in layers:
+            block = self.parts.blocks[layer]
+            heads = block.parts.heads
+            which = torch.arange(next_tap, next_tap + heads) % len(taps)
+            next_tap = 0 if isinstance(filters, Tensor) or heads >= len(taps) else next_tap + heads
+            _start_norm(block.norm)
+            kernel = self.set_values(block.parts, which, taps, filters)
+            found[block.name] = self.set_scores(block, images, taps[which], mass, kernel)
+        return found
 
     def off(self, weight: Tensor) -> None:
         """Project outputs (the first axis) off the positions, in place."""
@@ -165,48 +186,35 @@ class _Stock:
 
     def make_room(self, images: Tensor) -> None:
         """Positions into the subspace, everything else out of it."""
-        model = self.model
-        writers = [model.patch_embed.proj] + [part for b in self.blocks for part in (b.attn.proj, b.mlp.fc2)]
-        for writer in writers:
-            self.off(writer.weight)
-            if writer.bias is not None:
-                self.off(writer.bias)
-        for name in ("cls_token", "reg_token"):
-            token = getattr(model, name, None)
-            if token is not None:
-                token.copy_(token - token @ self.basis.T @ self.basis)
-        content = model.patch_embed(images)
+        parts = self.parts
+        writers: list[nn.Module] = [parts.patches, *(part for block in parts.blocks for part in block.writers)]
+        for weight in (weight for writer in writers for weight in writer.parameters(recurse=False)):
+            self.off(weight)
+        for token in parts.tokens:
+            token.copy_(token - token @ self.basis.T @ self.basis)
+        content = parts.embed(images)
         rows, columns = self.features
         height, width = self.grid
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
         # Two unit vectors: positions are as long as content is in the mean.
         scale = content.square().sum(-1).mean().div(2).sqrt()
-        model.pos_embed.zero_()
+        parts.positions.zero_()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
-            for name in ("cls_token", "reg_token"):
-                token = getattr(model, name, None)
-                if token is not None:
-                    token.add_(scale * self.basis[-1])
-        model.pos_embed[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
-
-    def start_norm(self, layer: int) -> None:
-        norm = self.blocks[layer].norm1
-        norm.weight.fill_(1.0)
-        norm.bias.zero_()
+            for token in parts.tokens:
+                token.add_(scale * self.basis[-1])
+        parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
 
     def set_values(
-        self, attention: Any, which: Tensor, taps: Tensor, filters: str | Tensor
+        self, attention: AttentionParts, which: Tensor, taps: Tensor, filters: str | Tensor
     ) -> tuple[Tensor, Tensor, float]:
         """Values and `proj`; the kernel (c, c, K, K), the constant beside it, and the filters' own error."""
-        size, heads = attention.head_dim, attention.num_heads
+        size, heads = attention.head_dim, attention.heads
         inner = heads * size
         kept = 0.0
-        value, out = attention.qkv.weight[2 * inner :], attention.proj.weight  # views
+        value, out = attention.value.weight, attention.out.weight  # views
         if isinstance(filters, str):
             if filters == "impulse":
-                if inner != self.channels:
-                    raise ValueError(bad("filters", "must not be impulse where heads do not share channels", inner))
                 value.copy_(torch.eye(inner))
                 out.copy_(torch.eye(inner))
         else:
@@ -217,9 +225,10 @@ class _Stock:
         for head, (down, right) in enumerate(taps[which].tolist()):
             part = slice(head * size, (head + 1) * size)
             kernel[:, :, down + side // 2, right + side // 2] += out[:, part] @ value[part]
-        bias = out.new_zeros(len(out)) if attention.proj.bias is None else attention.proj.bias
-        if attention.qkv.bias is not None:
-            bias = bias + out @ attention.qkv.bias[2 * inner :]
+        given: Tensor | None = attention.out.bias
+        bias = out.new_zeros(len(out)) if given is None else given
+        if attention.value.bias is not None:
+            bias = bias + out @ attention.value.bias
         return kernel, bias, kept
 
     def _factor(self, filters: Tensor, which: Tensor, taps: Tensor, value: Tensor, out: Tensor) -> float:
@@ -240,28 +249,24 @@ class _Stock:
         return (lost / max(float(filters.square().sum()), torch.finfo(torch.float32).tiny)) ** 0.5
 
     def set_scores(
-        self, layer: int, images: Tensor, shifts: Tensor, mass: float, kernel: tuple[Tensor, Tensor, float]
+        self, block: VitBlock, images: Tensor, shifts: Tensor, mass: float, kernel: tuple[Tensor, Tensor, float]
     ) -> LayerStart:
         """Queries and keys, as sharp as asked for; what they then do."""
-        attention, seen = self.blocks[layer].attn, []
-        handle = attention.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
-        self.model(images)
-        x = seen[-1]
+        attention, x = block.parts, self._inputs(block, images)
         length = 4 if self.constants else 2  # of positions, squared, where the stream is not normalised
         place = (x[:, self.prefix :] @ self.basis.T).square().sum(-1).mean() / length
-        size, inner = attention.head_dim, attention.num_heads * attention.head_dim
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis
         count = len(keys)
-        query, key = attention.qkv.weight[:inner], attention.qkv.weight[inner : 2 * inner]
-        if attention.qkv.bias is not None:
-            attention.qkv.bias[: 2 * inner] = 0.0
+        query, key = (part.weight.unflatten(0, (-1, attention.head_dim)) for part in (attention.query, attention.key))
+        for part in (attention.query, attention.key):
+            if part.bias is not None:
+                part.bias.zero_()
         maps = torch.stack([self._moved(shift) for shift in shifts.tolist()]) @ self.basis  # (h, features, c)
-        queries = query.unflatten(0, (-1, size))  # a view
-        key.unflatten(0, (-1, size))[:, :count] = keys  # the other rows keep their start: queries learn by them
+        key[:, :count] = keys  # a view; the other rows keep their start: queries learn by them
 
         def masses(sharpness: float) -> Tensor:
             query.zero_()
-            queries[:, :count] = maps * (sharpness / (place * attention.scale))
+            query[:, :count] = maps * (sharpness / (place * attention.scale))
             return self._mass(attention, x, shifts)
 
         low, high = 0.0, SHARPEST
@@ -269,13 +274,45 @@ class _Stock:
             middle = (low + 1) ** 0.5 * (high + 1) ** 0.5 - 1
             low, high = (middle, high) if float(masses(middle).mean()) < mass else (low, middle)
         held = masses(high)
-        out = attention(x)[:, self.prefix :]
-        handle.remove()
-        weights, bias, lost = kernel
+        return LayerStart(shifts, held, self._error(block, x, kernel), kernel[2])
+
+    def _inputs(self, block: VitBlock, images: Tensor) -> Tensor:
+        """What a block's attention is given; it must be what the block's norm gives."""
+        normed, seen, given = [], [], []
+
+        def note(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            seen.append(first_tensor((*args, *named.values())))
+            given.append(first_tensor(output))
+
+        handles = [
+            block.norm.register_forward_hook(lambda _module, _args, output: normed.append(output)),
+            block.attention.register_forward_hook(note, with_kwargs=True),
+        ]
+        try:
+            self.model(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        height, width = self.grid
+        x, out = (seen[0], given[0]) if len(seen) == 1 else (None, None)
+        if x is None or out is None or not any(x is output for output in normed):
+            got = f"{type(block.attention).__name__} on other inputs"
+            raise ValueError(bad(f"model.{block.name}", "must run once, on what its block's norm gives", got))
+        if x.shape[1] != self.prefix + height * width:
+            requirement = f"must be given {self.prefix} tokens before an image of {height} x {width}"
+            raise ValueError(bad(f"model.{block.name}", requirement, x.shape[1]))
+        refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
+        return x
+
+    def _error(self, block: VitBlock, x: Tensor, kernel: tuple[Tensor, Tensor, float]) -> float:
+        """`|layer - convolution| / |convolution|` over a border that repeats the edge."""
+        out = first_tensor(block.attention(x))
+        assert out is not None
+        weights, bias, _ = kernel
         image = x[:, self.prefix :].transpose(1, 2).unflatten(-1, self.grid)
         padded = F.pad(image, (weights.shape[-1] // 2,) * 4, mode="replicate")
-        expected = (F.conv2d(padded, weights, bias)).flatten(2).transpose(1, 2)
-        return LayerStart(shifts, held, float((out - expected).norm() / expected.norm()), lost)
+        expected = F.conv2d(padded, weights, bias).flatten(2).transpose(1, 2)
+        return float((out[:, self.prefix :] - expected).norm() / expected.norm())
 
     def _moved(self, shift: list[int]) -> Tensor:
         """B with B phi(i) = phi(i + delta)."""
@@ -284,11 +321,9 @@ class _Stock:
             parts.append(torch.tensor([[-2.0, 0.0]]))  # what meets b in the keys is -2 a
         return torch.block_diag(*parts).to(self.basis)
 
-    def _mass(self, attention: Any, x: Tensor, shifts: Tensor) -> Tensor:
+    def _mass(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """Attention of each head at its shift, over the queries for which it stays inside."""
-        sizes = (3, attention.num_heads, attention.head_dim)
-        query, key, _ = attention.qkv(x).unflatten(-1, sizes).permute(2, 0, 3, 1, 4)
-        rows = (query[:, :, self.prefix :] @ key.transpose(-2, -1) * attention.scale).softmax(-1)[..., self.prefix :]
+        rows = attention.maps_and_values(x)[0][:, :, self.prefix :, self.prefix :]
         height, width = self.grid
         index = torch.arange(height * width).reshape(height, width)
         found = []
@@ -298,12 +333,9 @@ class _Stock:
         return torch.stack(found)
 
 
-def _check_filters(filters: Tensor, stock: _Stock) -> None:
-    attention = stock.blocks[0].attn
-    channels, size = stock.channels, filters.shape[-1]
-    if filters.shape != (channels, channels, size, size) or size % 2 == 0 or size**2 > attention.num_heads:
-        requirement = f"must be ({channels}, {channels}, K, K), K odd and K^2 at most {attention.num_heads} heads"
-        raise ValueError(bad("filters", requirement, tuple(filters.shape)))
+def _start_norm(norm: nn.Module) -> None:
+    for name, weight in norm.named_parameters():
+        weight.fill_(1.0 if name == "weight" else 0.0)
 
 
 def _shifts(size: int) -> Int[Tensor, "s 2"]:

@@ -17,9 +17,10 @@ read the whole image by its content, which no fixed weights replace, and they ar
 which costs one row of C numbers per class token and head.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv.analysis.attention_parts import Projection, attention_parts
 
 
 @final
@@ -49,13 +51,13 @@ class HeadMixing:
 
 @final
 class ConvolvedAttention(nn.Module):
-    """timm's `Attention` with some heads replaced by fixed mixings; see the module's formula.
+    """A plain attention module with some heads replaced by fixed mixings; see the module's formula.
 
     Heads are held in another order than before: those that attend come first. The columns of `proj`
     follow.
 
     Args:
-        attention: The module to replace, as `refuse_foreign` takes it. Its weights are copied.
+        attention: The module to replace, as `attention_parts` takes it. Its weights are copied.
         mixing: The fixed weights of the heads in `heads`, in their order.
         heads: The heads to replace.
         grid: Tokens of the image, (height, width).
@@ -73,21 +75,18 @@ class ConvolvedAttention(nn.Module):
         self, attention: nn.Module, mixing: HeadMixing, *, heads: Sequence[int], grid: tuple[int, int]
     ) -> None:
         super().__init__()
-        refuse_foreign(attention)
-        source: Any = attention
-        self.grid, self.num_heads, self.head_dim = grid, source.num_heads, source.head_dim
+        source = attention_parts(attention)
+        self.grid, self.num_heads, self.head_dim = grid, source.heads, source.head_dim
         self.convolved = tuple(heads)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
-        self.scale = float(source.scale)
-        size = self.head_dim
-        kept, gone = rows_of(self.attending, size), rows_of(self.convolved, size)
-        width = self.num_heads * size
-        rows = torch.cat((kept, width + kept, 2 * width + kept, 2 * width + gone))
-        self.qkv = _part(source.qkv, rows)
-        self.prefix_query, self.prefix_key = _part(source.qkv, gone), _part(source.qkv, width + gone)
-        self.q_norm, self.k_norm = source.q_norm, source.k_norm
-        self.attn_drop, self.proj_drop = source.attn_drop, source.proj_drop
-        self.proj = _columns(source.proj, torch.cat((kept, gone)))
+        self.scale = source.scale
+        kept, gone = rows_of(self.attending, self.head_dim), rows_of(self.convolved, self.head_dim)
+        query, key, value = source.query, source.key, source.value
+        self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
+        self.prefix_query, self.prefix_key = _joined([(query, gone)]), _joined([(key, gone)])
+        self.q_norm, self.k_norm = copy.deepcopy(source.query_norm), copy.deepcopy(source.key_norm)
+        self.attn_drop, self.proj_drop = nn.Dropout(source.dropout), copy.deepcopy(source.out_dropout)
+        self.proj = _columns(source.out, torch.cat((kept, gone)))
         self.kernel = nn.Parameter(mixing.kernel.clone())
         self.rest = nn.Parameter(mixing.rest.clone())
         self.prefix = nn.Parameter(mixing.prefix.clone())
@@ -157,6 +156,37 @@ class ConvolvedAttention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, h, n, d)
 
 
+@final
+class PairedAttention(nn.Module):
+    """`ConvolvedAttention` where a model of Hugging Face expects its own: it gives the output and no maps.
+
+    Args:
+        attention: The module.
+
+    Example:
+        `replace_heads` makes these modules.
+    """
+
+    def __init__(self, attention: ConvolvedAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(
+        self, hidden_states: Float[Tensor, "b n c"], attention_mask: Tensor | None = None, **_options: object
+    ) -> tuple[Float[Tensor, "b n d"], None]:
+        """The output and None in the place of the maps.
+
+        Args:
+            hidden_states: Tokens.
+            attention_mask: Must be None.
+            _options: What says which outputs to give; there is one.
+
+        Raises:
+            ValueError: As `ConvolvedAttention`.
+        """
+        return self.attention(hidden_states, attention_mask), None
+
+
 def border_ratio(profile: Float[Tensor, "h K K"], grid: tuple[int, int]) -> Float[Tensor, "h height width"]:
     """r(q) of the module's formula.
 
@@ -178,44 +208,22 @@ def border_ratio(profile: Float[Tensor, "h K K"], grid: tuple[int, int]) -> Floa
     return (total / inside.clamp_min(torch.finfo(profile.dtype).tiny)).clamp_max(size**2).where(total > 0, 1.0)
 
 
-def refuse_foreign(attention: nn.Module, name: str = "attention") -> None:
-    """Refuse a module whose forward pass is not that of timm's plain `Attention`.
-
-    Raises:
-        ValueError: It lacks `qkv`, `proj`, `num_heads`, `head_dim` or `scale`, or has parts that a fixed mixing would
-            lose: a norm before `proj`, a gate, rotary positions.
-    """
-    lacking = [part for part in ("qkv", "proj", "num_heads", "head_dim", "scale") if getattr(attention, part, 0) == 0]
-    fix = "timm's VisionTransformer has such modules; torch's nn.MultiheadAttention is not taken."
-    if lacking:
-        requirement = f"must be of timm's kind, with {', '.join(lacking)}"
-        raise ValueError(bad(name, requirement, type(attention).__name__, fix))
-    source: Any = attention
-    extra = [part for part in ("norm", "gate") if not isinstance(getattr(source, part, None), nn.Identity | None)]
-    odd = source.qkv.out_features != 3 * source.num_heads * source.head_dim
-    if extra or odd or turns(source):
-        got = ", ".join(extra) or ("other widths of queries, keys and values" if odd else "rotary positions")
-        raise ValueError(bad(name, "must compute softmax(q k^T) v and `proj` alone", f"{got} besides", fix))
-
-
-def turns(attention: nn.Module) -> bool:
-    """Whether a module turns queries and keys by their positions, as its class is named."""
-    return "rope" in type(attention).__name__.lower()
-
-
 def rows_of(heads: Sequence[int], size: int) -> Tensor:
     """The rows of these heads in a projection with `size` channels for each head."""
     return (torch.tensor(heads, dtype=torch.int64)[:, None] * size + torch.arange(size)).flatten()
 
 
-def _part(linear: nn.Linear, rows: Tensor) -> nn.Linear:
-    """A linear map with some of the outputs."""
-    part = _like(linear, linear.in_features, len(rows))
+def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
+    """One linear map with these outputs of several."""
     with torch.no_grad():
-        part.weight.copy_(linear.weight[rows])
-        if linear.bias is not None:
-            part.bias.copy_(linear.bias[rows])
-    return part
+        weight = torch.cat([part.weight[rows] for part, rows in parts])
+        biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
+        first = next((part.linear for part, _ in parts if part.bias is not None), parts[0][0].linear)
+        made = _like(first, weight.shape[1], len(weight))
+        made.weight.copy_(weight)
+        if made.bias is not None:
+            made.bias.copy_(torch.cat(biases))
+    return made
 
 
 def _columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:

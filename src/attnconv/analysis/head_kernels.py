@@ -11,13 +11,14 @@ The small t decides where values do not: on images without contrast every kernel
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from attnconv.analysis.attention_parts import AttentionParts, attention_parts
 from attnconv.analysis.convolved_attention import HeadMixing, border_ratio
 
 Fit: TypeAlias = Literal["least_squares", "mean"]
@@ -31,7 +32,7 @@ class LayerTokens:
     """What one attention module was given, and where its tokens stand.
 
     Attributes:
-        attention: A module of timm's kind.
+        attention: A module that `attention_parts` takes.
         inputs: Its input, (b, tokens, c).
         grid: Tokens of the image, (height, width).
         prefix: Tokens before them.
@@ -42,24 +43,25 @@ class LayerTokens:
     grid: tuple[int, int]
     prefix: int
 
+    @property
+    def parts(self) -> AttentionParts:
+        """Where the module's weights are."""
+        return attention_parts(self.attention)
+
     def of(self, images: slice) -> "LayerTokens":
         """The same for some of the images."""
         return LayerTokens(self.attention, self.inputs[images], self.grid, self.prefix)
 
     def by_head(self) -> tuple[Tensor, Tensor]:
         """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
-        source: Any = self.attention
-        sizes = (3, source.num_heads, source.head_dim)
-        query, key, value = source.qkv(self.inputs).unflatten(-1, sizes).permute(2, 0, 3, 1, 4)
-        scores = source.q_norm(query) @ source.k_norm(key).transpose(-2, -1)
-        return (scores * source.scale).softmax(-1), value
+        return self.parts.maps_and_values(self.inputs)
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
-        source: Any = self.attention
+        parts = self.parts
         count, tokens, _ = self.inputs.shape
-        wide = (kernel_size**2 + 1 + self.prefix) * source.head_dim
-        step = max(1, BLOCK // (source.num_heads * tokens * max(tokens, wide)))
+        wide = (kernel_size**2 + 1 + self.prefix) * parts.head_dim
+        step = max(1, BLOCK // (parts.heads * tokens * max(tokens, wide)))
         for start in range(0, count, step):
             yield self.of(slice(start, start + step))
 
@@ -124,8 +126,7 @@ def chosen_heads(mixing: HeadMixing, heads: Sequence[int]) -> HeadMixing:
 
 def _mean_maps(tokens: LayerTokens, kernel_size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
     """Mean attention per shift, and z0; over the queries for which the shift stays inside."""
-    source: Any = tokens.attention
-    heads, before = source.num_heads, tokens.prefix
+    heads, before = tokens.parts.heads, tokens.prefix
     height, width = tokens.grid
     index = torch.arange(height * width, device=tokens.inputs.device).reshape(height, width)
     half = kernel_size // 2

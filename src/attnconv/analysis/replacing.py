@@ -16,10 +16,12 @@ from typing import Any, Generic, TypeVar, final, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
 from attnconv._values import is_real, whole
-from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, refuse_foreign
+from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
+from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
 from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
 from attnconv.analysis.reading import visit_attention
 from attnconv.analysis.shift_profiles import shift_profile
@@ -59,11 +61,11 @@ class Replacement(Generic[Model]):
     """A model with replaced heads, and what was measured. Errors are on held-out images.
 
     Attributes:
-        model: A copy; the replaced modules are `ConvolvedAttention`.
+        model: A copy; the replaced modules are `ConvolvedAttention`, in a `PairedAttention` for Hugging Face's models.
         replaced: The heads that were replaced.
         candidates: All heads that could have been, cheapest first.
         layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
-        output_error: The same for the model's output, with all replacements at once.
+        output_error: The same for the first tensor of the model's output, with all replacements at once.
     """
 
     model: Model
@@ -89,8 +91,8 @@ def replace_heads(
     Queries and keys of the replaced heads are no longer computed for the image's tokens.
 
     Args:
-        model: timm's `VisionTransformer` or any model whose attention modules have its parts (`qkv`, `proj`,
-            `num_heads`, `head_dim`, `scale`). Other attention is refused.
+        model: timm's `VisionTransformer`, Hugging Face's ViT, DeiT or DINOv2, or any model whose attention modules have
+            the parts that `attention_parts` knows. Other attention is refused.
         images: At least 2, in the size in which the model will run. The last quarter is held out.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
@@ -99,8 +101,8 @@ def replace_heads(
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
 
     Raises:
-        ValueError: An argument is out of range, a layer or head does not exist or is not of timm's kind, or fewer heads
-            than `count` are constant enough.
+        ValueError: An argument is out of range, a layer or head does not exist, an attention does not compute plain
+            softmax attention by parts of known names, or fewer heads than `count` are constant enough.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -109,24 +111,20 @@ def replace_heads(
     """
     _check(images, heads, count, least_constancy, kernel_size, fit)
     fitted = max(1, len(images) * 3 // 4)
-    tokens, constancy = _tokens_of(model, images)
+    tokens, constancy, paired = _tokens_of(model, images)
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
     costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings)
     candidates = _candidates(tokens, mixings, constancy, costs, fitted)
     chosen = _named(candidates, heads) if heads is not None else _cheapest(candidates, count or 0, least_constancy)
-    changed = copy.deepcopy(model)
-    errors: dict[str, float] = {}
+    changed, errors = copy.deepcopy(model), {}
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
-        part = tokens[name]
-        new = ConvolvedAttention(part.attention, chosen_heads(mixings[name], some), heads=some, grid=part.grid)
-        new = copy.deepcopy(new).train(part.attention.training)  # norms and dropouts are its own
-        held_out = part.inputs[fitted:]
-        errors[name] = _relative_error(new, part.attention, held_out)
+        new = _new(tokens[name], mixings[name], some)
+        errors[name] = _relative_error(new, tokens[name].attention, tokens[name].inputs[fitted:])
         parent, _, last = name.rpartition(".")
-        setattr(changed.get_submodule(parent), last, new)
+        setattr(changed.get_submodule(parent), last, PairedAttention(new) if name in paired else new)
     output_error = _relative_error(changed, model, images[fitted:])
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error)
 
@@ -153,41 +151,56 @@ def _check(
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
 
 
-def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens], dict[str, Tensor]]:
-    """The inputs of all attention modules and where their tokens stand; the constancy of their heads."""
+def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens], dict[str, Tensor], set[str]]:
+    """The inputs of all attention modules and where their tokens stand; their constancy; those that give pairs."""
     tokens: dict[str, LayerTokens] = {}
     constancy: dict[str, Tensor] = {}
-    inputs: dict[nn.Module, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}  # of the first image
+    paired: set[str] = set()
     modules = dict(model.named_modules())
 
     def visit(name: str, operator: AttentionOperator) -> None:
-        refuse_foreign(modules[name], f"model.{name}")
+        attention_parts(modules[name], f"model.{name}")
         if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or name in tokens:
             requirement = "must attend once over the tokens of an image in rows and columns"
             raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
         height, width = operator.grid.sizes
-        tokens[name] = LayerTokens(modules[name], inputs[modules[name]], (height, width), operator.prefix)
+        tokens[name] = LayerTokens(modules[name], inputs[name], (height, width), operator.prefix)
         constancy[name] = shift_profile(operator).constancy
 
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            inputs[module] = args[0].detach()
+    def watch(name: str, module: nn.Module) -> list[RemovableHandle]:
+        def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            given = first_tensor((*args, *named.values()))
+            if given is not None:
+                inputs[name] = given.detach()
+
+        def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            given = first_tensor(output)
+            if given is not None:
+                outputs[name] = given[:1].detach()
+            paired.update({name} if isinstance(output, tuple) else ())
+
+        return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
 
     for name, module in modules.items():
         if isinstance(module, nn.MultiheadAttention):  # before its tokens are asked for a grid
-            refuse_foreign(module, f"model.{name}")
-    handles = [module.register_forward_pre_hook(note) for module in modules.values() if _projects(module)]
+            attention_parts(module, f"model.{name}")
+    handles = [handle for name, module in modules.items() if projects(module) for handle in watch(name, module)]
     try:
         visit_attention(model, images, visit)
     finally:
         for handle in handles:
             handle.remove()
-    return tokens, constancy
+    for name, part in tokens.items():
+        refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
+    return tokens, constancy, paired
 
 
-def _projects(module: nn.Module) -> bool:
-    """Whether a module has a projection named as timm names it."""
-    return isinstance(getattr(module, "qkv", None), nn.Linear)
+def _new(part: LayerTokens, mixing: HeadMixing, some: list[int]) -> ConvolvedAttention:
+    """The module with some heads replaced, in the mode of the old one."""
+    new = ConvolvedAttention(part.attention, chosen_heads(mixing, some), heads=some, grid=part.grid)
+    return new.train(part.attention.training)
 
 
 def _costs(
@@ -199,9 +212,10 @@ def _costs(
     zeros: dict[str, Tensor] = {}
 
     def tap(name: str) -> Any:
-        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
-            zeros[name] = torch.zeros_like(output, requires_grad=True)
-            return output + zeros[name]
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+            first, *rest = output if isinstance(output, tuple) else (output,)
+            zeros[name] = torch.zeros_like(first, requires_grad=True)
+            return (first + zeros[name], *rest) if isinstance(output, tuple) else first + zeros[name]
 
         return hook
 
@@ -209,14 +223,14 @@ def _costs(
     try:
         model.eval()
         with torch.enable_grad():
-            output = model(images)
+            output = first_tensor(model(images))
     finally:
         for handle in handles:
             handle.remove()
         for module, training in modes:
             module.training = training
-    if not isinstance(output, Tensor):
-        raise ValueError(bad("model", "must give one tensor", type(output).__name__))
+    if output is None:
+        raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
     missing = {name: mixing_errors(tokens[name].of(slice(len(images))), mixings[name])[0] for name in names}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
@@ -224,10 +238,9 @@ def _costs(
         direction = torch.randn(output.shape, generator=generator).to(output)
         slopes = torch.autograd.grad(output, [zeros[name] for name in names], direction, retain_graph=True)
         for name, slope in zip(names, slopes, strict=True):
-            source: Any = tokens[name].attention
-            pulled = (slope[:, tokens[name].prefix :] @ source.proj.weight.detach()).unflatten(
-                -1, (source.num_heads, source.head_dim)
-            )
+            parts = tokens[name].parts
+            pulled = slope[:, tokens[name].prefix :] @ parts.out.weight.detach()
+            pulled = pulled.unflatten(-1, (parts.heads, parts.head_dim))
             change = torch.einsum("bnhd,bhnd->bh", pulled, missing[name]).square() / DRAWS
             sums[name] = sums.get(name, torch.zeros_like(change)) + change
     size = output.detach().flatten(1).square().sum(1, keepdim=True)
@@ -282,7 +295,9 @@ def _relative_error(new: nn.Module, old: nn.Module, inputs: Tensor) -> float:
     for module in (new, old):
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
-        outputs.append(module(inputs))
+        given = first_tensor(module(inputs))
+        assert given is not None
+        outputs.append(given)
         for part, training in modes:
             part.training = training
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())

@@ -114,7 +114,7 @@ def _said(module: nn.Module, images: Tensor) -> Iterator[tuple[tuple[int, int], 
         prefixes = {0, 1} if known is None else {0, int(known)}
         for sizes in _patches(getattr(embed, "patch_size", None), images):
             yield sizes, prefixes
-        fixed, made_for = _pair(getattr(embed, "grid_size", None)), _pair(getattr(embed, "img_size", None))
+        fixed, made_for = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "img_size", None))
         if fixed is not None and made_for == tuple(images.shape[2:]):
             yield fixed, prefixes
     config = getattr(module, "config", None)
@@ -127,7 +127,7 @@ def _said(module: nn.Module, images: Tensor) -> Iterator[tuple[tuple[int, int], 
 
 def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:
     """Patches of an image, without and with those that hang over its border."""
-    lengths = _pair(patch)
+    lengths = pair_of(patch)
     if lengths is None:
         return
     height, width = images.shape[2:]
@@ -135,8 +135,16 @@ def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:
     yield math.ceil(height / lengths[0]), math.ceil(width / lengths[1])
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    """A size as (height, width), or None for what is no size."""
+def pair_of(value: Any) -> tuple[int, int] | None:
+    """A size as (height, width), or None for what is no size.
+
+    Args:
+        value: An integer, or two of them in a list or tuple.
+
+    Example:
+        >>> pair_of(3), pair_of([2, 5]), pair_of("a")
+        ((3, 3), (2, 5), None)
+    """
     if isinstance(value, int) and value > 0:
         return value, value
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
@@ -158,7 +166,7 @@ def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
 def _windows(frame: Running, rows: TokenRows, images: Tensor) -> Windows:
     """The windows of a block, from its own sizes and the shape of its input."""
     block: Any = frame.module
-    window, shift = _pair(getattr(block, "window_size", None)), _shift(block.shift_size)
+    window, shift = pair_of(getattr(block, "window_size", None)), _shift(block.shift_size)
     if frame.shape is not None and len(frame.shape) == 4:
         sizes: tuple[int, int] | None = (frame.shape[1], frame.shape[2])
     else:
