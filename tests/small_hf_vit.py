@@ -33,6 +33,47 @@ class PairAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2)), None
 
 
+class InnerAttention(nn.Module):
+    """`PairAttention` short of its output projection."""
+
+    def __init__(self, source: PairAttention) -> None:
+        super().__init__()
+        self.num_attention_heads, self.attention_head_size = source.num_attention_heads, source.head_dim
+        self.scaling, self.dropout_prob = source.scaling, 0.0
+        self.query, self.key, self.value = source.q_proj, source.k_proj, source.v_proj
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        query, key, value = (
+            part(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        return F.scaled_dot_product_attention(query, key, value, scale=self.scaling).transpose(1, 2).flatten(2)
+
+
+class NestedOutput(nn.Module):
+    """The output projection."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense, self.dropout = dense, nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.dense(x))
+        return out
+
+
+class NestedAttention(nn.Module):
+    """The earlier layout: attention, then its output, each in a module of its own; gives a tensor."""
+
+    def __init__(self, source: PairAttention) -> None:
+        super().__init__()
+        self.attention, self.output = InnerAttention(source), NestedOutput(source.o_proj)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        out: Tensor = self.output(self.attention(hidden_states))
+        return out
+
+
 class LayerScale(nn.Module):
     """One factor for each channel."""
 
@@ -55,9 +96,10 @@ class Layer(nn.Module):
         assert isinstance(self.mlp, Mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.layer_scale1(self.attention(hidden_states=self.layernorm_before(x))[0])
-        out: Tensor = x + self.mlp(self.layernorm_after(x))
-        return out
+        out: Any = self.attention(self.layernorm_before(x))
+        x = x + self.layer_scale1(out[0] if isinstance(out, tuple) else out)
+        made: Tensor = x + self.mlp(self.layernorm_after(x))
+        return made
 
 
 class PatchEmbeddings(nn.Module):
@@ -109,10 +151,12 @@ class Base(nn.Module):
 class SmallHfViT(nn.Module):
     """Takes over the weights of a `SmallViT` of 32 x 32 pixels and computes the same."""
 
-    def __init__(self, source: SmallViT, size: int = 32) -> None:
+    def __init__(self, source: SmallViT, *, size: int = 32, nested: bool = False) -> None:
         super().__init__()
         self.prefix = source.num_prefix_tokens
         self.vit, self.classifier = Base(source, size), source.head
+        for layer in self.vit.layers if nested else ():
+            layer.attention = NestedAttention(layer.attention)
 
     def forward(self, images: Tensor) -> dict[str, Tensor | None]:
         x = self.vit(images)

@@ -123,10 +123,11 @@ class TestTraining:
 
 class TestHuggingFaceNames:
     @pytest.mark.parametrize("filters", ["random", "impulse"])
+    @pytest.mark.parametrize("nested", [False, True])
     @pytest.mark.parametrize("prefix", [0, 1, 3])
-    def test_it_is_the_same_in_either_layout(self, prefix: int, filters: Any) -> None:
+    def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool, filters: Any) -> None:
         plain = model_of(prefix=prefix)
-        other = SmallHfViT(copy.deepcopy(plain))
+        other = SmallHfViT(copy.deepcopy(plain), nested=nested)
         wanted = start_as_convolution(plain, filters=filters)
         found = start_as_convolution(other, filters=filters)
         assert list(found) == ["vit.layers.0.attention", "vit.layers.1.attention"]

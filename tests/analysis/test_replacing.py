@@ -182,12 +182,13 @@ class TestErrors:
 
 
 class TestHuggingFaceNames:
+    @pytest.mark.parametrize("nested", [False, True])
     @pytest.mark.parametrize("prefix", [0, 1, 3])
-    def test_it_is_the_same_in_either_layout(self, prefix: int) -> None:
+    def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool) -> None:
         """The same weights under other names: the same ranking, the same kernels, the same output."""
         plain = sharp(prefix)
         wanted = replace_heads(plain, images(), count=5)
-        result = replace_heads(SmallHfViT(copy.deepcopy(plain)), images(), count=5)
+        result = replace_heads(SmallHfViT(copy.deepcopy(plain), nested=nested), images(), count=5)
         names = {f"vit.layers.{number}.attention": f"blocks.{number}.attn" for number in range(2)}
         found = [(names[entry.layer], entry.head) for entry in result.replaced]
         assert found == [(entry.layer, entry.head) for entry in wanted.replaced]

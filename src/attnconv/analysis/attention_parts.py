@@ -4,10 +4,12 @@ Plain means, for tokens x and heads h,
 
     out = concat_h( softmax(s N_q(x W_q,h) N_k(x W_k,h)^T) x W_v,h ) W_o
 
-with norms N that may be absent and biases left out. Two layouts are known:
+with norms N that may be absent and biases left out. Three layouts are known:
 
     qkv, proj                        one map for all three, as in timm's Attention
     q_proj, k_proj, v_proj, o_proj   three maps, as in Hugging Face's ViT family
+    attention.query, .key, .value,   the same family in earlier versions, 5.0 among them
+    output.dense
 
 Names promise little. Parts that are known to change the formula are refused by name, and `refuse_other_formula` holds
 the parts against what the module has computed, which catches the rest.
@@ -136,10 +138,12 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         >>> (parts.key.start, parts.key.stop), tuple(parts.key.weight.shape)
         ((8, 16), (8, 8))
     """
-    source: Any = attention
-    heads, size = (_first(source, names) for names in (("num_heads", "num_attention_heads"), ("head_dim",)))
-    scale, out = _first(source, ("scale", "scaling")), _first(source, ("proj", "o_proj", "out_proj"))
-    split = _split(source)
+    source = _places(attention)
+    heads, size = (
+        _first(source, names) for names in (("num_heads", "num_attention_heads"), ("head_dim", "attention_head_size"))
+    )
+    scale, out = _first(source, ("scale", "scaling")), _first(source, ("proj", "o_proj", "out_proj", "dense"))
+    split = _split(attention)
     given = {"qkv or q_proj, k_proj and v_proj": split, "proj or o_proj": out if isinstance(out, nn.Linear) else None}
     given |= {"num_heads": heads, "head_dim": size, "scale": scale}
     lacking = [part for part, value in given.items() if value is None]
@@ -156,7 +160,8 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
     if lacking or split is None:
         requirement = f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}"
         raise ValueError(bad(name, requirement, kind, FIX))
-    drop = _first(source, ("attn_drop", "attention_dropout", "dropout"))
+    drop = _first(source, ("attn_drop", "attention_dropout", "dropout_prob", "dropout"))
+    after = getattr(source[-1], "proj_drop" if len(source) == 1 else "dropout", None)
     return AttentionParts(
         *split,
         out=out,
@@ -166,7 +171,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         query_norm=norms[0],
         key_norm=norms[1],
         dropout=float(drop.p if isinstance(drop, nn.Dropout) else drop or 0.0),
-        out_dropout=getattr(source, "proj_drop", nn.Identity()),
+        out_dropout=nn.Identity() if after is None else after,
     )
 
 
@@ -227,9 +232,19 @@ def first_tensor(output: object) -> Tensor | None:
     return next((entry for entry in entries if isinstance(entry, Tensor)), None)
 
 
-def _first(source: Any, names: tuple[str, ...]) -> Any:
+def _places(attention: Any) -> tuple[Any, ...]:
+    """The module, and in the third layout those inside it that hold its parts."""
+    inner, output = getattr(attention, "attention", None), getattr(attention, "output", None)
+    nested = isinstance(getattr(inner, "query", None), nn.Linear) and isinstance(
+        getattr(output, "dense", None), nn.Linear
+    )
+    return (attention, inner, output) if nested else (attention,)
+
+
+def _first(places: tuple[Any, ...], names: tuple[str, ...]) -> Any:
     """The first of some attributes that is there and not None."""
-    return next((value for name in names if (value := getattr(source, name, None)) is not None), None)
+    found = (getattr(place, name, None) for name in names for place in places)
+    return next((value for value in found if value is not None), None)
 
 
 def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
@@ -239,7 +254,9 @@ def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
         width = fused.out_features // 3
         query, key = Projection(fused, 0, width), Projection(fused, width, 2 * width)
         return query, key, Projection(fused, 2 * width, fused.out_features)
-    found = [getattr(source, name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    places = _places(source)
+    names = ("q_proj", "k_proj", "v_proj") if len(places) == 1 else ("query", "key", "value")
+    found = [getattr(places[len(places) // 2], name, None) for name in names]
     linears = [part for part in found if isinstance(part, nn.Linear)]
     if len(linears) < 3:
         return None
@@ -252,7 +269,7 @@ def _besides(attention: nn.Module) -> list[str]:
     found = [
         f"{name} ({words})"
         for name, words in BESIDES.items()
-        if not isinstance(getattr(attention, name, None), nn.Identity | None)
+        if not isinstance(_first(_places(attention), (name,)), nn.Identity | None)
     ]
     arguments = inspect.signature(type(attention).forward).parameters
     if "rope" in type(attention).__name__.lower() or ROTARY & set(arguments):

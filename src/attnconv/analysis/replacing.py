@@ -161,6 +161,7 @@ def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens]
     modules = dict(model.named_modules())
 
     def visit(name: str, operator: AttentionOperator) -> None:
+        name = _holder(name, modules)
         attention_parts(modules[name], f"model.{name}")
         if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or name in tokens:
             requirement = "must attend once over the tokens of an image in rows and columns"
@@ -195,6 +196,12 @@ def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens]
     for name, part in tokens.items():
         refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
     return tokens, constancy, paired
+
+
+def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """The module that holds all parts; attention may run in a module inside it."""
+    outer = name.rpartition(".")[0]
+    return outer if outer and not projects(modules[name]) and projects(modules[outer]) else name
 
 
 def _new(part: LayerTokens, mixing: HeadMixing, some: list[int]) -> ConvolvedAttention:

@@ -144,11 +144,11 @@ def _block(name: str, block: Any) -> VitBlock:
     """One block; its attention is refused by `attention_parts` where it is not plain."""
     attention, norm, mlp = (
         next(_named(block, names), (None, None))
-        for names in (("attn", "attention"), ("norm1", "layernorm_before"), ("mlp",))
+        for names in (("attn", "attention"), ("norm1", "layernorm_before"), ("mlp", "output"))
     )
     if attention[1] is None or norm[1] is None or mlp[1] is None:
         raise _refusal(block, "whose blocks have one attention, its norm and one mlp", name)
-    _, out = next(_named(mlp[1], ("fc2", "down_proj", "weights_out")), (None, None))
+    _, out = next(_named(mlp[1], ("fc2", "down_proj", "weights_out", "dense")), (None, None))
     if not isinstance(out, nn.Linear):
         raise _refusal(mlp[1], "whose mlp ends in a linear map fc2", name)
     for part, scale in _named(block, ("ls1", "ls2", "layer_scale1", "layer_scale2")):
