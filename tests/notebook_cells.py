@@ -46,6 +46,7 @@ def run(path: Path, folder: Path | None) -> None:
             print(repr(value))
         for index, figure in enumerate(figures):
             if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
                 figure.savefig(folder / f"{path.stem}-{name}-{index}.png", dpi=100)
         plt.close("all")
 
