@@ -14,6 +14,12 @@ from tests.torchvision_operators import declare_missing
 
 ROOT = Path(__file__).resolve().parent.parent
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # What a hooked module imports is compiled anew in every process, past the files that Python keeps for it; what is
+    # there before the hook is not. A worker needs it in any case, a single test seldom does.
+    import lightning  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+
 # One thread per worker: the suite's tensors are small, and xdist already fills the cores.
 torch.set_num_threads(1)
 np.finfo(np.float64), np.finfo(np.float32)  # numpy 1 measures denormals here, and warns where they are flushed

@@ -126,7 +126,12 @@ def images(grid: Grid, dtype: torch.dtype, batch: int, channels: int = CHANNELS)
 
 def contracted(operator: AttentionOperator, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
     """The oracle: the stored matrix, one head after the other."""
-    matrix = operator.to_dense().to(x.dtype).expand(x.shape[0], -1, -1, -1)
+    return contracted_by(operator.to_dense(), operator.grid, x, weight, groups)
+
+
+def contracted_by(matrix: Tensor, grid: Grid, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """The same of a matrix that is at hand."""
+    matrix = matrix.to(x.dtype).expand(x.shape[0], -1, -1, -1)
     parts = zip(x.flatten(1, -2).chunk(groups, -1), weight.chunk(groups, 2), strict=True)
     out = torch.cat([torch.einsum("bhnm,bmi,hid->bnd", matrix, part, block) for part, block in parts], -1)
-    return out.unflatten(1, operator.grid.query_sizes)
+    return out.unflatten(1, grid.query_sizes)

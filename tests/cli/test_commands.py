@@ -1,6 +1,7 @@
 """The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from PIL import Image
 from attnconv.cli import COMMANDS, main
 from attnconv.models.checkpoint import read_checkpoint, save_weights
 from attnconv.models.load import model_of
+from attnconv.training import recipes
+from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 
 TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
@@ -107,20 +110,31 @@ def test_report_says_where_it_is(run: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_demo_performs_learns_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out_dir = str(tmp_path / "demo")
-    for _ in range(2):  # an earlier demo makes room for the next
-        status, out, _ = call(capsys, "demo", "--epochs", "1", "--out", out_dir)
-        assert status == 0
+    status, out, _ = call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "demo"))
+    assert status == 0
     assert "as 9 heads in float64: largest relative difference" in out
     assert "test accuracy" in out
     assert Path(out.split("Report: ")[1].strip()).is_file()
 
 
-def test_demo_checks_before_it_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "demo"))[0] == 0
-    status, _, err = call(capsys, "demo", "--epochs", "0", "--out", str(tmp_path / "demo"))
+def test_demo_clears_an_earlier_one_when_all_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("demo", "--out", str(tmp_path / "demo"), "--epochs")
+    whole = recipe("quadratic-digits")
+    model = replace(whole.model, layers=1, width=16, mlp_width=16, heads=3)  # type: ignore[arg-type]
+    little = replace(whole, model=model, data=replace(whole.data, limit=100))
+    monkeypatch.setattr(recipes, "recipe", lambda _: little)
+    assert call(capsys, *words, "1")[0] == 0
+    result = tmp_path / "demo" / "result.json"
+    (tmp_path / "demo" / "of-the-first").write_text("")
+    status, _, err = call(capsys, *words, "0")
     assert (status, "--epochs: must be" in err) == (2, True)
-    assert (tmp_path / "demo" / "result.json").is_file()
+    assert result.is_file()
+    assert (tmp_path / "demo" / "of-the-first").exists()
+    assert call(capsys, *words, "2")[0] == 0
+    assert not (tmp_path / "demo" / "of-the-first").exists()
+    assert RunFolder(tmp_path / "demo").settings().train.epochs == 2
 
 
 def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

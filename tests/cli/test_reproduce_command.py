@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from attnconv import report
 from attnconv.analysis import pruning
+from attnconv.cli import main
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.training import fit as fitting
@@ -45,20 +47,37 @@ def tables(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of one model, trained and written."""
+    out = tmp_path_factory.mktemp("reproduction") / "finished"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduction, "settings_at", miniature)
+        with pytest.raises(SystemExit) as end:
+            main(["reproduce", "--scale", "tiny", "--only", "quadratic", "--seeds", "2", "--out", str(out)])
+    assert not end.value.code
+    return out
+
+
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is about trainings: the figures take longer than they do."""
+    monkeypatch.setattr(report, "write_paper", lambda runs, out, **_: out)
+
+
 def test_an_interrupted_run_is_continued(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("reproduce", "--scale", "tiny", "--only", "quadratic", "--out")
-    assert call(capsys, *words, str(tmp_path / "whole"))[0] == 0
+    no_pages(monkeypatch)
+    words = ("reproduce", "--scale", "tiny", "--only", "quadratic", "--out", str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "on_train_epoch_start", killing(TrainingModule), raising=False)
-        assert call(capsys, *words, str(tmp_path / "torn"))[0] == 1
-    run = RunFolder(tmp_path / "torn" / "runs" / "quadratic")
+        assert call(capsys, *words)[0] == 1
+    run = RunFolder(tmp_path / "runs" / "quadratic")
     assert run.result() is None
-    status, out, _ = call(capsys, *words, str(tmp_path / "torn"))
+    status, out, _ = call(capsys, *words)
     assert status == 0
     assert "quadratic: after epoch 1" in out
-    whole = RunFolder(tmp_path / "whole" / "runs" / "quadratic")
+    whole = RunFolder(finished / "runs" / "quadratic")
     one, other = (read_checkpoint(folder.last_weights).tensors for folder in (run, whole))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -86,17 +105,13 @@ def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "new").exists()
 
 
-def test_only_some_leaves_the_others_named_and_seeds_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--scale", "tiny", "--only", "quadratic", "--seeds", "2", "--out", str(tmp_path))
-    assert call(capsys, "reproduce", *words)[0] == 0
-    here = {row["name"]: row["here"] for row in tables(tmp_path)}
+def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path) -> None:
+    here = {row["name"]: row["here"] for row in tables(finished)}
     assert here["quadratic"]["seeds"] == [42, 43]
     assert here["quadratic"]["deviation"] is not None
     assert here["learned"] is None
-    text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert f"Figure 5: no run of learned. Made by: attnconv reproduce --scale tiny --out {tmp_path} --only" in text
+    text = (finished / "README.md").read_text(encoding="utf-8")
+    assert f"Figure 5: no run of learned. Made by: attnconv reproduce --scale tiny --out {finished} --only" in text
 
 
 def test_nothing_to_prune_and_a_diverged_run_are_told(
@@ -109,6 +124,7 @@ def test_nothing_to_prune_and_a_diverged_run_are_told(
             raise DivergedError("the loss is nan")
         return true_fit(settings, run_dir, **options)
 
+    no_pages(monkeypatch)
     monkeypatch.setattr(fitting, "fit", fit)
     monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: ())
     only = ("learned", "quadratic-generalized-pruned")
@@ -125,11 +141,9 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_finished_run_of_other_settings_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("reproduce", "--only", "quadratic", "--out", str(tmp_path))
-    assert call(capsys, *words)[0] == 0
     monkeypatch.setattr(reproduction, "settings_at", KEPT)
-    status, _, err = call(capsys, *words)
+    status, _, err = call(capsys, "reproduce", "--only", "quadratic", "--out", str(finished))
     assert status == 2
     assert "--epochs: must stay 2" in err

@@ -11,7 +11,6 @@ from attnconv.data import cifar as module
 from attnconv.data.cache import Tensors
 from attnconv.data.cifar import CIFARS, Cifar, read_cifar
 from attnconv.data.download import Remote
-from attnconv.data.images import channel_statistics
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels, png, small_cifar, tar_gz, write_hub_folder, write_parquet
 
@@ -173,20 +172,3 @@ class TestMissing:
         put_archive(tmp_path)
         with pytest.raises(ValueError, match=r"must have labels of 0 to 1 in train, got 0 to 9"):
             read_cifar(dataclasses.replace(facts, labels={"fine": few}), settings_for(tmp_path))
-
-
-class TestTheRealImages:
-    def test_cifar_10(self, shared_data: Path) -> None:
-        """The hub's files beside the checkout: counts per class, and the statistics that normalisation relies on."""
-        root = shared_data / "cifar10"
-        if not root.is_dir():
-            pytest.skip("the shared data folder holds no cifar10")
-        facts = CIFARS["cifar10"]
-        tensors, _ = read_cifar(facts, settings_for(root, cache="off"))
-        assert torch.bincount(tensors["train_labels"]).tolist() == [5000] * 10
-        assert torch.bincount(tensors["test_labels"]).tolist() == [1000] * 10
-        own_deviation = tensors["train_images"][::25].flatten(2).float().div(255).std(dim=2).mean(dim=0)
-        assert facts.paper_std is not None
-        torch.testing.assert_close(own_deviation, torch.tensor(facts.paper_std), rtol=0.01, atol=0)
-        measured = channel_statistics(tensors["train_images"])
-        torch.testing.assert_close(torch.tensor(measured), torch.tensor((facts.mean, facts.std)), rtol=0, atol=1e-4)

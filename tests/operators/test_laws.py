@@ -7,7 +7,7 @@ import torch
 
 from attnconv.operators import AttentionOperator, Dense
 from attnconv.operators.base import all_queries
-from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout, contracted, images
+from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout, contracted, contracted_by, images
 from tests.tolerances import tolerance
 
 every_operator = pytest.mark.parametrize("name", list(OPERATORS))
@@ -26,7 +26,7 @@ def test_contract_and_apply_equal_the_dense_matrix(name: str, layout: Layout) ->
         x = images(grid, DOUBLE, batch)
         for outputs, groups in ((2 * CHANNELS, 1), (4, 1), (2 * CHANNELS, 2), (6, 3)):
             weight = torch.randn(HEADS, CHANNELS // groups, outputs, dtype=DOUBLE)
-            expected = contracted(operator, x, weight, groups)
+            expected = contracted_by(matrix, grid, x, weight, groups)
             torch.testing.assert_close(operator.contract(x, weight, groups), expected, **tolerance(DOUBLE, scale=10))
         values = torch.randn(batch, HEADS, *grid.sizes, 5, dtype=DOUBLE)
         mixed = (matrix @ values.flatten(2, -2)).unflatten(2, grid.query_sizes)

@@ -1,11 +1,11 @@
 """Run folders as a training leaves them, without the training, and a look at the texts of a figure."""
 
-import io
 from dataclasses import replace
-from itertools import combinations
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,10 +59,11 @@ def make_run(
     return run
 
 
+@lru_cache(maxsize=1)  # of a finished figure: laying it out is what takes long, and two questions follow each other
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     """Every visible text of a figure and where it stands, in pixels."""
     canvas = FigureCanvasAgg(figure)
-    canvas.print_figure(io.BytesIO(), format="png", dpi=figure.dpi)  # lays everything out
+    figure.draw_without_rendering()  # lays everything out
     texts: list[Any] = figure.findobj(Text)
     off = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _beyond(axis)}
     shown = [text for text in texts if text.get_visible() and text.get_text().strip() and text not in off]
@@ -77,8 +78,11 @@ def _beyond(axis: Axis) -> list[Text]:
 
 def overlaps(figure: Figure) -> list[tuple[str, str]]:
     """Pairs of texts that meet, by more than a hair."""
-    boxes = [(text, box.shrunk(0.9, 0.9)) for text, box in text_boxes(figure)]
-    return [(one, other) for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b)]
+    texts = [text for text, _ in text_boxes(figure)]
+    corners = np.array([box.shrunk(0.9, 0.9).get_points() for _, box in text_boxes(figure)]).reshape(-1, 2, 2)
+    low, high = corners[:, 0], corners[:, 1]
+    meet = ((low[:, None] <= high) & (low <= high[:, None])).all(-1)  # along both axes
+    return [(texts[one], texts[other]) for one, other in np.argwhere(np.triu(meet, 1))]
 
 
 def outside(figure: Figure) -> list[str]:
