@@ -1,4 +1,4 @@
-"""How a contraction is cut: strips of wide images, blocks that stay in cache, bands of keys that hold a head's weights.
+"""How a contraction with long axes is cut: strips of wide images, blocks that stay in cache, bands of keys per head.
 
 Nothing is approximated: what lies outside a band is zero.
 """
@@ -29,10 +29,10 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Heads that are mixed together: their keys along the first axis, and their tiles along the others."""
+class View:
+    """What a head looks at from a block: its keys along the first axis, and its tiles along the others."""
 
-    heads: slice
+    head: int
     keys: slice
     tiles: tuple[tuple[Tile, ...], ...]
 
@@ -43,7 +43,17 @@ class Block:
 
     images: slice
     rows: slice
-    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+
+
+def block_bytes(x: Tensor) -> int:
+    """How many bytes of mixed pixels may be held at once."""
+    return BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+
+
+def are_short(factors: Sequence[Tensor]) -> bool:
+    """Whether no axis is long enough for bands."""
+    return all(factor.shape[2] < LONG_AXIS for factor in factors)
 
 
 def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
@@ -75,28 +85,23 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[Blo
     rows = factors[0].shape[1]
     per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
     bands = [Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
-    most = (BLOCK if x.device.type == "cpu" else DEVICE_BLOCK) // x.element_size()
+    most = block_bytes(x) // x.element_size()
     if rows * per_row <= 2 * most:
         images, height = max(most // (rows * per_row), 1), rows
     else:
         images, height = 1, min(max(most // per_row, LEAST_ROWS), rows)
-    banded = any(band is not None for band in bands)
-    tiles = [_group_tiles(factors[1:], bands[1:], head) for head in range(heads if banded else 1)]
+    tiles = [_head_tiles(factors[1:], bands[1:], head) for head in range(heads)]
     for start in range(0, rows, height):
         part = slice(start, min(start + height, rows))
-        groups = tuple(
-            Group(
-                slice(head, head + 1) if banded else slice(0, heads),
-                slice(0, factors[0].shape[2]) if (band := bands[0]) is None else band.keys(head, part),
-                tiles[head],
-            )
-            for head in range(len(tiles))
+        first, every = bands[0], slice(0, factors[0].shape[2])
+        views = tuple(
+            View(head, every if first is None else first.keys(head, part), tiles[head]) for head in range(heads)
         )
         for image in range(0, x.shape[0], images):
-            yield Block(slice(image, min(image + images, x.shape[0])), part, groups)
+            yield Block(slice(image, min(image + images, x.shape[0])), part, views)
 
 
-def _group_tiles(factors: Sequence[Tensor], bands: Sequence["Bands | None"], head: int) -> tuple[tuple[Tile, ...], ...]:
+def _head_tiles(factors: Sequence[Tensor], bands: Sequence["Bands | None"], head: int) -> tuple[tuple[Tile, ...], ...]:
     found = []
     for factor, band in zip(factors, bands, strict=True):
         queries, keys = slice(0, factor.shape[1]), slice(0, factor.shape[2])

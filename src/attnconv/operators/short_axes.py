@@ -1,0 +1,180 @@
+"""sum_h A_h X W_h over short axes, where heads have no bands worth cutting: in an order that keeps products large.
+
+    inner     Y_h = (F_h,2 (x) ..) X             all axes but the first; its keys lead, and images follow
+    project   U_h = Y_h W_h                      one product per head
+    outer     out = sum_h F_h,1 U_h              the first axis: one product over heads and its keys
+
+With G the gradient of out, V_h = G W_h^T and U_h's gradient F_h,1^T G,
+
+    dW_h = Y_h^T (F_h,1^T G),     dF_h,1 = V_h Y_h^T,     dY_h = F_h,1^T V_h,     and dX, dF_h,2 .. from dY.
+
+Neither Y nor U nor V is kept or ever whole: images, or columns of one, follow each other in parts that stay in cache.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv.operators.blocks import block_bytes
+from attnconv.operators.recomputing import Gradients
+
+LEAST_COLUMNS = 8  # of a part: fewer make thin products
+
+
+def contract_short(
+    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
+) -> Float[Tensor, "b *queries d"]:
+    """The products of the module's docstring; c / i groups of channels."""
+    first, *inner = factors
+    out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
+    for images, columns in _parts(x, weight, factors):
+        keys, chosen = _leading(x[images]), _of_columns(inner, columns)
+        projected = _project(_mix(keys, chosen, len(first))[0].flatten(1, -2), weight, groups)  # (h, k b .., d)
+        made = (outer @ projected.reshape(outer.shape[1], -1)).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
+        view = _of_image(out[images], columns)
+        view.copy_(made.transpose(0, 1).reshape(view.shape))
+    return out
+
+
+def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    x, weight, first, *inner = inputs
+    exact = torch.promote_types(x.dtype, torch.float32)  # sums over parts lose nothing
+    moving, heads = any(wanted[2:]), len(first)
+    totals = [torch.zeros_like(tensor, dtype=exact) for tensor in inputs]
+    outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]
+    for images, columns in _parts(x, weight, inputs[2:]):
+        keys, chosen = _leading(x[images]), _of_columns(inner, columns)
+        part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
+        mixed, met = _mix(keys, chosen, heads) if moving or wanted[1] else (None, [])
+        if mixed is not None and wanted[1]:
+            slopes = (outer.mT @ part.flatten(1)).view(heads, -1, part.shape[-1])  # of U
+            totals[1].add_(_weights(mixed.flatten(1, -2), slopes, groups))
+            del slopes
+        if not (moving or wanted[0]):
+            continue
+        back = _project_back(part.flatten(0, -2), weight, groups).reshape(heads, len(part), -1)  # V
+        if mixed is not None and moving:
+            totals[2].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
+        shape = (heads, first.shape[2] * keys.shape[1], *(factor.shape[1] for factor in chosen), x.shape[-1])
+        to_factors = _of_columns(totals[3:], columns) if moving else []
+        to_keys = _unmix((first.mT @ back).view(shape), keys, chosen, met, to_factors)
+        totals[0][images].add_(to_keys.view(keys.shape).transpose(0, 1))
+    return tuple(total.to(x.dtype) if want else None for total, want in zip(totals, wanted, strict=True))
+
+
+def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, slice]]:
+    """Images and columns (queries of the last axis) for which Y or U takes about as many bytes as a block may."""
+    middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
+    columns = factors[-1].shape[1] if len(factors) > 1 else 1
+    channels = max(x.shape[-1], weight.shape[2])
+    column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
+    most = max(block_bytes(x) // column, 1)
+    images = max(most // columns, 1)
+    width = columns if 2 * most > columns else max(most, LEAST_COLUMNS)
+    for image in range(0, x.shape[0], images):
+        for start in range(0, columns, width):
+            yield slice(image, min(image + images, x.shape[0])), slice(start, min(start + width, columns))
+
+
+def _leading(x: Float[Tensor, "b k *sizes c"]) -> Float[Tensor, "k b *sizes c"]:
+    return x.transpose(0, 1).contiguous()
+
+
+def _of_columns(inner: Sequence[Tensor], columns: slice) -> list[Tensor]:
+    return [*inner[:-1], inner[-1][:, columns]] if inner else []
+
+
+def _of_image(image: Tensor, columns: slice) -> Tensor:
+    return image[..., columns, :] if image.dim() > 3 else image
+
+
+def _mix(
+    keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]], heads: int
+) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
+    """Y, and what each axis but the last met, in the order of axes."""
+    flat = keys.flatten(0, 1)
+    if not factors:
+        return flat.expand(heads, *flat.shape), []
+    *others, last = factors
+    lead = flat.shape[:-2]
+    wide = torch.bmm(_alike(last.flatten(0, 1), lead), flat.flatten(0, -3))  # the last axis, all heads at once
+    part, met = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
+    for dim, factor in reversed(list(enumerate(others, start=2))):
+        met.append(part)
+        part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
+    return part, met[::-1]
+
+
+def _unmix(
+    gradient: Float[Tensor, "h kb *queries c"],
+    keys: Float[Tensor, "k b *sizes c"],
+    factors: Sequence[Float[Tensor, "h _ _"]],
+    met: Sequence[Tensor],
+    to_factors: Sequence[Tensor],
+) -> Float[Tensor, "kb *sizes c"]:
+    """The adjoint of `_mix`; adds to the gradients of the factors if there are any to add to."""
+    if not factors:
+        return gradient.sum(0)
+    *others, last = factors
+    for place, factor in enumerate(others):
+        dim = place + 2
+        flat = gradient.flatten(dim + 1)
+        if to_factors:
+            outer = flat @ met[place].flatten(dim + 1).mT
+            to_factors[place].add_(outer.sum(tuple(range(1, dim)), dtype=to_factors[place].dtype))
+        gradient = (_beside(factor.mT, dim) @ flat).unflatten(-1, gradient.shape[dim + 1 :])
+    lead = gradient.shape[1:-2]
+    wide = gradient.movedim(0, -3).reshape(-1, last.shape[0] * last.shape[1], gradient.shape[-1])  # (.., h q, c)
+    if to_factors:
+        outer = torch.bmm(keys.view(len(wide), -1, wide.shape[-1]), wide.mT).sum(0, dtype=to_factors[-1].dtype)
+        to_factors[-1].add_(outer.mT.view(last.shape))
+    return torch.bmm(_alike(last.flatten(0, 1).mT, lead), wide).view(*lead, -1, wide.shape[-1])
+
+
+def _alike(matrix: Float[Tensor, "q k"], lead: Sequence[int]) -> Float[Tensor, "n q k"]:
+    """The same matrix for all."""
+    return matrix.expand(math.prod(lead), -1, -1)
+
+
+def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:
+    """A matrix per head that multiplies axis `dim` of (h, kb, .., k, rest)."""
+    return matrix.reshape(matrix.shape[0], *(1,) * (dim - 1), *matrix.shape[1:])
+
+
+def _project(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
+    if groups == 1:
+        return _each(mixed, weight)
+    return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
+
+
+def _project_back(
+    gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int
+) -> Float[Tensor, "h p c"]:
+    if groups == 1:
+        return _each(gradient.expand(len(weight), -1, -1), weight.mT)
+    return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
+
+
+def _weights(mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int) -> Float[Tensor, "h i d"]:
+    if groups == 1:
+        return _each(mixed.mT, gradient)
+    return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
+
+
+def _grouped(tensor: Tensor, groups: int) -> Tensor:
+    return tensor.unflatten(-1, (groups, -1))
+
+
+def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
+    """One product per head. In full precision `bmm` deals whole heads out to the threads: nine to two of them, say."""
+    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
+        return torch.bmm(left, right)
+    out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
+    for head, into in enumerate(out):
+        torch.mm(left[head], right[head], out=into)
+    return out
