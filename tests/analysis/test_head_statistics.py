@@ -102,6 +102,7 @@ class TestKnownLayers:
         for values in (got.shift_mass, got.constancy, got.gaussian_overlap):
             torch.testing.assert_close(values, ones, **tolerance(DOUBLE))
         assert (got.convolution_score, got.coverage, got.redundancy) == (1.0, 1.0, 0.0)
+        assert got.tap_residual == pytest.approx(0, abs=1e-7)
         assert got.receptive_field == pytest.approx(math.sqrt(2 * (3**2 - 1) / 12))
 
     def test_a_soft_gaussian_head(self) -> None:
@@ -128,6 +129,7 @@ class TestKnownLayers:
         got = layer_statistics(Dense(Grid.make((14, 14)), torch.full((1, 9, 196, 196), 1 / 196, dtype=DOUBLE)))
         assert got.convolution_score < 1e-12
         assert got.redundancy == pytest.approx(1)
+        assert got.tap_residual == pytest.approx(math.sqrt(1 - 1 / 15**2))  # the span is the mean of 15 x 15 shifts
         torch.testing.assert_close(got.constancy, torch.ones(9, dtype=DOUBLE), **tolerance(DOUBLE))
         assert got.receptive_field == pytest.approx(math.sqrt(2 * (15**2 - 1) / 12))
 

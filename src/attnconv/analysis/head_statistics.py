@@ -6,6 +6,7 @@ images. Everything about shifts comes from the profile p_h(delta) (`shift_profil
     best shift           argmax_delta p_h(delta), and its mass p_h there
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
+    tap residual         sqrt(mean over taps t of |e_t - its projection onto span{p_h}|^2), e_t one at t, 0 elsewhere
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
     receptive field      root mean square of |delta - mu| under w, the normalised mean of p_h over heads
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from attnconv.analysis.moments import attention_moments
 from attnconv.analysis.shift_profiles import RunningShiftProfile, ShiftProfile, checked
-from attnconv.analysis.tap_assignment import convolution_score, grid_coverage
+from attnconv.analysis.tap_assignment import convolution_score, grid_coverage, tap_residual
 from attnconv.operators.base import AttentionOperator
 
 # Variance in pixels squared below which a matched Gaussian is a single tap: no profile on whole shifts lies between.
@@ -47,6 +48,8 @@ class LayerStatistics:
         gaussian_overlap: Mass that the profile shares with the Gaussian of its mean and covariance, (h,), 0 to 1; NaN
             for a head without mass on the profile's shifts.
         coverage: Mean mass of distinct heads on the taps of the centred kernel that they could make up, 0 to 1.
+        tap_residual: How far the taps of that kernel lie outside the span of the heads' profiles, 0 to 1: what Lemma 3
+            asks of the mean patterns. Of a pattern that changes with the query it says nothing (see `constancy`).
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
         receptive_field: Root mean square extent of the mean profile, in pixels; NaN without mass.
         convolution_score: Share of the attention that one tap per head accounts for, 0 (chance) to 1.
@@ -65,6 +68,7 @@ class LayerStatistics:
     shift_mass: Float64[Tensor, "h"]
     gaussian_overlap: Float64[Tensor, "h"]
     coverage: float
+    tap_residual: float
     redundancy: float
     receptive_field: float
     convolution_score: float
@@ -166,6 +170,7 @@ class RunningStatistics:
             shift_mass=shift_mass,
             gaussian_overlap=gaussian_overlap(profile),
             coverage=grid_coverage(profile),
+            tap_residual=tap_residual(profile),
             redundancy=redundancy(profile),
             receptive_field=receptive_field(profile),
             convolution_score=convolution_score(profile),

@@ -64,13 +64,42 @@ def grid_coverage(profile: ShiftProfile) -> float:
         >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
         1.0
     """
+    taps = profile.mass.flatten(1)[:, _kernel_taps(profile)]
+    _, held = distinct_shifts(taps)
+    size = kernel_size(len(profile.mass), len(profile.reach))
+    return float(held.sum()) / size ** len(profile.reach)  # taps out of reach hold nothing
+
+
+def tap_residual(profile: ShiftProfile) -> float:
+    """How far the taps of the centred kernel lie outside the span of the heads' profiles: Lemma 3 of mean patterns.
+
+        sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 )
+
+    with the taps of `grid_coverage`, and e_t one at its tap and zero at every other shift. 0 where weights can make
+    every such kernel of the heads' mean maps, sharp or soft; near 1 for heads that all do the same. Unlike
+    `can_express`, which asks every query's own row, it takes the pattern to be constant.
+
+    Args:
+        profile: The layer's attention per shift.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.analysis import shift_profile
+        >>> taps = [(1,), (0,), (-1,)]
+        >>> tap_residual(shift_profile(Shift(Grid.make((8,)), taps, torch.zeros(()))))
+        0.0
+    """
+    flat = profile.mass.flatten(1)
+    _, values, directions = torch.linalg.svd(flat, full_matrices=False)
+    kept = directions[values > values[0] * torch.finfo(flat.dtype).eps * flat.shape[1]]  # rounding spans nothing
+    reached = kept[:, _kernel_taps(profile)].square().sum(0)  # of each tap, the squared part within the span
+    return float((1 - reached).clamp_min(0).mean().sqrt())
+
+
+def _kernel_taps(profile: ShiftProfile) -> Int[Tensor, "taps"]:
+    """Flat indices of the shifts within the centred kernel that the heads could make up, as far as profiles reach."""
     half = (kernel_size(len(profile.mass), len(profile.reach)) - 1) // 2
-    shares = profile.mass
-    for dim, reach in enumerate(profile.reach, start=1):
-        near = min(half, reach)
-        shares = shares.narrow(dim, reach - near, 2 * near + 1)
-    _, held = distinct_shifts(shares.flatten(1))
-    return float(held.sum()) / (2 * half + 1) ** len(profile.reach)  # taps out of reach hold nothing
+    return (profile.shifts.abs() <= half).all(-1).nonzero().flatten()
 
 
 def kernel_size(heads: int, dims: int) -> int:

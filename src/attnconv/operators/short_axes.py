@@ -44,10 +44,12 @@ def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"]
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
     x, weight, first, *inner = inputs
     exact = torch.promote_types(x.dtype, torch.float32)  # sums over parts lose nothing
-    moving, heads = any(wanted[2:]), len(first)
-    totals = [torch.zeros_like(tensor, dtype=exact) for tensor in inputs]
+    moving, heads, parts = any(wanted[2:]), len(first), list(_parts(x, weight, inputs[2:]))
+    totals = [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
+    once = all(columns == parts[0][1] for _, columns in parts)  # each image in a single part
+    totals.insert(0, torch.zeros_like(x, dtype=x.dtype if once else exact))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]
-    for images, columns in _parts(x, weight, inputs[2:]):
+    for images, columns in parts:
         keys, chosen = _leading(x[images]), _of_columns(inner, columns)
         part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
         mixed, met = _mix(keys, chosen, heads) if moving or wanted[1] else (None, [])
@@ -60,9 +62,10 @@ def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"]
         back = _project_back(part.flatten(0, -2), weight, groups).reshape(heads, len(part), -1)  # V
         if mixed is not None and moving:
             totals[2].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
+        mixed, back = None, first.mT @ back  # the gradient of Y
         shape = (heads, first.shape[2] * keys.shape[1], *(factor.shape[1] for factor in chosen), x.shape[-1])
         to_factors = _of_columns(totals[3:], columns) if moving else []
-        to_keys = _unmix((first.mT @ back).view(shape), keys, chosen, met, to_factors)
+        to_keys = _unmix(back.view(shape), keys, chosen, met, to_factors)
         totals[0][images].add_(to_keys.view(keys.shape).transpose(0, 1))
     return tuple(total.to(x.dtype) if want else None for total, want in zip(totals, wanted, strict=True))
 

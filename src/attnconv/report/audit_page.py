@@ -30,6 +30,7 @@ LAYER_COLUMNS = (
     "score",
     "constancy",
     "coverage",
+    "tap residual",
     "redundancy",
     "receptive field",
     "content share",
@@ -45,8 +46,9 @@ _SCORE_TEXT = (
 )
 _LAYER_TEXT = (
     "Constancy: how far the heads' patterns stay the same as the query moves, 0 to 1, mean over heads. Coverage: mean "
-    "mass of distinct heads on the taps of the centred kernel that they could make up. Redundancy: mean cosine between "
-    "the profiles of two heads. Receptive field: root mean square extent, in tokens. Content share: part of the "
+    "mass of distinct heads on the taps of the centred kernel that they could make up. Tap residual: how far the taps "
+    "lie outside the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between the profiles of two heads. "
+    "Receptive field: root mean square extent, in tokens. Content share: part of the "
     f"variance of the probabilities that differs between images. {KERNEL} x {KERNEL} missed: the relative part of such "
     "kernels that no value weights of the layer reach, for layers that look at positions alone."
 )
@@ -126,6 +128,7 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
         f"{found.convolution_score:.3f}",
         _number(float(found.constancy.nanmean())),
         f"{found.coverage:.3f}",
+        f"{found.tap_residual:.3f}",
         f"{found.redundancy:.3f}",
         _number(found.receptive_field, 2),
         _number(content),

@@ -1,0 +1,205 @@
+"""Are exactly the degenerate heads pruned, and does accuracy recover? A model with planted heads, pruned, trained on.
+
+Two heads of every layer begin with the parameters of degenerate ones: S = 0, which averages the image, and S of rank
+one, which attends a stripe. Both stay so, since the gradient of S S^T is zero where a column of S is. The model is
+trained with them, the degenerate heads are found by the paper's thresholds and by those of its code, and removed; the
+rest trains on for a third of the epochs at a tenth of the rate.
+
+    python -m benchmarks.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
+
+Trained runs are kept and continued: a second call measures them again.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import nn
+
+from attnconv.analysis import degenerate_heads, prune_heads
+from attnconv.analysis.pruning import attention_layers, settings_after_pruning
+from attnconv.data.load import load as load_data
+from attnconv.encodings import GeneralizedQuadratic
+from attnconv.models.build import build
+from attnconv.models.checkpoint import save_weights
+from attnconv.models.counts import flops_all, flops_paper, parameters
+from attnconv.models.load import load
+from attnconv.models.settings import AttentionSettings
+from attnconv.theorem import can_express
+from attnconv.training.environment import environment
+from attnconv.training.evaluate import evaluate
+from attnconv.training.fit import fit
+from attnconv.training.recipes import recipe
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings, ScheduleSettings
+
+PLANTED = (2, 6)  # the head that averages the image, and the stripe
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    root: Path
+    """Folder of CIFAR-10."""
+    out: Path | None = None
+    """Folder for the table; None prints it only."""
+    kept: Path = Path("runs/prune-and-recover")
+    """Folder of the two runs, of these settings only."""
+    preset: str = "quadratic-generalized-small"
+    """A model of the generalised quadratic encoding."""
+    epochs: int = 9
+    """Of the training before; a third of them follow after the pruning."""
+    images: int | None = None
+    """Training images; None for all."""
+    seed: int = 42
+    """Of the parameters and of the order of images."""
+
+
+def main(settings: Settings) -> None:
+    """Train, prune, train on; print and write the table."""
+    torch.set_flush_denormal(True)
+    before = train_planted(settings)
+    loaded = load(before.last_weights)
+    layers = attention_layers(loaded.model)
+    found = {
+        criterion: {name: degenerate_heads(layer, criterion) for name, layer in layers.items()}
+        for criterion in ("paper", "code")
+    }
+    pruned = prune_heads(loaded.model, found["paper"])
+    after = train_on(before, pruned, settings)
+    again = load(after.start_weights).model
+    accuracies = {
+        "before": accuracy(loaded.model, before.settings()),
+        "pruned": accuracy(pruned, before.settings()),
+        "pruned, loaded from its file": accuracy(again, before.settings()),
+        "trained on": accuracy(load(after.last_weights).model, after.settings()),
+    }
+    report(settings, before, after, found, accuracies, expressed(loaded.model, pruned))
+
+
+def train_planted(settings: Settings) -> RunFolder:
+    """The run with planted heads."""
+    run = recipe(settings.preset)
+    assert isinstance(run.model, AttentionSettings)
+    run = replace(
+        run,
+        data=replace(run.data, root=str(settings.root), download=False, limit=settings.images),
+        train=replace(run.train, epochs=settings.epochs, seed=settings.seed),
+    )
+    start = settings.kept / "planted.safetensors"
+    if not start.exists():
+        torch.manual_seed(settings.seed)
+        model = build(run.model)
+        for layer in attention_layers(model).values():
+            plant(layer.encoding)
+        settings.kept.mkdir(parents=True, exist_ok=True)
+        save_weights(start, model, run.model)
+    return fit(run, settings.kept / "before", resume=True, start_from=start)
+
+
+@torch.no_grad()
+def plant(encoding: nn.Module) -> None:
+    """Make two heads degenerate."""
+    assert isinstance(encoding, GeneralizedQuadratic)
+    encoding.root_precision[PLANTED[0]] = 0
+    encoding.root_precision[PLANTED[1], :, 1:] = 0
+
+
+def train_on(before: RunFolder, pruned: nn.Module, settings: Settings) -> RunFolder:
+    """The run that continues with what is left."""
+    run = before.settings()
+    assert isinstance(run.model, AttentionSettings)
+    model = settings_after_pruning(run.model, pruned)
+    start, source = settings.kept / "pruned.safetensors", load(before.last_weights)
+    save_weights(start, pruned, model, classes=source.classes, mean=source.mean, std=source.std)
+    continued = replace(
+        run,
+        preset="pruned",
+        model=model,
+        optim=replace(run.optim, learning_rate=run.optim.learning_rate / 10),
+        schedule=ScheduleSettings(name="cosine", warmup=0.0),
+        train=replace(run.train, epochs=max(1, settings.epochs // 3)),
+    )
+    return fit(continued, settings.kept / "after", resume=True, start_from=start)
+
+
+def accuracy(model: nn.Module, run: RunSettings) -> float:
+    """Part of the test images that are classified rightly."""
+    data = load_data(run.data)
+    return evaluate(
+        model,
+        data.test,
+        mean=data.mean,
+        std=data.std,
+        batch_size=run.train.eval_batch_size,
+        precision=run.train.precision,
+        device=torch.device("cpu"),
+    ).accuracy
+
+
+def expressed(before: nn.Module, after: nn.Module) -> dict[str, tuple[float, float]]:
+    """Per layer, the part of 3 x 3 kernels out of reach, away from the border: before and after."""
+    rest = attention_layers(after)
+    return {
+        name: (missing(can_express(layer, 3, sizes=(16, 16))), missing(can_express(rest[name], 3, sizes=(16, 16))))
+        for name, layer in attention_layers(before).items()
+    }
+
+
+def missing(answer: Any) -> float:
+    """Of the worst kernel, relative."""
+    return float((answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst)
+
+
+def report(
+    settings: Settings,
+    before: RunFolder,
+    after: RunFolder,
+    found: Mapping[str, Mapping[str, tuple[int, ...]]],
+    accuracies: Mapping[str, float],
+    kernels: Mapping[str, tuple[float, float]],
+) -> None:
+    """Print, and write if wanted."""
+    models = [run.settings().model for run in (before, after)]
+    counts = {
+        name: [count(model) for model in models]
+        for name, count in (("parameters", parameters), ("FLOPs, paper's way", flops_paper), ("FLOPs", flops_all))
+    }
+    lines = [
+        "| layer | removed (paper) | removed (code) | 3 x 3 out of reach before | after |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {found['paper'][name]} | {found['code'][name]} | {kernels[name][0]:.3f} | {kernels[name][1]:.3f} |"
+        for name in kernels
+    ]
+    lines += ["", "| | test accuracy |", "|---|---|", *(f"| {n} | {value:.2%} |" for n, value in accuracies.items())]
+    lines += [
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        *(f"| {n} | {a:,} | {b:,} |" for n, (a, b) in counts.items()),
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if settings.out is not None:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        (settings.out / "table.md").write_text(text + "\n", encoding="utf-8")
+        record = {
+            "settings": {**asdict(settings), "root": "CIFAR-10", "out": None, "kept": None},
+            "environment": environment(["python", "-m", "benchmarks.prune_and_recover"], torch.device("cpu")),
+            "removed": found,
+            "accuracies": accuracies,
+            "kernels": kernels,
+            "counts": counts,
+        }
+        (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
