@@ -3,7 +3,8 @@
     python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
-first call is not counted as the step's.
+first call is not counted as the step's. Where the C library lets it be said (glibc), blocks of 1 MiB and more go back to
+the system when they are freed: the holes in a heap depend on chance, and differ by a third from one process to the next.
 
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
@@ -30,12 +31,14 @@ from attnconv.bench.measuring import measuring_on, settle, waited
 
 Prepared: TypeAlias = Callable[[], Callable[[], object]]
 
+_MMAP_THRESHOLD = -3  # glibc's number of the option
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def main(words: Sequence[str]) -> dict[str, int]:
     """Bytes by the names that `Memory` has."""
     module, case, threads, device = words
+    _keep_no_holes()
     settle()
     torch.set_num_threads(int(threads))
     prepared = functools.partial(importlib.import_module(module).prepared, **json.loads(case))
@@ -107,6 +110,13 @@ def _noted(name: str) -> int | None:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def _keep_no_holes() -> None:
+    """Have large blocks mapped, each on its own."""
+    option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if option is not None:
+        option(_MMAP_THRESHOLD, 2**20)
 
 
 def _give_back() -> None:

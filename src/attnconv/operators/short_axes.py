@@ -31,12 +31,15 @@ def contract_short(
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
-    for images, columns in _parts(x, weight, factors):
-        keys, chosen = _leading(x[images]), _of_columns(inner, columns)
-        projected = _project(_mix(keys, chosen, len(first))[0].flatten(1, -2), weight, groups)  # (h, k b .., d)
-        made = (outer @ projected.reshape(outer.shape[1], -1)).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
-        view = _of_image(out[images], columns)
-        view.copy_(made.transpose(0, 1).reshape(view.shape))
+    for images, spans in _parts(x, weight, factors):
+        keys = _leading(x[images])
+        for columns in spans:
+            mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
+            projected = _project(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
+            made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
+            view = _of_image(out[images], columns)
+            view.copy_(made.transpose(0, 1).reshape(view.shape))
+            del mixed, projected
     return out
 
 
@@ -44,44 +47,60 @@ def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"]
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
     x, weight, first, *inner = inputs
     exact = torch.promote_types(x.dtype, torch.float32)  # sums over parts lose nothing
-    moving, heads, parts = any(wanted[2:]), len(first), list(_parts(x, weight, inputs[2:]))
-    totals = [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
-    once = all(columns == parts[0][1] for _, columns in parts)  # each image in a single part
-    totals.insert(0, torch.zeros_like(x, dtype=x.dtype if once else exact))
-    outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]
-    for images, columns in parts:
-        keys, chosen = _leading(x[images]), _of_columns(inner, columns)
-        part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
-        mixed, met = _mix(keys, chosen, heads) if moving or wanted[1] else (None, [])
-        if mixed is not None and wanted[1]:
-            slopes = (outer.mT @ part.flatten(1)).view(heads, -1, part.shape[-1])  # of U
-            totals[1].add_(_weights(mixed.flatten(1, -2), slopes, groups))
-            del slopes
-        if not (moving or wanted[0]):
-            continue
-        back = _project_back(part.flatten(0, -2), weight, groups).reshape(heads, len(part), -1)  # V
-        if mixed is not None and moving:
-            totals[2].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
-        mixed, back = None, first.mT @ back  # the gradient of Y
-        shape = (heads, first.shape[2] * keys.shape[1], *(factor.shape[1] for factor in chosen), x.shape[-1])
-        to_factors = _of_columns(totals[3:], columns) if moving else []
-        to_keys = _unmix(back.view(shape), keys, chosen, met, to_factors)
-        totals[0][images].add_(to_keys.view(keys.shape).transpose(0, 1))
+    to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
+    for images, spans in _parts(x, weight, inputs[2:]):
+        keys = _leading(x[images])
+        total: Tensor | None = None
+        for columns in spans:
+            part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
+            chosen = (weight, first, *_of_columns(inner, columns))
+            into = (*totals[:2], *_of_columns(totals[2:], columns))
+            back = _pull_part(keys, chosen, part, into, wanted)
+            if back is not None:
+                total = back if len(spans) == 1 else back.to(exact) if total is None else total.add_(back)
+        if total is not None:
+            to_x[images] = total.view(keys.shape).transpose(0, 1)
+    totals.insert(0, to_x)
     return tuple(total.to(x.dtype) if want else None for total, want in zip(totals, wanted, strict=True))
 
 
-def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, slice]]:
-    """Images and columns (queries of the last axis) for which Y or U takes about as many bytes as a block may."""
+def _pull_part(
+    keys: Float[Tensor, "k b *sizes c"],
+    inputs: Sequence[Tensor],
+    gradient: Float[Tensor, "q b *queries d"],
+    totals: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> Tensor | None:
+    """A part's gradient of its keys; those of weights and factors are added to the totals."""
+    weight, first, *inner = inputs
+    heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
+    mixed, met = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
+    if mixed is not None and wanted[1]:
+        slopes = (first.transpose(0, 1).flatten(1).mT @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
+        totals[0].add_(_weights(mixed.flatten(1, -2), slopes, groups))
+        del slopes
+    if not (moving or wanted[0]):
+        return None
+    back = _project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
+    if mixed is not None and moving:
+        totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
+    mixed, back = None, first.mT @ back  # the gradient of Y
+    back = back.view(heads, -1, *(factor.shape[1] for factor in inner), keys.shape[-1])
+    return _unmix(back, keys, inner, met, totals[2:] if moving else ())
+
+
+def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
+    """Images, and spans of columns (queries of the last axis) for which Y or U takes as many bytes as a block may."""
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
     column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
     most = max(block_bytes(x) // column, 1)
     images = max(most // columns, 1)
-    width = columns if 2 * most > columns else max(most, LEAST_COLUMNS)
+    width = math.ceil(columns / math.ceil(columns / max(most, LEAST_COLUMNS)))  # spans of about the same width
+    spans = [slice(start, min(start + width, columns)) for start in range(0, columns, width)]
     for image in range(0, x.shape[0], images):
-        for start in range(0, columns, width):
-            yield slice(image, min(image + images, x.shape[0])), slice(start, min(start + width, columns))
+        yield slice(image, min(image + images, x.shape[0])), spans
 
 
 def _leading(x: Float[Tensor, "b k *sizes c"]) -> Float[Tensor, "k b *sizes c"]:
