@@ -3,8 +3,8 @@
     python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
-first call is not counted as the step's. Where the C library lets it be said (glibc), blocks of 1 MiB and more go back to
-the system when they are freed: the holes in a heap depend on chance, and differ by a third from one process to the next.
+first call is not counted as the step's. Where the C library lets it be said (glibc), blocks of 1 MiB and more go back
+to the system when they are freed: holes in a heap depend on chance, and differ by a third from one process to the next.
 
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
