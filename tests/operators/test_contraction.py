@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
-from attnconv.operators import Kronecker, blocks
+from attnconv.operators import Kronecker, blocks, short_axes
 from attnconv.operators.contraction import contract_factors, contract_plainly
 from tests.tolerances import tolerance
 
@@ -58,6 +58,7 @@ def test_every_split_equals_the_plain_products(
     monkeypatch.setattr(blocks, "LEAST_ROWS", 2)
     monkeypatch.setattr(blocks, "LONG_AXIS", axis)
     monkeypatch.setattr(blocks, "TILE", 2)
+    monkeypatch.setattr(short_axes, "LEAST_COLUMNS", 2)
     for outputs in (5, 3):  # the mixing comes first, or the projection
         for band in (True, False):
             check(problem(sizes, queries, band=band, outputs=outputs))

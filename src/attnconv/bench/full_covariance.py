@@ -132,7 +132,9 @@ def _growth(rows: list[Row], settings: FullCovarianceSettings) -> dict[str, floa
             (float(side**2), row.seconds.median / batch)
             for batch, side in settings.cases
             for row in rows
-            if row.contender == "auto" and row.case.endswith(f"{side} x {side}") and row.case.startswith(_kind(root))
+            if row.contender == "auto"
+            and row.case.endswith(f"{side} x {side}")
+            and row.case.startswith(f"{_kind(root)},")
         ]
         facts[f"auto, {_kind(root)}: time per image grows as pixels to the power of"] = exponent(
             *zip(*own, strict=True)

@@ -86,7 +86,7 @@ def _pull_part(
         totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
     mixed, back = None, first.mT @ back  # the gradient of Y
     back = back.view(heads, -1, *(factor.shape[1] for factor in inner), keys.shape[-1])
-    return _unmix(back, keys, inner, met, totals[2:] if moving else ())
+    return _unmix(back, keys, factors=inner, met=met, to_factors=totals[2:] if moving else (), wanted=wanted[0])
 
 
 def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
@@ -135,13 +135,15 @@ def _mix(
 def _unmix(
     gradient: Float[Tensor, "h kb *queries c"],
     keys: Float[Tensor, "k b *sizes c"],
+    *,
     factors: Sequence[Float[Tensor, "h _ _"]],
     met: Sequence[Tensor],
     to_factors: Sequence[Tensor],
-) -> Float[Tensor, "kb *sizes c"]:
-    """The adjoint of `_mix`; adds to the gradients of the factors if there are any to add to."""
+    wanted: bool,
+) -> Float[Tensor, "kb *sizes c"] | None:
+    """The adjoint of `_mix`, if wanted; adds to the gradients of the factors if there are any to add to."""
     if not factors:
-        return gradient.sum(0)
+        return gradient.sum(0) if wanted else None
     *others, last = factors
     for place, factor in enumerate(others):
         dim = place + 2
@@ -155,6 +157,8 @@ def _unmix(
     if to_factors:
         outer = torch.bmm(keys.view(len(wide), -1, wide.shape[-1]), wide.mT).sum(0, dtype=to_factors[-1].dtype)
         to_factors[-1].add_(outer.mT.view(last.shape))
+    if not wanted:
+        return None
     return torch.bmm(_alike(last.flatten(0, 1).mT, lead), wide).view(*lead, -1, wide.shape[-1])
 
 
