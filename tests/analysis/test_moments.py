@@ -116,13 +116,27 @@ def test_in_float32(name: str, border: Border) -> None:
 def test_content_share_is_the_part_of_the_variance_that_images_explain(name: str) -> None:
     operator, _ = OPERATORS[name](Layout((4, 3), "zero").grid(), DOUBLE, 3)
     matrix = operator.to_dense().detach()
-    explained, total = torch.zeros(HEADS, dtype=DOUBLE), torch.zeros(HEADS, dtype=DOUBLE)
+    within, between = torch.zeros(HEADS, dtype=DOUBLE), torch.zeros(HEADS, dtype=DOUBLE)
     for head, query in itertools.product(range(HEADS), range(12)):
         rows = matrix[:, head, query]
-        explained[head] += (rows - rows.mean(0)).square().mean()
-        total[head] += (rows - rows.mean()).square().mean()
+        within[head] += rows.var(0, correction=1).mean()
+        between[head] += rows.mean(0).var(correction=0)
     share = attention_moments(operator, block=5).content_share
-    torch.testing.assert_close(share, explained / total, **tolerance(DOUBLE))
+    between = (between - within / len(matrix)).clamp_min(0)
+    torch.testing.assert_close(share, within / (within + between), **tolerance(DOUBLE))
+
+
+@pytest.mark.parametrize("images", [2, 8])
+def test_content_share_does_not_depend_on_the_number_of_images(images: int) -> None:
+    chance = torch.randn(images, 2, 49, 49, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    fixed = torch.randn(1, 2, 49, 49, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    grid = Grid.make((7, 7))
+    content = attention_moments(Dense(grid, (chance / 4).softmax(-1))).content_share
+    both = attention_moments(Dense(grid, ((chance + fixed) / 16).softmax(-1))).content_share
+    assert content is not None
+    assert both is not None
+    assert float(content.min()) > 0.98  # nothing that positions explain
+    torch.testing.assert_close(both, torch.full_like(both, 0.5), atol=0.03, rtol=0)
 
 
 def test_content_share_at_its_ends() -> None:

@@ -1,5 +1,6 @@
 """The attention of stock models: the fused path against the unfused one, and both against what the models compute."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -249,3 +250,27 @@ class TestHuggingFace:
         assert [entry[1] for entry in maps] == [(16, 20), (16, 20), (8, 10)]
         model.set_attn_implementation("eager")
         assert_same(maps, maps_of(model, images))
+
+    @pytest.mark.parametrize("family", ["Swin", "Swinv2"])
+    def test_windows_lie_where_the_layer_puts_them(self, family: str) -> None:
+        transformers = pytest.importorskip("transformers")
+        module = importlib.import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
+        sizes = {"embed_dim": 12, "depths": [2], "num_heads": [3], "window_size": 7, "image_size": 64, "patch_size": 4}
+        model = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**sizes)).eval()
+        layers: list[Any] = [layer for layer in model.modules() if type(layer).__name__ == f"{family}Layer"]
+        found: list[Tensor] = []
+
+        def visit(name: str, operator: AttentionOperator) -> None:
+            layer, (height, width) = layers[len(found)], operator.grid.sizes
+            tokens = torch.arange(1.0, height * width + 1).view(1, height, width, 1)
+            moved = torch.roll(layer.maybe_pad(tokens, height, width)[0], (-layer.shift_size,) * 2, (1, 2))
+            windows = module.window_partition(moved, layer.window_size).flatten(1).long()  # padding is token 0
+            together = torch.zeros(height * width + 1, height * width + 1, dtype=torch.bool)
+            for window in windows:
+                together[window[:, None], window] = True
+            rows = operator.rows(torch.arange(height * width))
+            assert float(rows[..., ~together[1:, 1:]].max()) == 0, name
+            found.append(rows)
+
+        visit_attention(model, torch.randn(1, 3, 64, 80), visit)
+        assert len(found) == len(layers) == 2

@@ -11,6 +11,7 @@ from attnconv import SelfAttention2d
 from attnconv.analysis import TokenOperator, attention_moments, attention_operators, visit_attention
 from attnconv.analysis.token_layout import Whole, Windows
 from attnconv.analysis.token_rows import ProductRows, ScoreRows
+from attnconv.layers import GatedPositionalAttention
 from attnconv.operators.base import AttentionOperator, all_queries
 from tests.tolerances import tolerance
 
@@ -267,3 +268,22 @@ class TestOperator:
         assert (rows[0] > 0).nonzero().tolist() == met
         total = rows.sum((1, 2)) + operator.padding_mass(torch.arange(15))[0, 0]
         torch.testing.assert_close(total, torch.ones(15), **tolerance(torch.float32))
+
+
+@pytest.mark.parametrize("sizes", [None, (2, 8)])
+def test_gated_attention_of_this_library_is_read_with_its_gate(sizes: tuple[int, int] | None) -> None:
+    torch.manual_seed(0)
+    layer, tokens = GatedPositionalAttention(12, 3), torch.randn(2, 16, 12)
+    with torch.no_grad():
+        layer.gating_param.copy_(torch.tensor([-1.0, 0.0, 2.0]))
+    found: list[Tensor] = []
+    options = None if sizes is None else {"sizes": sizes}
+    grid = sizes or (4, 4)
+    visit_attention(
+        layer, tokens, lambda name, operator: found.append(operator.rows(torch.arange(16))), grid=grid, options=options
+    )
+    q, k = layer.qk(tokens).unflatten(-1, (2, 3, 4)).permute(2, 0, 3, 1, 4)
+    gate = torch.sigmoid(layer.gating_param)[:, None, None]
+    position = layer.position_operator(grid).rows(torch.arange(16))
+    expected = (1 - gate) * (q @ k.mT * layer.scale).softmax(-1) + gate * position
+    torch.testing.assert_close(found, [expected], **tolerance(torch.float32))

@@ -54,9 +54,10 @@ class AttentionMoments:
         distance: Mean Euclidean distance between query and key, (b, h) in pixels.
         entropy: Mean entropy, (b, h) in nats.
         padding_mass: Mean mass on lattice points that hold zeros, (b, h), over all queries.
-        content_share: The part of the probabilities' variance that the image explains, (h,), from 0 to 1: over queries
-            and keys, the mean of the variance over images, divided by the mean over queries of the variance over images
-            and keys; 0 where all probabilities are equal. None for an operator that all images share.
+        content_share: The part of the probabilities' variance that the image explains, (h,), from 0 to 1: W / (W + B)
+            with W the mean over queries and keys of the variance over images, and B the mean over queries of the
+            variance over keys of the mean over images, each freed of the bias of few images (B of W / images; 0 if less
+            is left); 0 where all probabilities are equal. None for an operator that all images share.
         queries: Number of queries that were looked at.
     """
 
@@ -165,7 +166,7 @@ def _moments_of_rows(operator: AttentionOperator, queries: Tensor, block: int | 
         distance=distance.squeeze(-1),
         entropy=entropy.squeeze(-1),
         padding_mass=padding / len(queries),
-        content_share=shares[0] / shares[1].where(shares[1] > 0, 1) if operator.batch > 1 else None,
+        content_share=_content_share(shares[0], shares[1], operator.batch) if operator.batch > 1 else None,
         queries=len(queries),
     )
 
@@ -223,15 +224,23 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
     return joint.sum(others) if others else joint
 
 
+def _content_share(within: Float64[Tensor, "h"], between: Float64[Tensor, "h"], images: int) -> Float64[Tensor, "h"]:
+    """W / (W + B): of what images make differ, and of what keys make differ, both as if there were many images."""
+    within = within * images / (images - 1)
+    between = (between - within / images).clamp_min(0)  # the mean of few images varies over keys by chance
+    total = within + between
+    return within / total.where(total > 0, 1)
+
+
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
-    """Sums over queries: of the mean over keys of the variance over images, and of the variance over both."""
-    # Var = E Var(. | key) + Var E(. | key), taken about entries of the rows: equal probabilities differ by exactly 0.
+    """Sums over queries: of the mean over keys of the variance over images, of the variance over keys of the mean."""
+    # Taken about entries of the rows: equal probabilities differ by exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
     within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * rows.shape[-1])  # (h, r)
     mean = mean + (rows[0] - rows[0, ..., :1])
     between = (mean - mean.mean(-1, keepdim=True)).square().mean(-1)
-    return torch.stack((within.sum(-1), (within + between).sum(-1)))
+    return torch.stack((within.sum(-1), between.sum(-1)))
 
 
 @final

@@ -8,6 +8,7 @@ What cannot be read is refused with the module's name. That includes modules nam
 a model must not lose a map without a word.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -20,7 +21,8 @@ from attnconv._errors import bad
 from attnconv.analysis.attention_calls import AttentionCalls
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
-from attnconv.analysis.token_rows import GatedRows, TokenRows, UnreadableError
+from attnconv.analysis.token_rows import GatedRows, PlacedRows, TokenRows, UnreadableError
+from attnconv.layers.gated import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
@@ -117,7 +119,7 @@ class _Reading:
                 return
             inputs = [*args, *kwargs.values()]
             first = inputs[0] if inputs else None
-            second = kwargs.get("input_dimensions", args[1] if len(args) > 1 else None)
+            second = kwargs.get("input_dimensions", kwargs.get("sizes", args[1] if len(args) > 1 else None))
             shape = tuple(first.shape) if isinstance(first, Tensor) else None
             pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
             self._running.append(Running(name, module, shape, second if pair else None))
@@ -160,7 +162,9 @@ class _Reading:
             if kind in NOT_A_SOFTMAX:
                 raise UnreadableError(NOT_A_SOFTMAX[kind])
             rows: TokenRows | None = read()
-            if rows is not None and kind == "GPSA":
+            if rows is not None and isinstance(frame.module, GatedPositionalAttention):
+                rows = _beside_positions(frame, frame.module, rows)
+            elif rows is not None and kind == "GPSA":
                 rows = self._gated(frame, rows)
             if rows is None:
                 return
@@ -198,6 +202,13 @@ class _Reading:
         if not self._seen:
             fix = "No attention of another library was seen either."
             raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+
+
+def _beside_positions(frame: Running, module: GatedPositionalAttention, content: TokenRows) -> TokenRows:
+    """This library's gated attention calls PyTorch's for its content alone."""
+    side = math.isqrt(content.queries)
+    position = PlacedRows(module.position_operator(frame.resolution or (side, side)), content.batch)
+    return GatedRows(content, position, torch.sigmoid(module.gating_param))
 
 
 def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:

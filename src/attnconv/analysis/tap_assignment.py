@@ -12,12 +12,16 @@ It does not see convolutions by soft heads whose pattern is constant (`constancy
 that scores 1 is *some* convolution, one tap per head.
 """
 
+import math
+
 import torch
 from jaxtyping import Float64, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv.analysis.shift_profiles import ShiftProfile
+
+ROUNDING = 1e-6  # of the largest singular value: what float32 rows leave between heads that are alike
 
 
 def convolution_score(profile: ShiftProfile) -> float:
@@ -91,9 +95,10 @@ def tap_residual(profile: ShiftProfile) -> float:
     """
     flat = profile.mass.flatten(1)
     _, values, directions = torch.linalg.svd(flat, full_matrices=False)
-    kept = directions[values > values[0] * torch.finfo(flat.dtype).eps * flat.shape[1]]  # rounding spans nothing
-    reached = kept[:, _kernel_taps(profile)].square().sum(0)  # of each tap, the squared part within the span
-    return float((1 - reached).clamp_min(0).mean().sqrt())
+    kept = directions[values > values[0] * ROUNDING]
+    reached = float(kept[:, _kernel_taps(profile)].square().sum())  # of all taps, the squared part within the span
+    taps = kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)  # those out of reach are missed
+    return math.sqrt(max(0.0, 1 - reached / taps))
 
 
 def _kernel_taps(profile: ShiftProfile) -> Int[Tensor, "taps"]:

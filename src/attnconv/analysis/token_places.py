@@ -173,9 +173,10 @@ def _windows(frame: Running, rows: TokenRows, images: Tensor) -> Windows:
         sizes = frame.resolution
     if window is None or shift is None or sizes is None:
         raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not to be had")
-    # timm moves the tokens, then pads them, and says for which resolution it was built; the others pad first, and do
-    # not move what fits in one window.
-    pad_first = getattr(block, "input_resolution", None) is None
+    # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of
+    # timm and of Hugging Face say for which resolution they were built, torchvision's do not.
+    timms = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
+    pad_first = hasattr(block, "maybe_pad") or not timms
     if pad_first:
         shift = (shift[0] * (sizes[0] > window[0]), shift[1] * (sizes[1] > window[1]))
     layout = Windows(sizes, window, shift=shift, pad_first=pad_first)

@@ -3,6 +3,7 @@
     ProductRows    softmax_k(scale q_i . k_j + mask_ij)                       what a fused kernel was given
     ScoreRows      softmax_k(s_ij)                                            what an unfused model passes to softmax
     GatedRows      (1 - g) A_ij + g P_ij, divided by its sum over j           ConViT: content A, positions P, gate g
+    PlacedRows     an operator's own rows, the same for every sequence        positions of this library's layers
 
 All tensors are the model's own, held by reference: nothing is copied, and no matrix of tokens x tokens is made. Where
 the model has made one itself (`ScoreRows`), it is let go of when the visit ends.
@@ -16,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._errors import bad
-from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 
 
 class UnreadableError(Exception):
@@ -153,6 +154,26 @@ class GatedRows(TokenRows):
     def release(self) -> None:
         self._content.release()
         self._position.release()
+
+
+@final
+class PlacedRows(TokenRows):
+    """The rows of an operator that all sequences share.
+
+    Args:
+        operator: Of batch 1, as many keys as queries.
+        batch: Number of sequences.
+    """
+
+    def __init__(self, operator: AttentionOperator, batch: int) -> None:
+        self._operator, self.batch, self.heads, self.device = operator, batch, operator.heads, operator.device
+        self.queries = self.keys = operator.grid.query_count
+
+    def rows(
+        self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None
+    ) -> Float[Tensor, "b h r tokens"]:
+        batch = self.batch if sequences is None else len(sequences)
+        return self._operator.rows(queries).expand(batch, -1, -1, -1)
 
 
 def _some(tensor: Tensor | None, sequences: Tensor | None) -> Tensor | None:

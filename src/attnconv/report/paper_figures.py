@@ -20,6 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attnconv._errors import bad
 from attnconv.analysis.operators_of import content_layers
 from attnconv.analysis.query_maps import QueryMaps, mean_query_maps
 from attnconv.data.augment import normalise
@@ -135,6 +136,8 @@ class PaperFigures:
         names = [name for name in FIGURES[number] if name not in self.missing(number)]
         curves = {name: {curve.split: curve for curve in curves_of(self.runs[name])} for name in names}
         common = [split for split in SPLITS if all(split in found for found in curves.values())]
+        if not common:
+            raise ValueError(bad("runs", "must have curves of the same images", f"none that {', '.join(names)} share"))
         split = common[-1]
         shown = []
         for name in names:
@@ -148,6 +151,8 @@ class PaperFigures:
     def _movement(self) -> Figure:
         run = self.runs["quadratic"]
         history = list(heads_of(run).values())
+        if not history:
+            raise ValueError(bad("run", "must have recorded its heads", f"none in {run.path}"))
         layer = min(_LAYER, len(history))
         title = f"Figure 3: heads of layer {layer} during training"
         return draw_centres_over_training(history[layer - 1], title=title, sizes=_positions(run))
@@ -156,6 +161,8 @@ class PaperFigures:
         (name,) = FIGURES[number]
         run = self.runs[name]
         last = [epochs[-1] for epochs in heads_of(run).values()]
+        if not last:
+            raise ValueError(bad("run", "must have recorded its heads", f"none in {run.path}"))
         title = f"Figure {number}: heads after epoch {last[0][0]}, {PAPER_MODELS[name].title}"
         return draw_centres([heads for _, heads in last], title=title, sizes=_positions(run))
 
