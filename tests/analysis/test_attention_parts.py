@@ -84,3 +84,15 @@ def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
     module = Attention(24, 3)
     with pytest.raises(ValueError, match=r"attention: must compute .*got Attention, whose output is .* away"):
         refuse_other_formula(module, X, module(X) * 1.01)
+
+
+@pytest.mark.parametrize(
+    ("drop", "expected"), [(nn.Dropout(0.25), 0.25), (nn.Identity(), 0.0), (0.5, 0.5), (None, 0.0)]
+)
+def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> None:
+    module = Attention(24, 3)
+    module.__dict__.pop("attn_drop", None)
+    module._modules.pop("attn_drop", None)
+    if drop is not None:
+        module.attn_drop = drop
+    assert attention_parts(module).dropout == expected

@@ -170,7 +170,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         scale=float(scale),
         query_norm=norms[0],
         key_norm=norms[1],
-        dropout=float(drop.p if isinstance(drop, nn.Dropout) else drop or 0.0),
+        dropout=_probability(drop),
         out_dropout=nn.Identity() if after is None else after,
     )
 
@@ -189,6 +189,13 @@ def projects(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
+def _probability(drop: object) -> float:
+    """Of dropout, given as a module, as a number or not at all; `nn.Identity` stands for none."""
+    if isinstance(drop, nn.Module):
+        return drop.p if isinstance(drop, nn.Dropout) else 0.0
+    return float(drop) if isinstance(drop, (int, float)) else 0.0
+
+
 def refuse_other_formula(
     attention: nn.Module, x: Float[Tensor, "b n c"], out: Float[Tensor, "b n d"], *, name: str = "attention"
 ) -> None:
@@ -207,7 +214,7 @@ def refuse_other_formula(
     parts = attention_parts(attention, name)
     rows, values = parts.maps_and_values(x)
     made = parts.out((rows @ values).transpose(1, 2).flatten(2))
-    error, size = float((made - out).norm()), float(out.norm())
+    error, size = float((made - out).detach().norm()), float(out.detach().norm())
     if not error <= torch.finfo(out.dtype).eps ** 0.5 * size:
         got = f"{type(attention).__name__}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
         raise ValueError(bad(name, "must compute softmax(q k^T) v and `proj` alone", got, FIX))
