@@ -189,13 +189,6 @@ def projects(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _probability(drop: object) -> float:
-    """Of dropout, given as a module, as a number or not at all; `nn.Identity` stands for none."""
-    if isinstance(drop, nn.Module):
-        return drop.p if isinstance(drop, nn.Dropout) else 0.0
-    return float(drop) if isinstance(drop, (int, float)) else 0.0
-
-
 def refuse_other_formula(
     attention: nn.Module, x: Float[Tensor, "b n c"], out: Float[Tensor, "b n d"], *, name: str = "attention"
 ) -> None:
@@ -214,7 +207,7 @@ def refuse_other_formula(
     parts = attention_parts(attention, name)
     rows, values = parts.maps_and_values(x)
     made = parts.out((rows @ values).transpose(1, 2).flatten(2))
-    error, size = float((made - out).detach().norm()), float(out.detach().norm())
+    error, size = float((made - out).norm()), float(out.norm())
     if not error <= torch.finfo(out.dtype).eps ** 0.5 * size:
         got = f"{type(attention).__name__}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
         raise ValueError(bad(name, "must compute softmax(q k^T) v and `proj` alone", got, FIX))
@@ -252,6 +245,13 @@ def _first(places: tuple[Any, ...], names: tuple[str, ...]) -> Any:
     """The first of some attributes that is there and not None."""
     found = (getattr(place, name, None) for name in names for place in places)
     return next((value for value in found if value is not None), None)
+
+
+def _probability(drop: object) -> float:
+    """Of dropout, given as a module, as a number or not at all; `nn.Identity` stands for none."""
+    if isinstance(drop, nn.Module):
+        return drop.p if isinstance(drop, nn.Dropout) else 0.0
+    return float(drop) if isinstance(drop, (int, float)) else 0.0
 
 
 def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
