@@ -11,6 +11,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_values"}),
     frozenset({"_cache"}),
     frozenset({"_lazy"}),
+    frozenset({"_modes"}),
     frozenset({"grid"}),
     frozenset({"operators"}),
     frozenset({"encodings"}),

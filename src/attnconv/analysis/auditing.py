@@ -204,8 +204,7 @@ def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool
 
 def _span_residual(layer: SelfAttention, sizes: Sequence[int]) -> float:
     few = [min(size, MOST_POSITIONS[len(sizes)]) for size in sizes]
-    answer = can_express(layer, KERNEL, sizes=few)
-    return (answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst
+    return can_express(layer, KERNEL, sizes=few).missed
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:

@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
@@ -96,13 +97,8 @@ def start_as_convolution(
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
     chosen = _chosen(parts, layers)
     stock = _Stock(model, parts, int(taps.max()))
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         return stock.start(chosen, filters, taps, mass=mass, images=_noise(parts) if images is None else images)
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
+from attnconv._modes import evaluating
 from attnconv.analysis.attention_calls import AttentionCalls
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
@@ -73,19 +74,15 @@ def visit_attention(
     """
     places = Places(None if grid is None else tuple(grid), prefix)
     reading = _Reading(images, visit, places, None if layers is None else frozenset(layers))
-    modes = [(module, module.training) for module in model.modules()]
     handles: list[RemovableHandle] = []
     try:
-        model.eval()
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
-        with torch.no_grad(), _uncompiled(model), AttentionCalls(reading.call):
+        with torch.no_grad(), evaluating(model), _uncompiled(model), AttentionCalls(reading.call):
             model(images, **({} if options is None else options))
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
     reading.check(model)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
+from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
@@ -215,7 +216,6 @@ def _costs(
 ) -> dict[str, Tensor]:
     """cost_h of the module's formula, (h,) per layer."""
     names = list(tokens)
-    modes = [(module, module.training) for module in model.modules()]
     zeros: dict[str, Tensor] = {}
 
     def tap(name: str) -> Any:
@@ -228,14 +228,11 @@ def _costs(
 
     handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
     try:
-        model.eval()
-        with torch.enable_grad():
+        with evaluating(model), torch.enable_grad():
             output = first_tensor(model(images))
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
     if output is None:
         raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
     missing = {name: mixing_errors(tokens[name].of(slice(len(images))), mixings[name])[0] for name in names}
@@ -300,11 +297,8 @@ def _relative_error(new: nn.Module, old: nn.Module, inputs: Tensor) -> float:
     """|new - old| / |old| of two modules in evaluation mode."""
     outputs = []
     for module in (new, old):
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        given = first_tensor(module(inputs))
+        with evaluating(module):
+            given = first_tensor(module(inputs))
         assert given is not None
         outputs.append(given)
-        for part, training in modes:
-            part.training = training
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())

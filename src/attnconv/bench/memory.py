@@ -114,17 +114,20 @@ def _noted(name: str) -> int | None:
 
 def _keep_no_holes() -> None:
     """Have large blocks mapped, each on its own."""
-    option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if option is not None:
-        option(_MMAP_THRESHOLD, 2**20)
+    _allocator("mallopt", _MMAP_THRESHOLD, 2**20)
 
 
 def _give_back() -> None:
     """Hand freed memory back to the system where its allocator would keep it: reuse would not be seen."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    _allocator("malloc_trim", 0)
+
+
+def _allocator(name: str, *numbers: int) -> None:
+    """Call a function of the C library's allocator where there is one of that name."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function(*numbers)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from attnconv.models.load import LoadedModel
     from attnconv.models.settings import AttentionSettings
-    from attnconv.theorem.span import Expressiveness
 
 _EXAMPLES = """\
 attnconv prune runs/quadratic-generalized
@@ -90,12 +89,10 @@ def _print_layers(
         # A pruned layer answers anew; the others' answer stands.
         full = can_express(layer, _KERNEL, sizes=sizes)
         left = can_express(rest[name], _KERNEL, sizes=sizes) if removed[name] else full
-        if _expresses(full) and not _expresses(left):
+        if full.missed <= full.tolerance and left.missed > left.tolerance:
             lost.append(name)
         heads = ", ".join(map(str, removed[name])) or "-"
-        table.add_row(
-            name, heads, f"{rest[name].heads} of {layer.heads}", f"{_missing(full):.1e}", f"{_missing(left):.1e}"
-        )
+        table.add_row(name, heads, f"{rest[name].heads} of {layer.heads}", f"{full.missed:.1e}", f"{left.missed:.1e}")
     console = Console()
     console.print(table)
     console.print(
@@ -105,15 +102,6 @@ def _print_layers(
     )
     verdict = ", ".join(lost) or "none that could before"
     console.print(f"Can no longer express every {_KERNEL} x {_KERNEL} kernel: {verdict}.", highlight=False)
-
-
-def _expresses(answer: "Expressiveness") -> bool:
-    """Away from the border; on the whole image where nothing is away from it."""
-    return answer.expresses if answer.expresses_inside is None else answer.expresses_inside
-
-
-def _missing(answer: "Expressiveness") -> float:
-    return (answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst
 
 
 def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> None:

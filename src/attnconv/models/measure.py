@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnconv._modes import evaluating
 from attnconv.encodings import JointEncoding, LearnedRelative, SeparableEncoding
 from attnconv.layers import SelfAttention
 
@@ -51,7 +52,7 @@ def measure_flops(model: nn.Module, image_shape: tuple[int, int, int]) -> Flops:
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
     counter = FlopCounterMode(display=False)
-    with _evaluating(model), _dense_attention(model), _counting_modules(model) as linear, _fake_tensors():
+    with evaluating(model), _dense_attention(model), _counting_modules(model) as linear, _fake_tensors():
         fakes = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
         image = torch.empty((1, *image_shape), dtype=dtype)
         # The counter sees nothing inside fused attention on CPUs, nor inside the fast path of nn.TransformerEncoder.
@@ -73,17 +74,6 @@ def _without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnconv.operators.base import score_dtype
 from attnconv.operators.blocks import Block, Tile, View, blocks, strips, within
-from attnconv.operators.products import project, project_back, project_gradient
+from attnconv.operators.products import project_back, project_each, project_gradient
 from attnconv.operators.recomputing import Gradients
 
 
@@ -35,9 +36,8 @@ def contract_long(
 def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
     """Gradients of x, of the weights and of the factors, as far as they are wanted; strip by strip."""
     x, weight, *factors = inputs
-    totals = [
-        torch.zeros_like(tensor, dtype=_exact(x)) if want else None for tensor, want in zip(inputs, wanted, strict=True)
-    ]
+    exact = score_dtype(x.dtype)  # sums over blocks lose nothing
+    totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
     for strip in strips(factors):
         narrow = (x[:, :, strip.keys], weight, *within(factors, strip))
         into = [None if total is None else _part_of(total, place, strip) for place, total in enumerate(totals)]
@@ -57,13 +57,13 @@ def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: 
     groups = x.shape[-1] // weight.shape[1]
     for block in blocks(x, weight, factors):
         part = out[block.images, block.rows]
-        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=_exact(x))
+        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=score_dtype(x.dtype))
         for view in block.views:
             mixed, matrix = _mix(x, factors, block, view)[0], weight[view.head]
             if groups == 1 and total.dtype == mixed.dtype:
                 total.addmm_(mixed, matrix)
             else:
-                total.add_(project(mixed[:, None], matrix[None], groups))
+                total.add_(project_each(mixed[None], matrix[None], groups)[0])
         part.copy_(total.view(part.shape))
 
 
@@ -79,16 +79,11 @@ def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tens
             if moving or to_weight is not None:
                 mixed, met = _mix(x, factors, block, view)
                 if to_weight is not None:
-                    to_weight[view.head].add_(project_gradient(mixed[:, None], part, groups)[0])
+                    to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
                 del mixed
             if moving or to_x is not None:
-                back = project_back(part, weight[view.head, None], groups)[:, 0]
+                back = project_back(part, weight[view.head, None], groups)[0]
                 _unmix(x, factors, block, view, back, met, into)
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    """In which sums over blocks lose nothing."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _mix(

@@ -21,22 +21,41 @@ def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], g
     return torch.einsum("...hgi,higd->...gd", grouped, blocks).flatten(-2)
 
 
-def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "p h c"]:
-    """The gradient of what `project` projected: G W_h^T for every head."""
+def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
+    """Y_h W_h for every head, not summed; groups as in `project`."""
     if groups == 1:
-        return (gradient @ weight.flatten(0, 1).mT).unflatten(1, weight.shape[:2])
-    blocks = weight.unflatten(-1, (groups, -1))  # (h, i, g, d / g)
-    return torch.einsum("pgo,higo->phgi", gradient.unflatten(1, (groups, -1)), blocks).flatten(2)
+        return _each(mixed, weight)
+    return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
+
+
+def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p c"]:
+    """The gradient of what `project` and `project_each` projected: G W_h^T for every head."""
+    if groups == 1:
+        return _each(gradient.expand(len(weight), -1, -1), weight.mT)
+    return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
 
 
 def project_gradient(
-    mixed: Float[Tensor, "p h c"], gradient: Float[Tensor, "p d"], groups: int
+    mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
 ) -> Float[Tensor, "h i d"]:
-    """The gradient of the weights of `project`: Y_h^T G, or its blocks on the diagonal."""
+    """The gradient of their weights: Y_h^T G_h, or its blocks on the diagonal."""
     if groups == 1:
-        return (mixed.flatten(1).mT @ gradient).unflatten(0, mixed.shape[1:])
-    mixed, gradient = mixed.unflatten(2, (groups, -1)), gradient.unflatten(1, (groups, -1))
-    return torch.einsum("phgi,pgo->higo", mixed, gradient).flatten(2)
+        return _each(mixed.mT, gradient)
+    return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
+
+
+def _grouped(tensor: Tensor, groups: int) -> Tensor:
+    return tensor.unflatten(-1, (groups, -1))
+
+
+def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
+    """One product per head. In full precision `bmm` deals whole heads out to the threads: nine to two of them, say."""
+    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
+        return torch.bmm(left, right)
+    out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
+    for head, into in enumerate(out):
+        torch.mm(left[head], right[head], out=into)
+    return out
 
 
 def transposed(weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h o c"]:

@@ -18,7 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnconv.operators.base import score_dtype
 from attnconv.operators.blocks import block_bytes
+from attnconv.operators.products import project_back, project_each, project_gradient
 from attnconv.operators.recomputing import Gradients
 
 LEAST_COLUMNS = 8  # of a part: fewer make thin products
@@ -35,7 +37,7 @@ def contract_short(
         keys = _leading(x[images])
         for columns in spans:
             mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
-            projected = _project(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
+            projected = project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
             made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
             view = _of_image(out[images], columns)
             view.copy_(made.transpose(0, 1).reshape(view.shape))
@@ -46,7 +48,7 @@ def contract_short(
 def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
     x, weight, first, *inner = inputs
-    exact = torch.promote_types(x.dtype, torch.float32)  # sums over parts lose nothing
+    exact = score_dtype(x.dtype)  # sums over parts lose nothing
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
     for images, spans in _parts(x, weight, inputs[2:]):
         keys = _leading(x[images])
@@ -76,12 +78,12 @@ def _pull_part(
     heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
     mixed, met = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
     if mixed is not None and wanted[1]:
-        slopes = (first.transpose(0, 1).flatten(1).mT @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
-        totals[0].add_(_weights(mixed.flatten(1, -2), slopes, groups))
+        slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
+        totals[0].add_(project_gradient(mixed.flatten(1, -2), slopes, groups))
         del slopes
     if not (moving or wanted[0]):
         return None
-    back = _project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
+    back = project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
     if mixed is not None and moving:
         totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
     mixed, back = None, first.mT @ back  # the gradient of Y
@@ -170,37 +172,3 @@ def _alike(matrix: Float[Tensor, "q k"], lead: Sequence[int]) -> Float[Tensor, "
 def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:
     """A matrix per head that multiplies axis `dim` of (h, kb, .., k, rest)."""
     return matrix.reshape(matrix.shape[0], *(1,) * (dim - 1), *matrix.shape[1:])
-
-
-def _project(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
-    if groups == 1:
-        return _each(mixed, weight)
-    return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
-
-
-def _project_back(
-    gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int
-) -> Float[Tensor, "h p c"]:
-    if groups == 1:
-        return _each(gradient.expand(len(weight), -1, -1), weight.mT)
-    return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
-
-
-def _weights(mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int) -> Float[Tensor, "h i d"]:
-    if groups == 1:
-        return _each(mixed.mT, gradient)
-    return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
-
-
-def _grouped(tensor: Tensor, groups: int) -> Tensor:
-    return tensor.unflatten(-1, (groups, -1))
-
-
-def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
-    """One product per head. In full precision `bmm` deals whole heads out to the threads: nine to two of them, say."""
-    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
-        return torch.bmm(left, right)
-    out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
-    for head, into in enumerate(out):
-        torch.mm(left[head], right[head], out=into)
-    return out

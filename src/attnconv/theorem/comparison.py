@@ -1,7 +1,6 @@
 """A network beside its recast: what each layer costs and how far its output is from the convolution's, measured."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv._errors import bad
+from attnconv._modes import evaluating
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theorem.bounds import error_bound
@@ -92,7 +92,7 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 
         return hook
 
-    with torch.no_grad(), _evaluating(model), _evaluating(recast):
+    with torch.no_grad(), evaluating(model), evaluating(recast):
         handles = []
         for name, (conv, layer) in pairs.items():
             assert isinstance(layer, SelfAttention)
@@ -140,14 +140,3 @@ def _layer(
 def _worse(first: LayerComparison, second: LayerComparison) -> LayerComparison:
     """Of two calls of one layer, the one that leaves its bound by more or, without one, has the larger error."""
     return max(first, second, key=lambda row: row.error if row.bound is None else row.error / max(row.bound, 1e-300))
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

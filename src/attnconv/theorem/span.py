@@ -64,6 +64,11 @@ class Expressiveness:
         return None if self.uniform_inside is None else self.uniform_inside.worst <= self.tolerance
 
     @property
+    def missed(self) -> float:
+        """The relative part of the worst kernel that no weights reach, away from the border where there is such."""
+        return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
+
+    @property
     def expresses_each_query(self) -> bool:
         """Whether each query alone could be served, by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
