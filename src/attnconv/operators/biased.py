@@ -12,6 +12,7 @@ On CUDA the fused kernels do the same (`attnconv.operators.fused`).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -127,9 +128,10 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     """`attend` a block of rows at a time."""
     batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
     out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+    room = _Room(2)
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        out[images, :, rows] = _times(_rows(query, key, bias), value)
+        out[images, :, rows] = _times(_rows(query, key, bias, room), value)
     return out
 
 
@@ -137,26 +139,43 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     del wanted  # all but the last sums are needed for any of them
     queries, keys, values, *biases = inputs
     totals = [torch.zeros_like(tensor) for tensor in inputs]
+    room = _Room(3)
     for images, rows in _blocks(gradient.shape[0], queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
         into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
-        weights, part = _rows(query, key, bias), gradient[images, :, rows]
+        weights, part = _rows(query, key, bias, room), gradient[images, :, rows]
+        slopes = room.of(0, (*part.shape[:-1], keys.shape[2]), part)  # of the probabilities, where the scores were
         if value.shape[1] == 1:  # one for all heads
             into[2][:, 0] += weights.flatten(1, 2).mT @ part.flatten(1, 2)
-            slopes = (part.flatten(1, 2) @ value[:, 0].mT).unflatten(1, part.shape[1:3])
+            torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
         else:
             _add(into[2], weights.mT @ part)
-            slopes = part @ value.mT
-        weights = weights.expand_as(slopes).contiguous()
-        slopes = torch.ops.aten._softmax_backward_data(slopes, weights, -1, slopes.dtype)
-        _add(into[0], slopes @ key)
-        _add(into[1], slopes.mT @ query)
+            torch.matmul(part, value.mT, out=slopes)
+        weights, descent = weights.expand_as(slopes).contiguous(), room.of(2, slopes.shape, slopes)
+        torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
+        _add(into[0], descent @ key)
+        _add(into[1], descent.mT @ query)
         if biases:
-            grid = slopes.unflatten(-1, [bias.shape[-1] for bias in biases])
+            grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
             for dim, total in enumerate(into[3:]):
                 others = [3 + axis for axis in range(len(biases)) if axis != dim]
                 _add(total, grid.sum(others) if others else grid)
     return tuple(totals)
+
+
+@final
+class _Room:
+    """Tensors that all blocks share: a new one for each would be fetched from the system page by page, and cleared."""
+
+    def __init__(self, count: int) -> None:
+        self._held: list[Tensor | None] = [None] * count
+
+    def of(self, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Tensor number `place`, of any shape, not filled; the first block is the largest."""
+        held, size = self._held[place], math.prod(shape)
+        if held is None or held.numel() < size:
+            held = self._held[place] = like.new_empty(size)
+        return held[:size].view(*shape)
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -180,19 +199,26 @@ def _part(
     return [chosen(queries)[:, :, rows], chosen(keys), chosen(values), *(chosen(bias)[:, :, rows] for bias in biases)]
 
 
-def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor]) -> Float[Tensor, "b h r lattice"]:
-    """The probabilities of a block."""
-    scores = queries @ keys.mT
-    if biases:
-        batch = max(bias.shape[0] for bias in biases)
-        if batch > scores.shape[0]:
-            scores = scores.expand(batch, -1, -1, -1).clone()
-        grid = scores.unflatten(-1, [bias.shape[-1] for bias in biases])
-        for dim, bias in enumerate(biases):
-            shape = [1] * len(biases)
-            shape[dim] = -1
-            grid += bias.unflatten(-1, shape)
-    return torch.softmax(scores, -1)
+def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) -> Float[Tensor, "b h r lattice"]:
+    """The probabilities of a block, in the room's second tensor."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
+    scores = room.of(0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
+    if biases:  # they are written first: the product adds itself to what is there
+        grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
+        along = [bias.unflatten(-1, _beside(dim, len(biases))) for dim, bias in enumerate(biases)]
+        grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
+        for bias in along[2:]:
+            grid += bias
+        left, right = (tensor.expand(batch, -1, -1, -1).flatten(0, 1) for tensor in (queries, keys))
+        scores.flatten(0, 1).baddbmm_(left, right.mT)
+    else:
+        torch.matmul(queries, keys.mT, out=scores)
+    return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
+
+
+def _beside(dim: int, axes: int) -> list[int]:
+    """The shape of a vector along one of several axes."""
+    return [-1 if axis == dim else 1 for axis in range(axes)]
 
 
 def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
