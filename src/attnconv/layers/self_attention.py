@@ -188,7 +188,8 @@ class SelfAttention(nn.Module, abc.ABC):
             assert self.output_weight is not None
             values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
             out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
-        out = (out if self.bias is None else out + self.bias.to(out.dtype)).movedim(-1, 1)
+        out = out if self.bias is None else out + self.bias.to(out.dtype)
+        out = out.permute(0, -1, *range(1, self.dims + 1))
         return out if input.dim() > self.dims + 1 else out[0]
 
     @final
@@ -307,8 +308,10 @@ class SelfAttention(nn.Module, abc.ABC):
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
             assert isinstance(self.encoding, Quadratic)
-            moving = self.encoding.centres.requires_grad or self.encoding.spread.requires_grad
-            return Shift(grid, self._shifts, self.encoding.anchor if moving else self.encoding.centres)
+            encoding, moving = self.encoding, False
+            if torch.is_grad_enabled():
+                moving = encoding.centres.requires_grad or encoding.spread.requires_grad
+            return Shift(grid, self._shifts, encoding.anchor if moving else encoding.centres)
         if self.backend == "reference":
             return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
         operator = self.encoding.operator(grid, pixels)
@@ -344,28 +347,38 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        weight = self.weight if self.weight is not None else self.value_weight
+        assert weight is not None
+        return weight.dtype
 
     def _pixels(self, x: Any) -> Float[Tensor, "b *sizes c"]:
         """The input, checked, channels last; one image becomes a batch of one."""
-        kind, origin = f"SelfAttention{self.dims}d", f"at {self.called}" if self.called else ""
         if not isinstance(x, Tensor):
-            raise TypeError(bad("input", f"{kind} takes a tensor", type(x).__name__, origin=origin))
-        got = f"shape {tuple(x.shape)}"
+            raise TypeError(self._wrong(f"{self._kind} takes a tensor", type(x).__name__))
         if x.dim() == self.dims + 1:
             x = x[None]
         if x.dim() != self.dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[self.dims - 1]
-            raise ValueError(bad("input", f"{kind} takes (batch, channels, {sizes})", got, origin=origin))
+            raise ValueError(self._wrong(f"{self._kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
         if x.shape[1] != self.in_channels:
-            raise ValueError(bad("input", f"{kind} was made for {self.in_channels} channels", got, origin=origin))
-        if any(size < 1 for size in x.shape[2:]):
-            raise ValueError(bad("input", "every axis needs at least one pixel", got, origin=origin))
+            raise ValueError(
+                self._wrong(f"{self._kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}")
+            )
+        if 0 in x.shape[2:]:
+            raise ValueError(self._wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
         dtype = self._dtype
         if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
             fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
-            raise TypeError(bad("input", f"must have the layer's dtype {dtype}", str(x.dtype), fix, origin=origin))
-        return x.movedim(1, -1)
+            raise TypeError(self._wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+        return x.permute(0, *range(2, self.dims + 2), 1)
+
+    def _wrong(self, requirement: str, got: str, fix: str = "") -> str:
+        """Words about an input."""
+        return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")
+
+    @property
+    def _kind(self) -> str:
+        return f"SelfAttention{self.dims}d"
 
 
 @final

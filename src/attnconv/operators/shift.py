@@ -10,6 +10,7 @@ The probabilities do not move with small changes of centre or width, so their gr
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
@@ -61,12 +62,11 @@ class Shift(AttentionOperator):
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
-        taps = (_taps if torch.compiler.is_compiling() else _known_taps)(self.shifts)
-        counts = [count for _, _, count in taps]
-        if math.prod(counts) > 2 * self.heads or self._far(taps):  # a kernel, or the image around it, mostly empty
+        route = (_route if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
+        if route.apart:
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
-            out = self._convolve(x, weight, groups, taps)
+            out = _convolve(self.grid, route, x, weight, groups)
         return self._anchored(out)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
@@ -90,7 +90,8 @@ class Shift(AttentionOperator):
 
     def _anchored(self, out: Tensor) -> Tensor:
         """The output, with zero gradients for the anchor where it wants any."""
-        return out + self._zero.to(out.dtype) if self._anchor.requires_grad else out
+        wanted = self._anchor.requires_grad and torch.is_grad_enabled()  # a pass over the output, not for nothing
+        return out + self._zero.to(out.dtype) if wanted else out
 
     @property
     def _zero(self) -> Tensor:
@@ -113,90 +114,132 @@ class Shift(AttentionOperator):
             moved.append(image)
         return torch.stack(moved, 1)
 
-    def _convolve(self, x: Tensor, weight: Tensor, groups: int, taps: Taps) -> Tensor:
-        """One convolution whose kernel holds each head's weight at its shift; taps: (first, step, count) per axis."""
-        counts = [count for _, _, count in taps]
-        places, flat = (_places if torch.compiler.is_compiling() else _known_places)(self.shifts), weight
-        if places is not None:
-            empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
-            flat = empty.index_add(0, torch.tensor(places, device=weight.device), weight)
-        if self._keys_stand_apart(taps):
-            return self._convolve_transposed(x, flat, groups, taps)
-        kernel = flat.permute(2, 1, 0).unflatten(2, counts)  # (d, i, *kernel)
-        paddings = self._own_padding(taps)
-        if paddings is None:
-            paddings = [0] * self.grid.dims
-            for dim, (axis, (first, step, count)) in enumerate(zip(self.grid.axes, taps, strict=True), start=1):
-                start = axis.offset + first
-                length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
-                x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
-        out: Tensor = _CONVOLUTIONS[self.grid.dims](
-            _plain(x.movedim(-1, 1)),
-            _plain(kernel),
-            stride=[axis.stride for axis in self.grid.axes],
-            padding=paddings,
-            dilation=[step for _, step, _ in taps],
-            groups=groups,
-        )
-        return out.movedim(1, -1)
 
-    def _own_padding(self, taps: Taps) -> list[int] | None:
-        """The padding of zeros with which the convolution itself has these queries; None where it has not."""
-        if torch.compiler.is_compiling():  # sizes may be free
+@final
+@dataclass(frozen=True)
+class _Route:
+    """How heads at fixed shifts run as one convolution; found once for each grid.
+
+    Attributes:
+        apart: Not as a convolution: its kernel, or the image padded for it, would be mostly empty.
+        transposed: As a transposed convolution.
+        taps: First shift, step and count per axis.
+        counts: The kernel's size.
+        steps: Its dilation.
+        strides: Of the queries.
+        places: See `_places`.
+        paddings: See `_own_padding`.
+    """
+
+    apart: bool
+    transposed: bool
+    taps: Taps
+    counts: tuple[int, ...]
+    steps: tuple[int, ...]
+    strides: tuple[int, ...]
+    places: tuple[int, ...] | None
+    paddings: tuple[int, ...] | None
+
+
+def _route(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> _Route:
+    taps = _taps(shifts)
+    counts = tuple(count for _, _, count in taps)
+    return _Route(
+        apart=math.prod(counts) > 2 * len(shifts) or _far(grid, taps),
+        transposed=_keys_stand_apart(grid, taps),
+        taps=taps,
+        counts=counts,
+        steps=tuple(step for _, step, _ in taps),
+        strides=tuple(axis.stride for axis in grid.axes),
+        places=_places(shifts, taps),
+        paddings=_own_padding(grid, taps),
+    )
+
+
+_known_route = functools.lru_cache(maxsize=256)(_route)  # a compiler wants the plain one
+
+
+def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """One convolution whose kernel holds each head's weight at its shift."""
+    flat = weight
+    if route.places is not None:
+        empty = weight.new_zeros((math.prod(route.counts), *weight.shape[1:]))
+        flat = empty.index_add(0, torch.tensor(route.places, device=weight.device), weight)
+    if route.transposed:
+        return _convolve_transposed(grid, route, x, flat, groups)
+    kernel = flat.permute(2, 1, 0).reshape(flat.shape[2], flat.shape[1], *route.counts)
+    paddings = route.paddings
+    if paddings is None:
+        paddings = (0,) * grid.dims
+        for dim, (axis, (first, step, count)) in enumerate(zip(grid.axes, route.taps, strict=True), start=1):
+            start = axis.offset + first
+            length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
+            x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
+    out: Tensor = _CONVOLUTIONS[grid.dims](
+        _plain(x.permute(0, -1, *range(1, grid.dims + 1))),
+        _plain(kernel),
+        stride=route.strides,
+        padding=paddings,
+        dilation=route.steps,
+        groups=groups,
+    )
+    return out.permute(0, *range(2, grid.dims + 2), 1)
+
+
+def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, groups: int) -> Tensor:
+    """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
+    grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
+    kernel = grouped.flatten(0, 1).flip(2).unflatten(2, route.counts)  # the largest shift first
+    spacings, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
+    out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=spacings, dilation=route.steps, groups=groups)
+    edges: list[int] = []
+    for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
+        start = axis.offset + first + step * (count - 1)  # where the first query's output stands
+        edges = [-start, start + axis.queries - size, *edges]
+    return F.pad(out, edges).movedim(1, -1)
+
+
+def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
+    """The padding of zeros with which the convolution itself has these queries; None where it has not."""
+    if torch.compiler.is_compiling():  # sizes may be free
+        return None
+    found = []
+    for axis, (first, step, count) in zip(grid.axes, taps, strict=True):
+        pad, reach = -axis.offset - first, step * (count - 1)
+        fits = axis.spacing == 1 and pad >= 0 and (axis.size + 2 * pad - reach - 1) // axis.stride + 1 == axis.queries
+        inside = pad == 0 and axis.stride * (axis.queries - 1) + reach < axis.size
+        zeros = axis.border == "zero" and min(axis.padding) > 0  # however far out, all lattice points there are zeros
+        if not (fits and (inside or zeros)):
             return None
-        found = []
-        for axis, (first, step, count) in zip(self.grid.axes, taps, strict=True):
-            pad, reach = -axis.offset - first, step * (count - 1)
-            fits = (
-                axis.spacing == 1 and pad >= 0 and (axis.size + 2 * pad - reach - 1) // axis.stride + 1 == axis.queries
-            )
-            inside = pad == 0 and axis.stride * (axis.queries - 1) + reach < axis.size
-            zeros = (
-                axis.border == "zero" and min(axis.padding) > 0
-            )  # however far out: all lattice points there are zeros
-            if not (fits and (inside or zeros)):
-                return None
-            found.append(pad)
-        return found
+        found.append(pad)
+    return tuple(found)
 
-    def _far(self, taps: Taps) -> bool:
-        """Whether heads look so far out that an image padded for them would be mostly padding."""
-        if torch.compiler.is_compiling():
-            return False
-        return any(
-            max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
-            for axis, (first, step, count) in zip(self.grid.axes, taps, strict=True)
-        )
 
-    def _keys_stand_apart(self, taps: Taps) -> bool:
-        """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
+def _far(grid: Grid, taps: Taps) -> bool:
+    """Whether heads look so far out that an image padded for them would be mostly padding."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(
+        max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
+        for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
+    )
 
-        Not if compiled: inductor fails on transposed convolutions of free sizes laid out like these.
-        """
-        if torch.compiler.is_compiling():
-            return False
-        axes = self.grid.axes
-        if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
-            return False
-        return all(
-            -axis.padding[0] <= axis.offset + first
-            and axis.offset + axis.queries - 1 + first + step * (count - 1) < axis.lattice_size - axis.padding[0]
-            for axis, (first, step, count) in zip(axes, taps, strict=True)
-        )
 
-    def _convolve_transposed(self, x: Tensor, flat: Tensor, groups: int, taps: Taps) -> Tensor:
-        """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
-        counts = [count for _, _, count in taps]
-        grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
-        kernel = grouped.flatten(0, 1).flip(2).unflatten(2, counts)  # the largest shift first
-        spacings, steps = [axis.spacing for axis in self.grid.axes], [step for _, step, _ in taps]
-        convolution = _TRANSPOSED[self.grid.dims]
-        out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=spacings, dilation=steps, groups=groups)
-        edges: list[int] = []
-        for axis, (first, step, count), size in zip(self.grid.axes, taps, out.shape[2:], strict=True):
-            start = axis.offset + first + step * (count - 1)  # where the first query's output stands
-            edges = [-start, start + axis.queries - size, *edges]
-        return F.pad(out, edges).movedim(1, -1)
+def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
+    """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
+
+    Not if compiled: inductor fails on transposed convolutions of free sizes laid out like these.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    axes = grid.axes
+    if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
+        return False
+    return all(
+        -axis.padding[0] <= axis.offset + first
+        and axis.offset + axis.queries - 1 + first + step * (count - 1) < axis.lattice_size - axis.padding[0]
+        for axis, (first, step, count) in zip(axes, taps, strict=True)
+    )
 
 
 def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farthest: int) -> Tensor:
@@ -221,16 +264,13 @@ def _taps(shifts: tuple[tuple[int, ...], ...]) -> Taps:
     return tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(len(shifts[0])))
 
 
-def _places(shifts: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
+def _places(shifts: tuple[tuple[int, ...], ...], taps: Taps) -> tuple[int, ...] | None:
     """Each head's place in the kernel, row-major; None where heads fill the kernel in order."""
-    places, taps = [0] * len(shifts), _taps(shifts)
+    places = [0] * len(shifts)
     for dim, (first, step, count) in enumerate(taps):
         places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
     in_order = places == list(range(math.prod([count for _, _, count in taps])))
     return None if in_order else tuple(places)
-
-
-_known_taps, _known_places = functools.lru_cache(_taps), functools.lru_cache(_places)  # a compiler wants the plain ones
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:
