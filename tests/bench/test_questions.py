@@ -89,7 +89,7 @@ def test_flex_attention_runs_where_the_library_may_take_it(
     device: str, side: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused, "can_compile", lambda device: True)
-    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device(device))
+    monkeypatch.setattr(relative_bias, "device_here", lambda: torch.device(device))
     assert relative_bias.contenders(side, 32, "bfloat16") == expected
 
 

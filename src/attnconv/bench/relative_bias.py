@@ -24,6 +24,7 @@ from torch import Tensor
 
 from attnconv.bench.answer import Answer
 from attnconv.bench.contenders import Case, compare
+from attnconv.bench.measuring import device_here
 from attnconv.bench.settings import DtypeName, RelativeBiasSettings
 from attnconv.operators.base import score_dtype
 from attnconv.operators.biased import attention_with_relative_bias, axis_scores
@@ -50,7 +51,7 @@ def answer(settings: RelativeBiasSettings) -> Answer:
 
 def contenders(side: int, channels: int, dtype: DtypeName) -> tuple[str, ...]:
     """Who runs a case. Not FlexAttention on a CPU: it has no gradients there, and uncompiled it holds all scores."""
-    device, narrow = torch.get_default_device(), getattr(torch, dtype)
+    device, narrow = device_here(), getattr(torch, dtype)
     form = form_of(device, narrow, queries=side**2, axes=2, channels=(channels, channels))
     return (BASE, "folded", *(["flex"] if form == "flex" else []), "linear")
 
