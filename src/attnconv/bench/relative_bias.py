@@ -28,7 +28,7 @@ from attnconv.bench.measuring import device_here
 from attnconv.bench.settings import DtypeName, RelativeBiasSettings
 from attnconv.operators.base import score_dtype
 from attnconv.operators.biased import attention_with_relative_bias, axis_scores
-from attnconv.operators.fused import attend_flex, attend_folded, form_of
+from attnconv.operators.fused import attend_flex, attend_folded, forget_kernels, form_of
 from attnconv.operators.products import axis_sum
 
 BASE = "materialised"
@@ -45,7 +45,7 @@ def answer(settings: RelativeBiasSettings) -> Answer:
             case = Case(words, {**sizes, "dtype": dtype}, side**2)
             rows += compare(__name__, prepared, case, names, settings.repeats)
             if "flex" in names:
-                torch.compiler.reset()  # it stops to compile after a few sizes, and would run uncompiled from then on
+                forget_kernels()  # a few sizes are compiled, and all others folded
     return Answer("relative-bias", "times as fast as with the bias materialised", tuple(rows))
 
 
