@@ -1,13 +1,17 @@
 """The lean contraction: every split into blocks, tiles and bands equals the plain products, values and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker, blocks, short_axes
 from attnconv.operators.contraction import contract_factors, contract_plainly
+from attnconv.operators.long_axes import contract_long, pull_long
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -64,6 +68,45 @@ def test_every_split_equals_the_plain_products(
             check(problem(sizes, queries, band=band, outputs=outputs))
     for outputs in (6, 2):
         check(problem(sizes, queries, outputs=outputs, groups=2))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest storage that an operation returns, beside those of tensors that were there."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "channels", "outputs"),
+    [((192,), 2, 2), ((192,), 1, 60), ((6, 160), 2, 3), ((128, 5), 2, 2), ((3, 4, 128), 2, 2)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_outgrows_a_block_and_the_inputs(
+    sizes: tuple[int, ...], channels: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long axes, few channels: what the factors' gradients are summed from has more numbers than the mixed pixels."""
+    monkeypatch.setattr(blocks, "BLOCK", 2**17)
+    x, weight = torch.randn(40, *sizes, channels).to(dtype), torch.randn(3, channels, outputs).to(dtype)
+    factors = [torch.rand(3, size, size).to(dtype) for size in sizes]
+    with Largest(x, weight, *factors) as forward:
+        out = contract_long(x, weight, *factors)
+    gradient, inputs = torch.randn_like(out), (x, weight, *factors)
+    with Largest(*inputs, gradient) as backward:
+        pull_long(inputs, gradient, [True] * len(inputs))
+    exact = [4 * tensor.numel() for tensor in (*inputs, out)]  # sums are in float32
+    assert forward.bytes <= max(2**17, *exact)
+    assert backward.bytes <= max(2**17, *exact)
 
 
 @pytest.mark.parametrize("outputs", [5, 3])

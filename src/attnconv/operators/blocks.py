@@ -94,9 +94,9 @@ def within(factors: Sequence[Tensor], strip: Tile) -> list[Tensor]:
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[Block]:
     """The whole problem, in parts whose M takes about `BLOCK` bytes: whole images, or rows of queries of one."""
-    heads, channels = weight.shape[0], x.shape[-1]
-    rows = factors[0].shape[1]
-    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
+    heads, rows = weight.shape[0], factors[0].shape[1]
+    channels = max(heads * x.shape[-1], weight.shape[2])  # of M, or of what it is projected to
+    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * channels
     bands = [Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
     most = block_bytes(x, long=True) // x.element_size()
     if rows * per_row <= 2 * most:
