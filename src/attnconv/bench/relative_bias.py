@@ -42,7 +42,7 @@ def answer(settings: RelativeBiasSettings) -> Answer:
             words = f"{dtype}, {batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
             sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
             names = contenders(side, settings.channels, dtype)
-            case = Case(words, {**sizes, "dtype": dtype}, side**2)
+            case = Case(words, {**sizes, "dtype": dtype}, side**2, memory=side >= settings.memory_from)
             rows += compare(__name__, prepared, case, names, settings.repeats)
             if "flex" in names:
                 forget_kernels()  # a few sizes are compiled, and all others folded
