@@ -79,7 +79,7 @@ class Largest(TorchDispatchMode):
     """Notes the bytes of the largest storage that an operation returns, beside those of tensors that were there."""
 
     def __init__(self, *known: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
         self.bytes = 0
 
