@@ -1,13 +1,15 @@
 """Times, ratios, exponents and peaks of memory, by clocks and sizes that are known."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnconv.bench import memory
-from attnconv.bench.measuring import Ratio, Timed, exponent, interleaved, measuring_on, memory_of
+from attnconv.bench import measuring, memory, relative_bias
+from attnconv.bench.measuring import Ratio, Timed, device_here, exponent, interleaved, measuring_on, memory_of, waited
+from attnconv.operators import fused
 
 MEBI = 2**20
 
@@ -47,7 +49,7 @@ def test_a_clock_is_read_when_the_gpu_has_done_its_work(monkeypatch: pytest.Monk
         now[0] += handed[0]
         handed[0] = 0.0
 
-    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(measuring, "device_here", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert interleaved({"a": step}, 2, clock=lambda: now[0]) == {"a": Timed((3.0, 3.0))}
 
@@ -73,8 +75,21 @@ def test_a_gpus_memory_is_what_torch_allocates_beyond_the_inputs(monkeypatch: py
 def test_tensors_are_made_where_measurements_run() -> None:
     with measuring_on("meta"):
         assert torch.zeros(1).is_meta
+        assert device_here().type == "meta"
     with measuring_on("cpu"):
-        assert torch.zeros(1).device.type == "cpu"
+        assert torch.zeros(1).device == device_here() == torch.device("cpu")
+
+
+def test_no_measurement_asks_torch_for_its_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.8 the answer was the CPU inside `with torch.device(..)`, and a GPU's clock was read too early."""
+    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cpu"))
+    waits: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("waited"))
+    monkeypatch.setattr(torch, "empty", lambda size: SimpleNamespace(device=torch.device("cuda")))
+    waited()
+    assert waits == ["waited"]
+    monkeypatch.setattr(fused, "can_compile", lambda device: True)
+    assert "flex" in relative_bias.contenders(24, 32, "bfloat16")
 
 
 def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:

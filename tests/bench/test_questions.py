@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
-from attnconv.bench import contenders, megapixel, model_step, planner, position_only, relative_bias
+from attnconv.bench import contenders, gated, megapixel, model_step, planner, position_only, relative_bias
 from attnconv.bench.answer import Answer
 from attnconv.bench.measuring import Memory, measuring_on, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
@@ -47,8 +47,23 @@ def test_every_number_is_finite_and_positive(name: str) -> None:
     assert all(math.isfinite(value) for value in found.facts.values())
 
 
+def test_quick_questions_start_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes seconds, whatever it measures."""
+    started: list[str] = []
+
+    def noted(name: str, case: dict[str, Any]) -> Memory:
+        started.append(name)
+        return Memory(2**20, 2**28, 2**19)
+
+    for module in (position_only, megapixel, contenders):
+        monkeypatch.setattr(module, "memory_of", noted)
+    for name in QUESTIONS:
+        asked(name)
+    assert started == ["attnconv.bench.megapixel"]
+
+
 def test_every_case_has_every_backend() -> None:
-    rows = asked("position-only").rows
+    rows = position_only.answer(replace(QUICK.position_only, memory_from=16)).rows
     assert [row.contender for row in rows] == ["reference", "dense", "structured", "auto"] * 2
     assert [row.memory is None for row in rows] == [True] * 4 + [False] * 4
     assert rows[0].dense_bytes == 9 * 64 * 64 * 4
@@ -62,10 +77,11 @@ def test_the_planners_choices_are_counted() -> None:
 
 
 def test_gated_attention_has_three_contenders_that_agree() -> None:
-    rows = asked("gated").rows
+    rows = gated.answer(replace(QUICK.gated, memory_from=8)).rows
     assert [row.contender for row in rows] == ["per image", "materialised", "fused"] * 2
     assert [row.difference is None for row in rows] == [True, False, False] * 2
-    assert [row.memory_ratio for row in rows] == [None, 1.0, 1.0] * 2
+    assert [row.memory is None for row in rows] == [True] * 3 + [False] * 3
+    assert [row.memory_ratio for row in rows] == [None] * 4 + [1.0, 1.0]
 
 
 def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
@@ -89,7 +105,7 @@ def test_flex_attention_runs_where_the_library_may_take_it(
     device: str, side: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused, "can_compile", lambda device: True)
-    monkeypatch.setattr(torch, "get_default_device", lambda: torch.device(device))
+    monkeypatch.setattr(relative_bias, "device_here", lambda: torch.device(device))
     assert relative_bias.contenders(side, 32, "bfloat16") == expected
 
 

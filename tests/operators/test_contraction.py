@@ -1,13 +1,17 @@
 """The lean contraction: every split into blocks, tiles and bands equals the plain products, values and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker, blocks, short_axes
 from attnconv.operators.contraction import contract_factors, contract_plainly
+from attnconv.operators.long_axes import contract_long, pull_long
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -39,10 +43,15 @@ def check(inputs: list[Tensor], dtype: torch.dtype = DOUBLE) -> None:
     x, weight, *factors = inputs
     fast, slow = contract_factors(x, weight, factors), contract_plainly(x, weight, *factors)
     torch.testing.assert_close(fast, slow, **tolerance(dtype, scale=10))
-    g = torch.randn_like(slow)
-    grads = zip(torch.autograd.grad(fast, inputs, g), torch.autograd.grad(slow, inputs, g), strict=True)
-    for index, (got, expected) in enumerate(grads):
-        held = (inputs[index] != 0).to(DOUBLE) if index > 1 else 1.0  # of a factor, what a softmax passes on
+    check_gradients(fast, slow, inputs, dtype)
+
+
+def check_gradients(fast: Tensor, slow: Tensor, inputs: list[Tensor], dtype: torch.dtype = DOUBLE) -> None:
+    chosen, g = [tensor for tensor in inputs if tensor.requires_grad], torch.randn_like(slow)
+    grads = zip(torch.autograd.grad(fast, chosen, g), torch.autograd.grad(slow, chosen, g), strict=True)
+    for tensor, (got, expected) in zip(chosen, grads, strict=True):
+        factor = any(tensor is each for each in inputs[2:])
+        held = (tensor != 0).to(DOUBLE) if factor else 1.0  # of a factor, what a softmax passes on
         torch.testing.assert_close(got * held, expected * held, **tolerance(dtype, scale=10))
 
 
@@ -66,23 +75,68 @@ def test_every_split_equals_the_plain_products(
         check(problem(sizes, queries, outputs=outputs, groups=2))
 
 
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest storage that an operation returns, beside those of tensors that were there."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "channels", "outputs"),
+    [((192,), 2, 2), ((192,), 1, 60), ((6, 160), 2, 3), ((128, 5), 2, 2), ((3, 4, 128), 2, 2)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_outgrows_a_block_and_the_inputs(
+    sizes: tuple[int, ...], channels: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long axes, few channels: what the factors' gradients are summed from has more numbers than the mixed pixels."""
+    monkeypatch.setattr(blocks, "BLOCK", 2**17)
+    x, weight = torch.randn(40, *sizes, channels).to(dtype), torch.randn(3, channels, outputs).to(dtype)
+    factors = [torch.rand(3, size, size).to(dtype) for size in sizes]
+    with Largest(x, weight, *factors) as forward:
+        out = contract_long(x, weight, *factors)
+    gradient, inputs = torch.randn_like(out), (x, weight, *factors)
+    with Largest(*inputs, gradient) as backward:
+        pull_long(inputs, gradient, [True] * len(inputs))
+    exact = [4 * tensor.numel() for tensor in (*inputs, out)]  # sums are in float32
+    assert forward.bytes <= max(2**17, *exact)
+    assert backward.bytes <= max(2**17, *exact)
+
+
+@pytest.fixture(params=["short", "long"])
+def axes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of the two ways is gone: in large products, or head by head over bands, tiles and strips."""
+    if request.param == "long":
+        monkeypatch.setattr(blocks, "LONG_AXIS", 1)
+        monkeypatch.setattr(blocks, "TILE", 2)
+        monkeypatch.setattr(blocks, "STRIP", 2)
+        monkeypatch.setattr(blocks, "BLOCK", 2**10)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("outputs", [5, 3])
-@pytest.mark.parametrize("wanted", range(8))
-def test_only_the_gradients_that_are_wanted(wanted: int, outputs: int) -> None:
-    inputs = problem((4, 5), (4, 5), outputs=outputs)
-    parts = [inputs[:1], inputs[1:2], inputs[2:]]
-    for bit, part in enumerate(parts):
-        for tensor in part:
-            tensor.requires_grad_(bool(wanted >> bit & 1))
+@pytest.mark.parametrize("wanted", range(16))
+def test_only_the_gradients_that_are_wanted(wanted: int, outputs: int, axes: str) -> None:
+    inputs = problem((4, 5), (4, 5), outputs=outputs, band=axes == "long")
+    assert blocks.are_short(inputs[2:]) == (axes == "short")
+    for bit, tensor in enumerate(inputs):
+        tensor.requires_grad_(bool(wanted >> bit & 1))
     chosen = [tensor for tensor in inputs if tensor.requires_grad]
     out, expected = contract_factors(inputs[0], inputs[1], inputs[2:]), contract_plainly(*inputs)
     assert out.requires_grad == bool(chosen)
     if chosen:
-        g = torch.randn_like(out)
-        for got, want in zip(
-            torch.autograd.grad(out, chosen, g), torch.autograd.grad(expected, chosen, g), strict=True
-        ):
-            torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
+        check_gradients(out, expected, inputs)
 
 
 @pytest.mark.parametrize("outputs", [5, 3])
@@ -139,6 +193,7 @@ def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("axes")
 def test_low_precision_and_autocast(dtype: torch.dtype) -> None:
     layer = SelfAttention2d(8, 8, 4, backend="structured")
     x = torch.randn(2, 8, 9, 7, requires_grad=True)

@@ -93,6 +93,121 @@ def test_the_gradient_of_a_folded_bias_is_whole() -> None:
         torch.testing.assert_close(got, want, **tolerance(torch.bfloat16, scale=2))  # the kernel's backward is bfloat16
 
 
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+def test_derivatives_of_the_folded_form_beyond_the_first(sizes: tuple[int, ...]) -> None:
+    """Fused kernels have none: they are those of all scores."""
+    inputs = [tensor.requires_grad_() for tensor in problem(sizes)]
+    assert torch.autograd.gradgradcheck(attend_folded, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(attend_folded, inputs, fast_mode=True, check_forward_ad=True)
+    many = torch.stack([inputs[0], 2 * inputs[0]])
+    each = torch.func.vmap(lambda one: attend_folded(one, *inputs[1:]))(many)
+    torch.testing.assert_close(each[1], attend_plainly(many[1], *inputs[1:]), **tolerance(DOUBLE))
+    out, g = attend_folded(*inputs), torch.randn(2, 2, 3, 7, 20, dtype=DOUBLE)
+    together = torch.autograd.grad(out, inputs[:2], g, is_grads_batched=True, retain_graph=True)
+    alone = torch.autograd.grad(out, inputs[:2], g[1], retain_graph=True)
+    for many, one in zip(together, alone, strict=True):
+        torch.testing.assert_close(many[1], one, **tolerance(DOUBLE))
+
+
+def test_a_second_backward_pass_and_wanted_gradients_alone() -> None:
+    inputs = problem((2, 5))
+    inputs[3].requires_grad_()
+    out = attend_folded(*inputs)
+    g = torch.randn_like(out)
+    first, second = (torch.autograd.grad(out, inputs[3], g, retain_graph=kept)[0] for kept in (True, False))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(out, inputs[3], g)
+    with torch.no_grad():
+        assert not attend_folded(*inputs).requires_grad
+
+
+class Compiling:
+    """In the place of compiled FlexAttention on a GPU: the uncompiled one, which may fail when it compiles or later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, forward: Exception | None, backward: Exception | None):
+        self.calls, self.forward, self.backward = 0, forward, backward
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(fused, "_KERNELS", fused._Kernels())
+        monkeypatch.setattr(fused, "_compiled", lambda: self)
+        fused._say_once.cache_clear()
+
+    def __call__(self, *inputs: Tensor, **options: Any) -> Tensor:
+        self.calls += 1
+        if self.forward is not None:
+            raise self.forward
+        out = fused._uncompiled(*inputs, **options)
+        if self.backward is not None:
+            out.register_hook(self._fail)
+        return out
+
+    def _fail(self, gradient: Tensor) -> None:
+        del gradient
+        assert self.backward is not None
+        raise self.backward
+
+
+def failure(module: str) -> Exception:
+    """An error as a compiler raises it, by the module of its class."""
+    return type("OutOfResources", (Exception,), {"__module__": module})("out of resource: shared memory\nmore")
+
+
+@asks_for_gradients
+@pytest.mark.usefixtures("gradients_on_a_cpu")
+@pytest.mark.parametrize("when", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "error",
+    [failure("triton.runtime.errors"), failure("torch._inductor.exc"), RuntimeError("No valid triton configs.")],
+)
+def test_what_does_not_compile_is_folded(error: Exception, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [tensor.requires_grad_() for tensor in problem((2, 5))]
+    expected = attend_plainly(*inputs)
+    g = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, g)
+    flex = Compiling(monkeypatch, **({"forward": None, "backward": None} | {when: error}))
+
+    def run() -> tuple[Tensor, ...]:
+        out = attend_flex(*inputs)
+        torch.testing.assert_close(out, expected, **tolerance(DOUBLE))
+        return torch.autograd.grad(out, inputs, g)
+
+    with pytest.warns(UserWarning, match=rf"does not compile \({type(error).__name__}: [^\n]*; .* folded"):
+        found = run()
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
+    run()  # neither tried nor said again
+    assert flex.calls == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("sizes do not match")])
+def test_other_errors_are_not_the_compilers(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    Compiling(monkeypatch, forward=error, backward=None)
+    with pytest.raises(RuntimeError, match=str(error)):
+        attend_flex(*problem((2, 5)))
+
+
+def test_shapes_beyond_those_that_torch_compiles_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold all scores at once for them."""
+    flex = Compiling(monkeypatch, forward=None, backward=None)
+    monkeypatch.setattr(fused, "_recompile_limit", lambda: 2)
+    for width in (2, 3, 2, 3):
+        attend_flex(*problem((2, width)))
+    assert flex.calls == 4
+    inputs = problem((2, 4))
+    with pytest.warns(UserWarning, match=r"torch compiles FlexAttention for 2 shapes .* folded"):
+        out = attend_flex(*inputs)
+    torch.testing.assert_close(out, attend_plainly(*inputs), **tolerance(DOUBLE))
+    attend_flex(*problem((2, 3)))
+    assert flex.calls == 5
+    fused.forget_kernels()
+    attend_flex(*inputs)
+    assert flex.calls == 6
+
+
+def test_torch_names_its_limit() -> None:
+    assert fused._recompile_limit() >= 1
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -117,7 +232,9 @@ def test_which_form_is_taken(changes: dict[str, Any], expected: str, monkeypatch
     assert form_of(**(case | changes)) == expected
 
 
-def test_without_a_compiler_or_inside_transforms_the_biases_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_biases_are_folded_and_transforms_see_plain_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case: dict[str, Any] = {"queries": 196, "axes": 2, "channels": (64, 64)}
     monkeypatch.setattr(fused, "can_compile", lambda device: False)
     assert form_of(CUDA, torch.bfloat16, **case) == "folded"
@@ -131,7 +248,7 @@ def test_without_a_compiler_or_inside_transforms_the_biases_are_folded(monkeypat
     torch.func.vmap(note)(torch.zeros(2))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     note(torch.zeros(2))
-    assert forms == ["folded", "folded"]
+    assert forms == ["plain", "folded"]
     assert form_of(torch.device("cpu"), torch.float32, **case) == "plain"
 
 

@@ -1,19 +1,23 @@
 """The planner: costs grow as they should, choices follow them, and a calibration is kept and read back."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from attnconv import Dense, Grid, Kronecker, SelfAttention2d
-from attnconv.operators import planner
+from attnconv.operators import blocks, planner
 from attnconv.operators.planner import Machine, calibrate, calibration_file, fastest, keep, machine_of, seconds
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine_of.cache_clear()
+    planner._fastest.cache_clear()
+    yield
     machine_of.cache_clear()
     planner._fastest.cache_clear()
 
@@ -52,6 +56,28 @@ def test_a_calibration_is_kept_and_used() -> None:
     assert fastest(grid, 9, 8, 1, **options) == "structured"  # type: ignore[arg-type]
     keep(Machine(call=1.0), "cuda")
     assert machine_of("cpu") == slow
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize(("device", "side", "block"), [("cpu", 64, 2**22), ("cuda", 64, 2**24), ("cuda", 128, 2**28)])
+def test_the_plan_counts_the_blocks_of_its_device(
+    device: str, side: int, block: int, low: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def noted(*arguments: object, block: int, **options: object) -> dict[planner.Form, float]:
+        given.append(block)
+        return {"dense": 1.0, "structured": 2.0}
+
+    monkeypatch.setattr(planner, "seconds", noted)
+    fastest(Grid.make((side, side)), 9, 64, 8, low=low, training=True, device=device)
+    assert given == [block]
+    image = torch.zeros(1, side, side, 1, device="meta" if device == "cuda" else "cpu")
+    assert blocks.block_bytes(image, long=side == 128) == block
+    grid, machine = Grid.make((side, side)), Machine(call=1.0)  # launches are all that costs
+    costs = [seconds(grid, 9, 64, 8, low=low, training=True, machine=machine, block=block) for block in (2**22, 2**23)]
+    mixed = 9 * side**2 * 64 * 8 * (2 if low else 4)
+    assert costs[0]["structured"] - costs[1]["structured"] == pytest.approx(24 * mixed / 2**23)
 
 
 NAMES = ("product", "low_product", "thin", "low_thin", "memory", "call")

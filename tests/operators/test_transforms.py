@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnconv import Quadratic, SelfAttention2d
+from attnconv import Kronecker, Quadratic, SelfAttention2d
+from attnconv.encodings import encoding_named
+from attnconv.grid import Grid
 from attnconv.operators import toeplitz
 from tests.tolerances import tolerance
 
@@ -101,9 +103,23 @@ def test_planned_heads_far_away_in_half_precision() -> None:
     assert attention(torch.randn(1, 4, 6, 6).half()).isfinite().all()
 
 
-def test_rows_hold_no_denormal_numbers() -> None:
-    rows = SelfAttention2d(4, 4, 9, encoding="quadratic-generalized").operator(torch.zeros(1, 4, 24, 24)).to_dense()
-    assert not ((rows > 0) & (rows < torch.finfo(torch.float32).tiny)).any()
+@pytest.mark.parametrize("encoding", ["quadratic", "quadratic-generalized"])
+@pytest.mark.parametrize("sizes", [(24, 24), (12, 12, 12)])
+def test_rows_hold_no_denormal_numbers(encoding: str, sizes: tuple[int, ...]) -> None:
+    sharp = encoding_named(encoding, 4, 9, len(sizes))
+    with torch.no_grad():
+        for parameter in sharp.parameters():
+            parameter.fill_(1.0)
+    operator = sharp.operator(Grid.make(sizes), torch.zeros(1, *sizes, 4))
+    if encoding == "quadratic":
+        assert isinstance(operator, Kronecker)
+    torch.set_flush_denormal(False)  # or they would neither be made nor compare as more than nothing
+    try:
+        rows = operator.to_dense()
+        assert rows.sum(-1).min() > 0.999
+        assert not ((rows > 0) & (rows < torch.finfo(torch.float32).tiny)).any()
+    finally:
+        torch.set_flush_denormal(True)
 
 
 @pytest.mark.parametrize("backend", ["dense", "structured", "reference"])

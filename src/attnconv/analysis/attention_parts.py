@@ -147,19 +147,12 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
     given = {"qkv or q_proj, k_proj and v_proj": split, "proj or o_proj": out if isinstance(out, nn.Linear) else None}
     given |= {"num_heads": heads, "head_dim": size, "scale": scale}
     lacking = [part for part, value in given.items() if value is None]
-    norms = [
-        nn.Identity() if norm is None else norm for norm in (_first(source, ("q_norm",)), _first(source, ("k_norm",)))
-    ]
+    norms = [_or_identity(_first(source, (norm,))) for norm in ("q_norm", "k_norm")]
     besides = _besides(attention)
     if split is not None and not lacking:
         besides += _odd_widths({part.stop - part.start for part in split} | {out.in_features}, norms, heads, size)
-    kind = type(attention).__name__
-    if besides and split is not None:
-        got = f"{kind} with {', '.join(besides)}"
-        raise ValueError(bad(name, "must compute softmax(q k^T) v and `proj` alone", got, FIX))
-    if lacking or split is None:
-        requirement = f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}"
-        raise ValueError(bad(name, requirement, kind, FIX))
+    if split is None or lacking or besides:
+        raise ValueError(_refused(type(attention).__name__, name, [] if split is None else besides, lacking))
     drop = _first(source, ("attn_drop", "attention_dropout", "dropout_prob", "dropout"))
     after = getattr(source[-1], "proj_drop" if len(source) == 1 else "dropout", None)
     return AttentionParts(
@@ -171,8 +164,20 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         query_norm=norms[0],
         key_norm=norms[1],
         dropout=_probability(drop),
-        out_dropout=nn.Identity() if after is None else after,
+        out_dropout=_or_identity(after),
     )
+
+
+def _refused(kind: str, name: str, besides: list[str], lacking: list[str]) -> str:
+    """Why a module is none of the known ones: what it does besides their formula, or else what it lacks."""
+    if besides:
+        got = f"{kind} with {', '.join(besides)}"
+        return bad(name, "must compute softmax(q k^T) v and `proj` alone", got, FIX)
+    return bad(name, f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}", kind, FIX)
+
+
+def _or_identity(module: nn.Module | None) -> nn.Module:
+    return nn.Identity() if module is None else module
 
 
 def projects(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from attnconv.bench.answer import Row
-from attnconv.bench.measuring import Ratio, interleaved, memory_of
+from attnconv.bench.measuring import Memory, Ratio, interleaved, memory_of
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,14 @@ class Case:
         arguments: Of the question's `prepared`, which also takes the `contender` and returns a step.
         pixels: Its size.
         dense_bytes: What the dense matrix would take, where that is to be shown.
+        memory: Whether peak memory is measured too, which takes a process per contender.
     """
 
     words: str
     arguments: Mapping[str, Any]
     pixels: int
     dense_bytes: int | None = None
+    memory: bool = True
 
 
 def compare(
@@ -42,7 +44,7 @@ def compare(
     steps = {name: prepared(**case.arguments, contender=name) for name in names}
     found = {name: [tensor.clone() for tensor in step()] for name, step in steps.items()}
     times = interleaved(steps, repeats)
-    memories = {name: memory_of(module, {**case.arguments, "contender": name}) for name in names}
+    memories = {name: memory_of(module, {**case.arguments, "contender": name}) for name in names if case.memory}
     base = names[0]
     return [
         Row(
@@ -50,14 +52,19 @@ def compare(
             contender=name,
             seconds=times[name],
             ratio=None if name == base else Ratio.of(times[base], times[name]),
-            memory=memories[name],
-            memory_ratio=None if name == base else memories[name].step / max(memories[base].step, 1),
+            memory=memories.get(name),
+            memory_ratio=_part_of(memories, name, base),
             pixels=case.pixels,
             difference=None if name == base else largest_difference(found[name], found[base]),
             dense_bytes=case.dense_bytes,
         )
         for name in names
     ]
+
+
+def _part_of(memories: Mapping[str, Memory], name: str, base: str) -> float | None:
+    """A contender's memory over that of the base; None for the base itself, and where none is measured."""
+    return None if name == base or not memories else memories[name].step / max(memories[base].step, 1)
 
 
 def largest_difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:

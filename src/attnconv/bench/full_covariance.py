@@ -48,6 +48,7 @@ def answer(settings: FullCovarianceSettings) -> Answer:
                 arguments={**sizes, "root": root},
                 pixels=side**2,
                 dense_bytes=4 * settings.heads * side**4,
+                memory=side >= settings.memory_from,
             )
             names = CONTENDERS if side <= settings.peers_to else ("auto",)
             rows += compare(__name__, prepared, case, names, settings.repeats)

@@ -30,7 +30,8 @@ def answer(settings: GatedSettings) -> Answer:
     for batch, side in settings.cases:
         words = f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
         sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-        rows += compare(__name__, prepared, Case(words, sizes, side**2), CONTENDERS, settings.repeats)
+        case = Case(words, sizes, side**2, memory=side >= settings.memory_from)
+        rows += compare(__name__, prepared, case, CONTENDERS, settings.repeats)
     return Answer("gated", "times as fast as with both softmaxes of every image", tuple(rows))
 
 

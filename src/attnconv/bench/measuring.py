@@ -118,14 +118,19 @@ def measuring_on(device: str) -> AbstractContextManager[object]:
     return nullcontext() if device == "cpu" else torch.device(device)
 
 
+def device_here() -> torch.device:
+    """Where tensors are made that name no device. `torch.get_default_device` overlooks contexts before torch 2.8."""
+    return torch.empty(0).device
+
+
 def low_precision(wanted: bool) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where measurements run, if it is wanted."""
-    return torch.autocast(torch.get_default_device().type, torch.bfloat16) if wanted else nullcontext()
+    return torch.autocast(device_here().type, torch.bfloat16) if wanted else nullcontext()
 
 
 def waited() -> None:
     """Return when the device has done what it was handed; a CPU always has."""
-    if torch.get_default_device().type == "cuda":
+    if device_here().type == "cuda":
         torch.cuda.synchronize()
 
 
@@ -187,7 +192,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
         module,
         json.dumps(dict(case)),
         str(torch.get_num_threads()),
-        str(torch.get_default_device()),
+        str(device_here()),
     ]
     sources = str(Path(attnconv.__file__).parent.parent)
     paths = [sources, *filter(None, [os.environ.get("PYTHONPATH")])]

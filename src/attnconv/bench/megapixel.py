@@ -54,7 +54,7 @@ def _rows(side: int, settings: MegapixelSettings) -> Iterator[Row]:
             case=f"{side} x {side}",
             contender=_name(alpha),
             seconds=times[_name(alpha)],
-            memory=memory_of(__name__, {**case, "alpha": alpha}),
+            memory=memory_of(__name__, {**case, "alpha": alpha}) if side >= settings.memory_from else None,
             pixels=side**2,
             dense_bytes=4 * settings.heads * side**4,
         )

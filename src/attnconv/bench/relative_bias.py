@@ -24,10 +24,11 @@ from torch import Tensor
 
 from attnconv.bench.answer import Answer
 from attnconv.bench.contenders import Case, compare
+from attnconv.bench.measuring import device_here
 from attnconv.bench.settings import DtypeName, RelativeBiasSettings
 from attnconv.operators.base import score_dtype
 from attnconv.operators.biased import attention_with_relative_bias, axis_scores
-from attnconv.operators.fused import attend_flex, attend_folded, form_of
+from attnconv.operators.fused import attend_flex, attend_folded, forget_kernels, form_of
 from attnconv.operators.products import axis_sum
 
 BASE = "materialised"
@@ -41,16 +42,16 @@ def answer(settings: RelativeBiasSettings) -> Answer:
             words = f"{dtype}, {batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
             sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
             names = contenders(side, settings.channels, dtype)
-            case = Case(words, {**sizes, "dtype": dtype}, side**2)
+            case = Case(words, {**sizes, "dtype": dtype}, side**2, memory=side >= settings.memory_from)
             rows += compare(__name__, prepared, case, names, settings.repeats)
             if "flex" in names:
-                torch.compiler.reset()  # it stops to compile after a few sizes, and would run uncompiled from then on
+                forget_kernels()  # a few sizes are compiled, and all others folded
     return Answer("relative-bias", "times as fast as with the bias materialised", tuple(rows))
 
 
 def contenders(side: int, channels: int, dtype: DtypeName) -> tuple[str, ...]:
     """Who runs a case. Not FlexAttention on a CPU: it has no gradients there, and uncompiled it holds all scores."""
-    device, narrow = torch.get_default_device(), getattr(torch, dtype)
+    device, narrow = device_here(), getattr(torch, dtype)
     form = form_of(device, narrow, queries=side**2, axes=2, channels=(channels, channels))
     return (BASE, "folded", *(["flex"] if form == "flex" else []), "linear")
 

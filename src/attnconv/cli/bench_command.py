@@ -42,7 +42,8 @@ class Bench:
     """First measure what the planner needs to know of this machine, and keep it in the user's cache folder; without
     names, only that."""
     quick: bool = False
-    """Small sizes, within seconds: shows that everything runs. Its numbers say nothing about the claims."""
+    """Small sizes, some ten seconds in all: shows that every question runs here, and what it prints and writes. Its
+    numbers say nothing about the claims."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there."""
     out: Path | None = None

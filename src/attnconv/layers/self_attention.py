@@ -108,11 +108,7 @@ class SelfAttention(nn.Module, abc.ABC):
         _check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
         check_border(border)
         check_device_dtype(device, dtype)
-        if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
-            requirement = "must be a number of at least 0 and below 1"
-            raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
-        if backend not in BACKENDS:
-            raise ValueError(bad("backend", f"must be one of {', '.join(BACKENDS)}", repr(backend)))
+        _check_running(attention_dropout, backend)
         self.stride = per_axis("stride", stride, self.dims, least=1)
         self.padding = padding_pairs(padding, self.dims)
         self.dilation = per_axis("dilation", dilation, self.dims, least=1)
@@ -124,14 +120,7 @@ class SelfAttention(nn.Module, abc.ABC):
         self.attention_dropout = attention_dropout
         self.backend: Backend = backend
         self.encoding = self._encoding(encoding)
-        self.weight: nn.Parameter | None = None
-        self.value_weight: nn.Parameter | None = None
-        self.output_weight: nn.Parameter | None = None
-        if head_channels is None:
-            self.weight = nn.Parameter(torch.empty(self.heads, self.in_channels // self.groups, self.out_channels))
-        else:
-            self.value_weight = nn.Parameter(torch.empty(self.heads, self.in_channels, head_channels))
-            self.output_weight = nn.Parameter(torch.empty(self.heads, head_channels, self.out_channels))
+        self._make_weights(head_channels)
         self.bias = nn.Parameter(torch.empty(self.out_channels)) if bias else None
         self.called = ""
         self._plan: Plan | None = None
@@ -141,6 +130,17 @@ class SelfAttention(nn.Module, abc.ABC):
             self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
+
+    def _make_weights(self, head_channels: int | None) -> None:
+        """Merged weights, or factored ones."""
+        self.weight: nn.Parameter | None = None
+        self.value_weight: nn.Parameter | None = None
+        self.output_weight: nn.Parameter | None = None
+        if head_channels is None:
+            self.weight = nn.Parameter(torch.empty(self.heads, self.in_channels // self.groups, self.out_channels))
+        else:
+            self.value_weight = nn.Parameter(torch.empty(self.heads, self.in_channels, head_channels))
+            self.output_weight = nn.Parameter(torch.empty(self.heads, head_channels, self.out_channels))
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
@@ -442,6 +442,14 @@ def check_device_dtype(device: torch.device | str | None, dtype: object) -> None
         raise TypeError(bad("dtype", "must be a floating dtype such as torch.float32", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
         raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
+
+
+def _check_running(attention_dropout: float, backend: str) -> None:
+    if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
+        requirement = "must be a number of at least 0 and below 1"
+        raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
+    if backend not in BACKENDS:
+        raise ValueError(bad("backend", f"must be one of {', '.join(BACKENDS)}", repr(backend)))
 
 
 def _check_groups(inputs: int, outputs: int, groups: int, head_channels: int | None) -> None:

@@ -12,8 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK = 2**22  # bytes of M held at once: what a processor's cache holds
-DEVICE_BLOCK = 2**28  # on other devices, whose launches cost more than their memory
+# Bytes of M for all heads in a block. A processor's cache holds 4 MiB, and a call costs it little.
+BLOCK = 2**22
+# A GPU's memory is fast and its launches are slow: a product over 16 MiB takes it about as long as the launch, 10 us at
+# 3 TB/s. More would gain nothing, and cost the lead in memory: the backward pass holds three tensors of a block, and at
+# 32 x 32 the whole of M is no more than the dense form keeps. By data sheets; not measured.
+DEVICE_BLOCK = 2**24
+# Long axes go head by head and tile by tile: a launch sees a hundredth of a block, and one head's part is held.
+LONG_DEVICE_BLOCK = 2**28
 LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
 LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
 TILE = 32  # queries of a long axis that share a range of keys
@@ -46,9 +52,16 @@ class Block:
     views: tuple[View, ...]
 
 
-def block_bytes(x: Tensor) -> int:
-    """How many bytes of mixed pixels may be held at once."""
-    return BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
+def block_bytes(x: Tensor, *, long: bool = False) -> int:
+    """How many bytes of mixed pixels a block of an image has, on short axes or on long ones."""
+    return block_bytes_on(x.device.type, long=long)
+
+
+def block_bytes_on(device: str, *, long: bool = False) -> int:
+    """The same on a kind of device: `cpu`, `cuda`, .."""
+    if device == "cpu":
+        return BLOCK
+    return LONG_DEVICE_BLOCK if long else DEVICE_BLOCK
 
 
 def are_short(factors: Sequence[Tensor]) -> bool:
@@ -81,11 +94,11 @@ def within(factors: Sequence[Tensor], strip: Tile) -> list[Tensor]:
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[Block]:
     """The whole problem, in parts whose M takes about `BLOCK` bytes: whole images, or rows of queries of one."""
-    heads, channels = weight.shape[0], x.shape[-1]
-    rows = factors[0].shape[1]
-    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * heads * channels
+    heads, rows = weight.shape[0], factors[0].shape[1]
+    channels = max(heads * x.shape[-1], weight.shape[2])  # of M, or of what it is projected to
+    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * channels
     bands = [Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
-    most = block_bytes(x) // x.element_size()
+    most = block_bytes(x, long=True) // x.element_size()
     if rows * per_row <= 2 * most:
         images, height = max(most // (rows * per_row), 1), rows
     else:

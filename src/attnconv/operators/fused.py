@@ -10,17 +10,19 @@ and as the rest, which leaves 16 or 22 bits.
 Limits, by which `form_of` chooses:
 
     flex      one or two axes, up to 256 channels a head, 128 queries and more, float32 or half precision, Triton and a
-              GPU of compute capability 8.0; not while another compiler or a function transform traces
+              GPU of compute capability 8.0; not while another compiler traces. What it cannot compile, and shapes
+              beyond those that torch compiles, are folded
     folded    anything. Flash kernels stop at 256 channels, the folded ones included: heads of 64 at 96 x 96 positions,
               in half precision 48 x 48. Beyond, torch takes its memory-efficient kernel
+    plain     all scores at once, for function transforms and second derivatives: the kernels have neither
 """
 
 import functools
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv.operators.base import score_dtype
+from attnconv.operators.products import axis_sum
+from attnconv.operators.recomputing import is_transformed, twice_differentiable
 
 Form: TypeAlias = Literal["blocks", "plain", "folded", "flex"]
 
@@ -50,7 +55,8 @@ def form_of(device: torch.device, dtype: torch.dtype, *, queries: int, axes: int
         channels: Of a head's keys, and of its values.
 
     Returns:
-        "flex" or "folded" on CUDA; elsewhere "plain" while a compiler traces, else "blocks".
+        On CUDA "flex" or "folded", "plain" inside `torch.func`; elsewhere "plain" while a compiler traces, else
+        "blocks".
 
     Example:
         >>> import torch
@@ -60,8 +66,10 @@ def form_of(device: torch.device, dtype: torch.dtype, *, queries: int, axes: int
     tracing = torch.compiler.is_compiling()
     if device.type != "cuda":
         return "plain" if tracing else "blocks"
-    if tracing or _transformed():
+    if tracing:
         return "folded"
+    if is_transformed():
+        return "plain"
     fits = dtype in _DTYPES and axes in (1, 2) and queries >= LEAST_QUERIES and max(channels) <= MOST_CHANNELS
     return "flex" if fits and can_compile(device) else "folded"
 
@@ -71,11 +79,6 @@ def can_compile(device: torch.device) -> bool:
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (
         LEAST_CAPABILITY
     )
-
-
-def _transformed() -> bool:
-    """Inside `torch.func`: FlexAttention has rules for few of its transforms."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def attend_flex(
@@ -89,10 +92,11 @@ def attend_flex(
         score[q, k] + B_1[q, k // width] + B_2[q, k % width]
 
     Differentiable in all tensors on CUDA, where it is compiled: once for every combination of shapes, dtypes and wanted
-    gradients, which takes seconds. torch compiles 8 of them (`torch._dynamo.config.recompile_limit`), warns, and from
-    then on holds all scores at once; raise the limit for images of many sizes. Gradients of the biases are summed by
-    atomic additions, in an order that changes between runs. On a CPU it is not compiled, holds all scores at once and
-    has no gradients: there it serves comparison.
+    gradients, which takes seconds. torch compiles 8 of them (`torch._dynamo.config.recompile_limit`) and would hold all
+    scores at once from then on: further ones are folded, as are those that it fails to compile, both with a warning.
+    Gradients of the biases are summed by atomic additions, in an order that changes between runs. Second derivatives
+    hold all scores at once. On a CPU it is not compiled, holds all scores at once and has no gradients: there it serves
+    comparison.
 
     Args:
         queries: Scaled query vectors, (1 or b, h, n, e).
@@ -115,13 +119,30 @@ def attend_flex(
     """
     if len(biases) not in (1, 2):
         raise ValueError(bad("biases", "must be one or two", len(biases), "Use attend_folded for more axes."))
+    return _flex_twice(queries, keys, values, *biases)
+
+
+def _flex_or_folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """FlexAttention, or the folded form where torch has no kernel of it."""
+    inputs = (queries, keys, values, *biases)
+    if not values.is_cuda:
+        return _flex(_uncompiled, *inputs)
+    if _KERNELS.has_room(inputs):
+        try:
+            return _flex(_compiled(), *inputs)
+        except Exception as error:
+            if not _given_up(error, inputs):
+                raise
+    return _folded(*inputs)
+
+
+def _flex(kernel: Callable[..., Tensor], queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     shape = (values.shape[0], queries.shape[1])
     # Powers of two are what the kernels' tiles hold; torch 2.6 takes no other numbers.
     left, right = (_padded(part.expand(*shape, -1, -1), _power(part.shape[-1])) for part in (queries, keys))
     wide = _padded(values.expand(*shape, -1, -1), _power(values.shape[-1]))
-    flex = _compiled() if values.is_cuda else _uncompiled
-    out = flex(left, right, wide, score_mod=_adding([bias.expand(shape[0], -1, -1, -1) for bias in biases]), scale=1.0)
-    return out[..., : values.shape[-1]]
+    adding = _adding([bias.expand(shape[0], -1, -1, -1) for bias in biases])
+    return kernel(left, right, wide, score_mod=adding, scale=1.0)[..., : values.shape[-1]]
 
 
 def _adding(biases: Sequence[Tensor]) -> Callable[..., Tensor]:
@@ -156,8 +177,77 @@ def _flex_attention() -> Callable[..., Tensor]:
 @functools.lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Tensor]:
     """For sizes that are constants: the width of an image divides every index of a key."""
-    compiled: Callable[..., Tensor] = torch.compile(_flex_attention(), dynamic=False)
+    flex = _flex_attention()
+    # A function of our own: torch counts per function what it compiled, and others compile `flex_attention` as well.
+    own = lambda *inputs, **options: flex(*inputs, **options)  # noqa: E731, PLW0108 - see `_adding`
+    compiled: Callable[..., Tensor] = torch.compile(own, dynamic=False)
     return compiled
+
+
+@final
+class _Kernels:
+    """What torch was asked to compile, by all that makes it compile anew, and what it failed at."""
+
+    def __init__(self) -> None:
+        self.asked: set[Hashable] = set()
+        self.failed: set[Hashable] = set()
+
+    def has_room(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a kernel for such inputs is there, or may be compiled. Counts it."""
+        kind = self._kind(inputs)
+        if kind in self.failed:
+            return False
+        if kind not in self.asked:
+            most = _recompile_limit()
+            if len(self.asked) >= most:
+                _say_once(f"torch compiles FlexAttention for {most} shapes (torch._dynamo.config.recompile_limit)")
+                return False
+            self.asked.add(kind)
+        return True
+
+    def fails_at(self, inputs: Sequence[Tensor]) -> None:
+        """From now on these are not asked for."""
+        self.failed.add(self._kind(inputs))
+
+    def forget(self) -> None:
+        """After `torch.compiler.reset`."""
+        self.asked.clear()
+        self.failed.clear()
+
+    @staticmethod
+    def _kind(inputs: Sequence[Tensor]) -> Hashable:
+        return tuple((one.shape, one.stride(), one.dtype, one.requires_grad, one.device) for one in inputs)
+
+
+_KERNELS = _Kernels()
+
+
+def forget_kernels() -> None:
+    """Let torch compile as many shapes anew: it forgets all that it compiled, whoever asked for it."""
+    torch.compiler.reset()
+    _KERNELS.forget()
+
+
+def _recompile_limit() -> int:
+    config = importlib.import_module("torch._dynamo.config")
+    # torch 2.6 has the older name, which later ones keep as a second one.
+    return int(config.cache_size_limit)
+
+
+def _given_up(error: Exception, inputs: Sequence[Tensor]) -> bool:
+    """Whether an error is the compiler's: no kernel, or none that fits into the GPU's shared memory."""
+    kinds = [kind.__module__ for kind in type(error).__mro__]
+    compilers = any(name.startswith(("torch._dynamo", "torch._inductor", "triton")) for name in kinds)
+    if not (compilers or str(error).startswith("No valid triton configs")):
+        return False  # too little memory, say, or inputs that do not fit
+    _KERNELS.fails_at(inputs)
+    _say_once(f"FlexAttention does not compile ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})")
+    return True
+
+
+@functools.lru_cache
+def _say_once(reason: str) -> None:
+    warnings.warn(f"{reason}; the biases are folded into scaled_dot_product_attention instead.", stacklevel=2)
 
 
 def _power(channels: int) -> int:
@@ -183,7 +273,7 @@ def attend_folded(
     One product then adds the biases in the fused kernels that a GPU has, exactly where they have the dtype of the
     queries. Wider biases are folded as two numbers each: B rounded to the narrow dtype, and the rest rounded likewise,
     whose sum has twice the bits. On a CPU the longer products cost more than the additions that they save
-    (`attnconv bench relative-bias`).
+    (`attnconv bench relative-bias`). Second derivatives hold all scores at once.
 
     Args:
         queries: Scaled query vectors, (1 or b, h, n, e).
@@ -200,6 +290,10 @@ def attend_folded(
         >>> attend_folded(q, k, v, torch.randn(2, 4, 12, 3), torch.randn(2, 4, 12, 4)).shape
         torch.Size([2, 4, 12, 8])
     """
+    return _folded_twice(queries, keys, values, *biases)
+
+
+def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     batch, heads = values.shape[0], queries.shape[1]
     sizes = [bias.shape[-1] for bias in biases]
     hot = [
@@ -227,3 +321,15 @@ def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         return (bias.to(dtype),)
     high = bias.detach().to(dtype)
     return high, (bias - high.to(bias.dtype)).to(dtype)
+
+
+def _exactly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """All scores at once, at least in float32: the form that can be differentiated any number of times."""
+    exact = [part.to(score_dtype(values.dtype)) for part in (queries, keys, values, *biases)]
+    scores = exact[0] @ exact[1].mT
+    weights = torch.softmax(scores + axis_sum(exact[3:]) if biases else scores, -1)
+    return (weights @ exact[2]).to(values.dtype)
+
+
+_folded_twice = twice_differentiable(_exactly, _folded)
+_flex_twice = twice_differentiable(_exactly, _flex_or_folded, _given_up)

@@ -10,7 +10,7 @@ size n x n exists.
 
 Band: a key whose weight is below eps^2 of the row's largest is left out of the sum (eps of the score's dtype). The rest
 of the row holds it to rounding, gradients included, and no product ever meets a denormal number, which would slow a CPU
-several times.
+several times. Rows of three axes and more, products of as many weights, are cut to what is not denormal themselves.
 """
 
 from collections.abc import Sequence
@@ -82,6 +82,8 @@ class Kronecker(AttentionOperator):
         rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
         for factor, index in zip(self.factors[1:], indices[1:], strict=True):
             rows = (rows[..., None] * factor.index_select(1, index)[..., None, :]).flatten(2)
+        if len(self.factors) > 2:  # eps^6 is denormal in float32, and far below what a row's sum holds
+            rows = rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0)
         return rows[None]
 
     def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
-from attnconv.operators.blocks import Block, Tile, View, blocks, strips, within
+from attnconv.operators.blocks import Block, Tile, View, block_bytes, blocks, strips, within
 from attnconv.operators.products import project_back, project_each, project_gradient
 from attnconv.operators.recomputing import Gradients
 
@@ -124,8 +124,7 @@ def _unmix(
         part = _back_along(part, factors[axis][view.head], tiles, axis + 1)
     flat = part.flatten(2)  # (b, rows, rest)
     if to_factors[0] is not None:
-        outer = (flat @ images[:, view.keys].flatten(2).mT).sum(0, dtype=to_factors[0].dtype)
-        to_factors[0][view.head, block.rows, view.keys].add_(outer)
+        _add_products(to_factors[0][view.head, block.rows, view.keys], flat, images[:, view.keys].flatten(2))
     if to_x is not None:
         back = _each(first.mT, flat)
         to_x[block.images, view.keys].add_(back.view(len(images), -1, *x.shape[2:]))
@@ -165,5 +164,22 @@ def _add_outer(into: Float[Tensor, "q k"], gradient: Tensor, met: Tensor, tiles:
     """The gradient of the factor of `_along`, which `met` these keys."""
     slopes, keys = _flat(gradient, dim), _flat(met, dim)
     for tile in tiles:
-        outer = torch.bmm(slopes[:, tile.queries], keys[:, tile.keys].mT)
-        into[tile.queries, tile.keys].add_(outer.sum(0, dtype=into.dtype))
+        _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
+
+
+def _add_products(
+    into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
+) -> None:
+    """Add the sum of left right^T over the parts, a block's bytes of products at a time.
+
+    Where channels are few these are more numbers than the mixed pixels.
+    """
+    parts, queries, keys = len(left), left.shape[1], right.shape[1]
+    most = max(block_bytes(left) // (left.element_size() * keys), 1)  # rows of products
+    height, some = min(most, queries), max(most // max(queries, 1), 1)
+    for row in range(0, queries, height):
+        rows = slice(row, row + height)
+        for part in range(0, parts, some):
+            chosen = slice(part, part + some)
+            products = torch.bmm(left[chosen, rows], right[chosen].mT)
+            into[rows].add_(products.sum(0, dtype=into.dtype))

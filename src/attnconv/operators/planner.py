@@ -27,6 +27,7 @@ import torch
 from attnconv._atomic import write_atomically
 from attnconv._cache import user_cache
 from attnconv.grid import Grid
+from attnconv.operators.blocks import BLOCK, LONG_AXIS, block_bytes_on
 
 Form = Literal["dense", "structured"]
 
@@ -66,7 +67,7 @@ def seconds(
     low: bool,
     training: bool,
     machine: Machine,
-    block: int = 2**20,
+    block: int = BLOCK,
 ) -> dict[Form, float]:
     """Predicted seconds of mixing by each form.
 
@@ -78,7 +79,7 @@ def seconds(
         low: Products in bf16 or float16.
         training: With gradients.
         machine: What the device does per second.
-        block: Numbers that the structured form mixes at a time.
+        block: Bytes that the structured form mixes at a time.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count
@@ -86,7 +87,7 @@ def seconds(
     dense = (30 if training else 12) * machine.call + 2 * matrix * channels * batch * (3 if training else 1) / product
     dense += matrix * ((48 + 3 * size) if training else (16 + size)) / machine.memory
     met = sum(axis.size for axis in grid.axes)
-    structured = (70 if training else 22) * machine.call + mixed / block * (24 if training else 8) * machine.call
+    structured = (70 if training else 22) * machine.call + mixed * size / block * (24 if training else 8) * machine.call
     structured += 2 * mixed * met * (4 if training else 1) / thin
     structured += mixed * size * (8 if training else 3) / machine.memory
     return {"dense": dense, "structured": structured}
@@ -99,7 +100,9 @@ def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, tra
 
 @functools.lru_cache(maxsize=1024)
 def _fastest(grid: Grid, heads: int, channels: int, batch: int, low: bool, training: bool, device: str) -> Form:
-    costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine_of(device))
+    block = block_bytes_on(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
+    machine = machine_of(device)
+    costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine, block=block)
     return "dense" if costs["dense"] <= costs["structured"] else "structured"
 
 

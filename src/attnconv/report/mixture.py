@@ -63,39 +63,44 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
         figure = Figure(figsize=(_WIDTH, height))
         page = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         page.set_axis_off()
-        page.text(_WIDTH / 2, 0.14, printable(title, width=80), fontsize=12.0, ha="center", va="top")
-        for x, words in (
-            (_LEFT + _IMAGE / 2, "input X"),
-            (_MAPS + _MAP / 2, "attention A"),
-            (_MATRICES + _MATRIX / 2, "matrix W"),
-            (_OUTPUT + 0.2, "output at q"),
-        ):
-            page.text(x, _TOP - 0.2, words, fontsize=9.5, ha="center", va="bottom")
+        _headings(page, title)
         middle = _TOP + lines / 2
         _image(page, heads, query, top=middle - _IMAGE / 2)
         first = middle - len(heads) * _STEP / 2 + _STEP / 2
         for head, single in enumerate(heads):
             y = first + head * _STEP
             _line(page, single, query, head, y=y, centre=centres[head])
-            page.annotate(
-                "",
-                (_SUM - 0.16, middle),
-                (_MATRICES + _MATRIX + 0.08, y),
-                arrowprops={"arrowstyle": "-", "color": FAINT},
-            )
-        page.text(_SUM, middle, "Σ", fontsize=20.0, ha="center", va="center")
-        page.annotate(
-            "", (_OUTPUT, middle), (_SUM + 0.17, middle), arrowprops={"arrowstyle": "->", "color": INK, "shrinkB": 0}
-        )
-        for step in range(6):
-            page.add_patch(
-                Rectangle((_OUTPUT + 0.06, middle - 0.72 + 0.24 * step), 0.28, 0.24, facecolor="#dfe6ee", edgecolor=INK)
-            )
+            _arrow(page, (_MATRICES + _MATRIX + 0.08, y), (_SUM - 0.16, middle), {"arrowstyle": "-", "color": FAINT})
+        _sum(page, middle)
         page.text(_LEFT, height - 0.1, printable(_NOTE, width=128), fontsize=7.5, color=FAINT, va="bottom")
         page.set_xlim(0.0, _WIDTH)
         page.set_ylim(height, 0.0)
         page.set_aspect("auto")
     return figure
+
+
+def _headings(page: Axes, title: str) -> None:
+    page.text(_WIDTH / 2, 0.14, printable(title, width=80), fontsize=12.0, ha="center", va="top")
+    for x, words in (
+        (_LEFT + _IMAGE / 2, "input X"),
+        (_MAPS + _MAP / 2, "attention A"),
+        (_MATRICES + _MATRIX / 2, "matrix W"),
+        (_OUTPUT + 0.2, "output at q"),
+    ):
+        page.text(x, _TOP - 0.2, words, fontsize=9.5, ha="center", va="bottom")
+
+
+def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], style: dict[str, Any]) -> None:
+    page.annotate("", end, start, arrowprops=style)
+
+
+def _sum(page: Axes, middle: float) -> None:
+    """The sign of the sum, and the output's channels."""
+    page.text(_SUM, middle, "Σ", fontsize=20.0, ha="center", va="center")
+    _arrow(page, (_SUM + 0.17, middle), (_OUTPUT, middle), {"arrowstyle": "->", "color": INK, "shrinkB": 0})
+    for step in range(6):
+        corner = (_OUTPUT + 0.06, middle - 0.72 + 0.24 * step)
+        page.add_patch(Rectangle(corner, 0.28, 0.24, facecolor="#dfe6ee", edgecolor=INK))
 
 
 def _image(page: Axes, heads: FloatArray, query: tuple[int, int], *, top: float) -> None:

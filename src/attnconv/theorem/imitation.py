@@ -89,18 +89,24 @@ def imitate(
         operator = operator_beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
-        everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
-        best = everywhere if where == "all" else within
-        if best is None:
-            got = f"none on an image of {operator.grid.sizes}"
-            raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
-        matrices = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
+        phi = _best_phi(operator, conv, where)
+        matrices = torch.einsum("jh,jid->hid", phi, _matrices(conv, layer.groups).to(phi))
         made = copy.deepcopy(layer)
         assert made.weight is not None
         made.weight.copy_(matrices)
         if made.bias is not None:
             made.bias.copy_(torch.zeros_like(made.bias) if conv.bias is None else conv.bias)
     return made
+
+
+def _best_phi(operator: AttentionOperator, conv: Convolution, where: str) -> Float[Tensor, "j h"]:
+    """The Phi that serves the queries that count."""
+    everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
+    best = everywhere if where == "all" else within
+    if best is None:
+        got = f"none on an image of {operator.grid.sizes}"
+        raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
+    return best.phi
 
 
 def imitation_error(

@@ -198,15 +198,21 @@ def can_express(
     """
     with torch.no_grad():
         operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        if tolerance is None:
-            tolerance = _TOLERANCES[rows_dtype(operator)]
-        elif not (is_real(tolerance) and tolerance >= 0):
-            raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
+        most = _tolerance(operator, tolerance)
         everywhere, within, alone = fit(operator, shifts, padding_mode)
         if isinstance(attention, SelfAttention) and attention.transposed:
             everywhere = replace(everywhere, transposed=attention.groups)
             within = None if within is None else replace(within, transposed=attention.groups)
-        return Expressiveness(kernel, everywhere, within, alone, tolerance, rank_tolerance(operator))
+        return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
+
+
+def _tolerance(operator: AttentionOperator, tolerance: float | None) -> float:
+    """The one that is given, or that of the dtype."""
+    if tolerance is None:
+        return _TOLERANCES[rows_dtype(operator)]
+    if not (is_real(tolerance) and tolerance >= 0):
+        raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
+    return tolerance
 
 
 def factorise(
