@@ -169,6 +169,15 @@ class TestRefusals:
         assert only_operator(model, images, layers=["0"]).grid.sizes == (3, 3)
         assert not any(module._forward_pre_hooks for module in model.modules())
 
+    def test_attention_among_channels(self) -> None:
+        class ChannelAttention(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                channels = x.flatten(2)[:, None]  # 16 of them, as many as 4 x 4 tokens would be
+                return (channels @ channels.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"the attention of module '' .* among channels, not among tokens"):
+            only_operator(ChannelAttention(), torch.randn(1, 16, 8, 8))
+
     def test_tokens_without_a_grid(self) -> None:
         images = torch.randn(1, 2, 3, 4)
         model = nn.Sequential(nn.AdaptiveAvgPool2d((1, 7)), Kernel())

@@ -28,10 +28,15 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
 # Modules whose probabilities are not the softmax that they compute, by class: what they do instead.
+_DIFFERENCE = "it attends by the difference of two softmaxes"
+_TALKING = "it mixes its heads after the softmax"
+_CHANNELS = "it attends among channels, not among tokens"
 NOT_A_SOFTMAX = {
-    "DiffAttention": "it attends by the difference of two softmaxes",
-    "TalkingHeadAttn": "it mixes its heads after the softmax",
-    "XCA": "it attends among channels, not among tokens",
+    "DiffAttention": _DIFFERENCE,
+    "DiffParallelScalingBlock": _DIFFERENCE,
+    "TalkingHeadAttn": _TALKING,
+    "XCA": _CHANNELS,
+    "CrossCovarianceAttn": _CHANNELS,
 }
 
 
@@ -156,8 +161,8 @@ class _Reading:
             return
         try:
             kind = type(frame.module).__name__
-            if kind in NOT_A_SOFTMAX:
-                raise UnreadableError(NOT_A_SOFTMAX[kind])
+            if (other := _other_formula(frame.module)) is not None:
+                raise UnreadableError(other)
             rows: TokenRows | None = read()
             if rows is not None and isinstance(frame.module, GatedPositionalAttention):
                 rows = _beside_positions(frame, frame.module, rows)
@@ -215,6 +220,17 @@ def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
         for module in model.modules()
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _other_formula(module: nn.Module) -> str | None:
+    """What a module does with its softmax that makes its probabilities others; None for what is not known to."""
+    kind = type(module).__name__
+    if kind in NOT_A_SOFTMAX:
+        return NOT_A_SOFTMAX[kind]
+    if "ChannelAttention" in kind:
+        return _CHANNELS
+    # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
+    return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
 
 
 def _claims_attention(module: nn.Module) -> bool:
