@@ -146,6 +146,18 @@ class Softmaxed(nn.Module):
         return out
 
 
+class Headless(nn.Module):
+    """Pixels that attend in one head, without an axis for it."""
+
+    def __init__(self, repeats: int = 1) -> None:
+        super().__init__()
+        self.repeats = repeats
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT.repeat(self.repeats, 1, 1)
+        return (tokens @ tokens.mT).softmax(-1) @ tokens
+
+
 class LinearAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).mT
@@ -160,6 +172,32 @@ class TestRefusals:
 
     def test_a_softmax_module_is_named_after_its_owner(self) -> None:
         assert list(attention_operators(nn.Sequential(Softmaxed()), torch.randn(1, 2, 3, 3))) == ["0"]
+
+    def test_scores_without_an_axis_of_heads_are_one_head(self) -> None:
+        images = torch.randn(2, 2, 3, 4)
+        one, with_heads = Headless(), Softmaxed()
+        rows: list[Tensor] = []
+        for model in (one, with_heads):
+            visit_attention(model, images, lambda _name, operator: rows.append(operator.rows(torch.tensor([0, 7]))))
+        torch.testing.assert_close(rows[0], rows[1], **tolerance(torch.float32))
+
+    def test_heads_in_the_axis_of_images_are_refused(self) -> None:
+        model = Headless(repeats=3)
+        with pytest.raises(ValueError, match=r"got Headless.*it attends in 6 sequences for 2 images"):
+            only_operator(model, torch.randn(2, 2, 3, 4))
+
+    def test_scores_of_five_axes_are_refused(self) -> None:
+        class Many(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = x.flatten(2).mT[:, None, None]
+                return (tokens @ tokens.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"got Many.*its scores have the shape \(1, 1, 1, 9, 9\)"):
+            only_operator(Many(), torch.randn(1, 2, 3, 3))
+
+    def test_a_softmax_over_classes_is_no_attention(self) -> None:
+        model = nn.Sequential(Kernel(), nn.Flatten(1, 2), nn.Linear(2, 5), nn.Softmax(-1))
+        assert list(attention_operators(model, torch.randn(1, 2, 3, 3))) == ["0"]
 
     def test_an_attention_that_is_not_seen(self) -> None:
         model, images = nn.Sequential(Kernel(), LinearAttention()), torch.randn(1, 2, 3, 3)

@@ -22,7 +22,7 @@ from attnconv._modes import evaluating
 from attnconv.analysis.attention_calls import AttentionCalls
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
-from attnconv.analysis.token_rows import GatedRows, PlacedRows, TokenRows, UnreadableError
+from attnconv.analysis.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
 from attnconv.layers.gated import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -160,16 +160,18 @@ class _Reading:
         if not self._wanted(frame.name):
             return
         try:
-            kind = type(frame.module).__name__
             if (other := _other_formula(frame.module)) is not None:
                 raise UnreadableError(other)
-            rows: TokenRows | None = read()
-            if rows is not None and isinstance(frame.module, GatedPositionalAttention):
+            rows = read()
+            if isinstance(frame.module, GatedPositionalAttention):
+                if isinstance(rows, ScoreRows):  # of positions along one axis: they are added below
+                    return
                 rows = _beside_positions(frame, frame.module, rows)
-            elif rows is not None and kind == "GPSA":
-                rows = self._gated(frame, rows)
-            if rows is None:
-                return
+            elif type(frame.module).__name__ == "GPSA":
+                gated = self._gated(frame, rows)
+                if gated is None:
+                    return
+                rows = gated
             layout = layout_of(frames, rows, self._images, self._places)
         except UnreadableError as reason:
             raise _refusal(frame.name, frame.module, str(reason)) from None
