@@ -201,6 +201,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"grid"):
             audit(encoder(), torch.randn(2, 30, 16))
 
+    def test_tokens_before_the_batch(self) -> None:
+        layer = nn.TransformerEncoderLayer(16, 4, 16)
+        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 2, 16\).*2 sequences"):
+            audit(layer, torch.randn(30, 2, 16), grid=(5, 6), batch=30)
+        with pytest.raises(ValueError, match=r"its 8 tokens make no grid.*\(8, 2, 16\) has its tokens first"):
+            audit(layer, torch.randn(30, 2, 16), grid=(5, 6))
+        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 1, 16\)"):
+            audit(layer, torch.randn(30, 1, 16), grid=(5, 6), batch=30)
+
 
 class TestOtherLibraries:
     def test_timm(self) -> None:

@@ -102,7 +102,7 @@ class TestTorch:
         layer, tokens = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 9, 8)
         padding = torch.zeros(2, 9, dtype=torch.bool)
         padding[1, 6:] = True
-        operator = only_operator(layer, tokens, options={"src_key_padding_mask": padding})
+        operator = only_operator(layer, tokens, grid=(3, 3), options={"src_key_padding_mask": padding})
         with torch.no_grad():
             expected = layer.eval().self_attn(
                 tokens, tokens, tokens, key_padding_mask=padding, average_attn_weights=False
@@ -229,6 +229,21 @@ class TestRefusals:
     def test_a_square_number_of_tokens_is_no_square_image(self) -> None:
         model = nn.Sequential(nn.AvgPool2d(2), Kernel())  # 8 x 2 tokens, which are 4 x 4 as well
         assert only_operator(model, torch.randn(1, 2, 16, 4)).grid.sizes == (8, 2)
+
+    def test_of_inputs_that_are_no_images_the_grid_is_asked_for(self) -> None:
+        tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, or a line, or a sentence
+        with pytest.raises(ValueError, match=r"its 16 tokens make no grid of the input \(2, 16, 8\); pass grid="):
+            only_operator(Attends(), tokens)
+        assert only_operator(Attends(), tokens, grid=(2, 8)).grid.sizes == (2, 8)
+
+    def test_sequences_that_are_not_those_of_the_input(self) -> None:
+        class Folded(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch
+                return (tokens @ tokens.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"it attends in 6 sequences for the input \(3, 16, 8\)"):
+            only_operator(Folded(), torch.randn(3, 16, 8), grid=(4, 4))
 
     def test_keys_that_are_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"module 'inner' .* got MultiheadAttention.*keys of its own"):

@@ -20,6 +20,7 @@ from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theorem.span import can_express
@@ -120,12 +121,12 @@ def audit(
 
     Args:
         model: Any module that `visit_attention` reads. It runs in evaluation mode and without gradients.
-        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width); or an
-            iterable of such batches. All of one size.
+        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width), the batch
+            first; or an iterable of such batches. All of one size.
         queries: At most how many queries of each image to look at, spread evenly, at least 1. Under about a hundred,
             chance is no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
-        grid: Tokens of the image, (height, width), for models that do not say it.
+        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
         layers: Names of the modules to read; None for all.
 
@@ -154,7 +155,8 @@ def audit(
         shape = tuple(some.shape[1:])
         calls: dict[str, int] = {}
 
-        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls) -> None:
+        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls, some: Tensor = some) -> None:
+            _check_batch_first(name, operator, some)
             calls[name] = calls.get(name, 0) + 1
             key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
             gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
@@ -240,6 +242,14 @@ def _check(images: Tensor, before: int, shape: tuple[int, ...] | None) -> None:
     if pixels.shape[-1] > 1 and (blank := _where(constant, before)):
         fix = "Attention on a blank image tells nothing of the model. Pass real images."
         raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
+
+
+def _check_batch_first(name: str, operator: AttentionOperator, images: Tensor) -> None:
+    """Refuse tokens that stand before the batch: they would be split and counted as if they were images."""
+    if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
+        requirement = "must have the batch axis first"
+        got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
+        raise ValueError(bad("images", requirement, got, "Wrap the model in one that transposes them."))
 
 
 def _where(flags: Tensor, before: int) -> str:

@@ -61,7 +61,8 @@ def visit_attention(
         images: What the model's forward pass takes, (b, c, height, width) for a model of images.
         visit: Called with the module's name and its operator, in the order in which attentions run. A module that
             attends twice is visited twice.
-        grid: Tokens of the image, (height, width), for models that do not say it; windows know theirs.
+        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images;
+            windows know theirs.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
         layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
         options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
