@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnconv import LearnedRelativeContent, Quadratic, SelfAttention2d, from_conv
 from attnconv.analysis import audit, layer_statistics, sample_queries, visit_attention
+from attnconv.encodings import SeparableEncoding
 from attnconv.operators import AttentionOperator
 from tests.tolerances import tolerance
 
@@ -31,6 +32,19 @@ def own() -> nn.Sequential:
     soft = SelfAttention2d(6, 6, heads=5, encoding=Quadratic(5))
     content = SelfAttention2d(6, 4, heads=2, encoding=LearnedRelativeContent(6, 2, head_channels=4, max_shift=8))
     return nn.Sequential(from_conv(nn.Conv2d(3, 6, 3, padding=1)), soft, nn.ReLU(), content)
+
+
+class BoundToSize(SeparableEncoding):
+    """An encoding with one score per position, for images of one size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(2, 2)
+        self.size = size
+
+    def axis_scores(self, axis: int, shifts: Tensor) -> Tensor:
+        if len(shifts) != self.size:
+            raise RuntimeError(f"{self.size} positions are wanted, not {len(shifts)}")
+        return -shifts.abs().expand(2, *shifts.shape)
 
 
 class Twice(nn.Module):
@@ -102,6 +116,16 @@ class TestNumbers:
         found = audit(own(), images(), layers=["1"])
         assert [layer.name for layer in found.layers] == ["1"]
         assert found["1"].kind == "SelfAttention2d"
+
+    def test_a_layer_bound_to_its_size_has_no_residual_and_says_why(self) -> None:
+        encoding: Any = BoundToSize(24)
+        model = nn.Sequential(SelfAttention2d(3, 4, heads=2, encoding=encoding), own()[0].__class__(4, 3, heads=2))
+        bound, free = audit(model, images(sizes=(24, 24))).layers
+        assert bound.position_only
+        assert bound.span_residual is None
+        assert bound.span_unknown == "on 16 x 16 positions it stopped with: 24 positions are wanted, not 16"
+        assert bound.numbers()["span_unknown"] == bound.span_unknown
+        assert (free.span_residual is None, free.span_unknown) == (False, "")
 
     def test_as_json(self) -> None:
         found = audit(own(), images(1)).numbers()

@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
+from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.theorem.span import can_express
 
-KERNEL = 3
-# Positions per axis of the grid on which kernels are expressed, by number of axes: the answer costs a QR per query.
-MOST_POSITIONS = {1: 64, 2: 16, 3: 6}
 # What the library itself says of an argument of `audit`; all other errors in a forward pass are the model's own.
 _OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries): ")
 
@@ -46,8 +43,9 @@ class LayerAudit:
         position_only: Whether it is a layer of this library that looks at positions and never at the image.
         span_residual: The relative part of 3 x 3 kernels (3 per axis) that no weights of the layer reach, away from the
             border of at most `MOST_POSITIONS` positions per axis: 0 where it can be every such convolution. None
-            where attention depends on the image, or the layer is not this library's.
+            where attention depends on the image, the layer is not this library's, or it is not known.
         statistics: The numbers of the layer and its heads.
+        span_unknown: Why the residual of a layer that looks at positions alone is not known; else empty.
     """
 
     name: str
@@ -58,6 +56,7 @@ class LayerAudit:
     position_only: bool
     span_residual: float | None
     statistics: LayerStatistics
+    span_unknown: str = ""
 
     def numbers(self) -> dict[str, Any]:
         """All numbers as JSON holds them; what is not a number (NaN) is null. The profile is left out."""
@@ -185,6 +184,7 @@ class _Layer:
         module = model.get_submodule(self._module)
         sizes = self._grid.sizes
         own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
+        span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
             name=key or type(module).__name__,
             kind=type(module).__name__,
@@ -192,8 +192,9 @@ class _Layer:
             queries=len(self._queries),
             query_count=self._grid.query_count,
             position_only=own is not None,
-            span_residual=None if own is None else _span_residual(own, sizes),
+            span_residual=None if span is None else span.missed,
             statistics=self._statistics.result(),
+            span_unknown="" if span is None else span.reason,
         )
 
 
@@ -202,11 +203,6 @@ def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool
     """Whether two images share one operator."""
     some = next(layer.parameters())
     return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
-
-
-def _span_residual(layer: SelfAttention, sizes: Sequence[int]) -> float:
-    few = [min(size, MOST_POSITIONS[len(sizes)]) for size in sizes]
-    return can_express(layer, KERNEL, sizes=few).missed
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:

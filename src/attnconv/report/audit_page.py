@@ -16,7 +16,8 @@ import matplotlib
 import torch
 
 import attnconv
-from attnconv.analysis.auditing import KERNEL, Audit, LayerAudit
+from attnconv.analysis.auditing import Audit, LayerAudit
+from attnconv.analysis.kernel_span import KERNEL
 from attnconv.models.tables import Table
 from attnconv.report.audit_figures import draw_profiles, draw_scores
 from attnconv.report.canvas import save
@@ -132,7 +133,7 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
         f"{found.redundancy:.3f}",
         _number(found.receptive_field, 2),
         _number(content),
-        _residual(layer.span_residual),
+        "not known" if layer.span_unknown else _residual(layer.span_residual),
     )
 
 
@@ -176,7 +177,13 @@ def _scores(found: Audit, folder: Path) -> Section:
 
 def _layers(found: Audit) -> Section:
     rows = tuple(layer_row(layer) for layer in found.layers)
-    return Section("Layers", _LAYER_TEXT, tables=[Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)])
+    notes = [
+        f"{KERNEL} x {KERNEL} missed is not known of {layer.name}: {layer.span_unknown}."
+        for layer in found.layers
+        if layer.span_unknown
+    ]
+    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)
+    return Section("Layers", _LAYER_TEXT, notes=notes, tables=[table])
 
 
 def _heads(found: Audit, folder: Path) -> Section:
