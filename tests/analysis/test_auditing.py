@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,37 @@ class TestNumbers:
         model = own().train()
         audit(model, images())
         assert model.training
+
+
+class Scaled(nn.Module):
+    """A model that takes more than images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = encoder(1)
+
+    def forward(self, x: Tensor, *, scale: float, **more: object) -> Tensor:
+        return self.attention(scale * x.flatten(2).mT, **more)
+
+
+class TestOptions:
+    def test_reach_the_model(self) -> None:
+        given = images(channels=16)
+        sharp, even = (audit(Scaled(), given, options={"scale": scale}).layers[0] for scale in (9.0, 0.0))
+        assert float(even.statistics.entropy.mean()) == pytest.approx(math.log(72), rel=1e-5)
+        assert float(sharp.statistics.entropy.mean()) < 4
+
+    @pytest.mark.parametrize(
+        ("options", "got"),
+        [
+            (None, r"none. It says: missing a required (keyword-only )?argument: 'scale'"),
+            ({"size": 1}, "size. It says: "),
+            ({"scale": 1.0, "size": 1}, "scale, size. It stopped with: .*unexpected keyword argument 'size'"),
+        ],
+    )
+    def test_that_are_wrong_are_named_and_not_the_images(self, options: Any, got: str) -> None:
+        with pytest.raises(ValueError, match=rf"^options: must be what the forward pass of Scaled takes.*, got {got}"):
+            audit(Scaled(), images(channels=16), options=options)
 
 
 class TestRefusals:

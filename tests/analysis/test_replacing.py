@@ -103,6 +103,28 @@ class TestExact:
         assert result.output_error == 0.0
 
 
+class Options(nn.Module):
+    """A model that takes more than images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = sharp()
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.inner(scale * x)
+        return out
+
+
+def test_options_reach_every_pass() -> None:
+    model = Options()
+    doubled = replace_heads(model, images(), count=4, options={"scale": 2.0})
+    expected = replace_heads(model.inner, 2.0 * images(), count=4)
+    assert doubled.output_error == pytest.approx(expected.output_error)
+    assert [entry.cost for entry in doubled.candidates] == pytest.approx([entry.cost for entry in expected.candidates])
+    with pytest.raises(ValueError, match=r"options: must be what the forward pass of Options takes by name, got size"):
+        replace_heads(model, images(), count=4, options={"size": 2.0})
+
+
 class TestModule:
     @pytest.mark.parametrize("prefix", [0, 1, 3])
     @pytest.mark.parametrize("kernel_size", [1, 3, 5])

@@ -26,7 +26,7 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
 # What the library itself says of an argument of `audit`; all other errors in a forward pass are the model's own.
-_OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries): ")
+_OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries|options): ")
 
 
 @final
@@ -115,6 +115,7 @@ def audit(
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     layers: Collection[str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Audit:
     """Read every attention of a model on some images and say in numbers how much of a convolution it is.
 
@@ -128,6 +129,7 @@ def audit(
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
         layers: Names of the modules to read; None for all.
+        options: Further arguments of the model's forward pass by name, the same for every batch.
 
     Returns:
         The layers in the order in which they run.
@@ -136,7 +138,8 @@ def audit(
         TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
             number.
         ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
-            not what the model takes (its own words are passed on); an attention cannot be read, or there is none.
+            not what the model takes (its own words are passed on); the model takes other arguments than `options`; an
+            attention cannot be read, or there is none.
 
     Example:
         >>> from attnconv.theorem import from_conv
@@ -160,7 +163,7 @@ def audit(
             key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
             gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
 
-        _run(model, some, look, {"grid": grid, "prefix": prefix, "layers": layers})
+        _run(model, some, look, {"grid": grid, "prefix": prefix, "layers": layers, "options": options})
         count += len(some)
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
@@ -254,19 +257,23 @@ def _where(flags: Tensor, before: int) -> str:
     return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
-def _run(model: nn.Module, images: Tensor, look: Any, options: Mapping[str, Any]) -> None:
+def _run(model: nn.Module, images: Tensor, look: Any, reading: Mapping[str, Any]) -> None:
     """One pass; what the model itself says against the images is said of `images`."""
     try:
-        visit_attention(model, images, look, **options)
+        visit_attention(model, images, look, **reading)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, ValueError | TypeError) and _OWN_WORDS.match(str(error)):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        requirement = f"must be what the forward pass of {type(model).__name__} takes"
-        fix = f"It stopped with: {reason}."
-        raise ValueError(bad("images", requirement, f"a batch of shape {tuple(images.shape)}", fix)) from error
+        options: Mapping[str, object] = reading["options"] or {}
+        also = f", with {', '.join(options)}" if options else ""
+        requirement = f"must be what the forward pass of {type(model).__name__} takes{also}"
+        argument, got = "images", f"a batch of shape {tuple(images.shape)}"
+        if isinstance(error, TypeError) and re.search("unexpected keyword|missing .* required", reason):
+            argument, got = "options", ", ".join(options) or "none"  # of a part that is handed the model's arguments
+        raise ValueError(bad(argument, requirement, got, f"It stopped with: {reason}.")) from error
 
 
 def _plain(value: Any) -> Any:

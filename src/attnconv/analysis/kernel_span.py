@@ -1,7 +1,7 @@
 """How much of 3 x 3 kernels no weights of a layer reach, asked of an image that is large enough to tell and no larger.
 
-The answer of `can_express` costs a QR decomposition per query, so that it is taken on at most `MOST_POSITIONS` per axis.
-A layer may not run on so small an image: what it says then stands in the place of the number.
+The answer of `can_express` costs a QR decomposition per query, so that at most `MOST_POSITIONS` per axis are taken. A
+layer may not run on so small an image: what it says then stands in the place of the number.
 """
 
 from collections.abc import Sequence

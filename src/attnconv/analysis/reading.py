@@ -8,6 +8,7 @@ What cannot be read is refused with the module's name. That includes modules nam
 a model must not lose a map without a word.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +70,7 @@ def visit_attention(
 
     Raises:
         ValueError: An attention cannot be read: its module's name and the reason. Or the model has no attention that
-            runs, or one that `layers` names does not run.
+            runs, or one that `layers` names does not run; or its forward pass takes other arguments.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -78,6 +79,7 @@ def visit_attention(
         >>> visit_attention(block, torch.zeros(1, 12, 8), visit, grid=(3, 4))
         self_attn (3, 4) (1, 2, 2, 12)
     """
+    call_options = checked_options(model, images, options)
     places = Places(None if grid is None else tuple(grid), prefix)
     reading = _Reading(images, visit, places, None if layers is None else frozenset(layers))
     handles: list[RemovableHandle] = []
@@ -85,11 +87,41 @@ def visit_attention(
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
         with torch.no_grad(), evaluating(model), _uncompiled(model), AttentionCalls(reading.call):
-            model(images, **({} if options is None else options))
+            model(images, **call_options)
     finally:
         for handle in handles:
             handle.remove()
     reading.check(model)
+
+
+def checked_options(model: nn.Module, images: Tensor, options: Mapping[str, object] | None) -> dict[str, object]:
+    """The options of a model's call, held against the signature of its forward pass.
+
+    Args:
+        model: The model.
+        images: Its first argument.
+        options: Further arguments by name; None for none.
+
+    Raises:
+        ValueError: The forward pass takes no such argument, or wants others besides.
+
+    Example:
+        >>> checked_options(nn.ReLU(), torch.zeros(1), {"mask": None})
+        Traceback (most recent call last):
+        ValueError: options: must be what the forward pass of ReLU takes by name, got mask. It says: got an unexpected \
+keyword argument 'mask'.
+    """
+    given: dict[str, object] = {} if options is None else dict(options)
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # of compiled scripts there is none
+        return given
+    try:
+        signature.bind(images, **given)
+    except TypeError as error:
+        requirement = f"must be what the forward pass of {type(model).__name__} takes by name"
+        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It says: {error}.")) from error
+    return given
 
 
 @final
