@@ -260,13 +260,25 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"images: must be at least 2.*got 1"):
             replace_heads(sharp(), images(1), count=1)
 
+    def test_images_that_tell_nothing(self) -> None:
+        blank, broken = images(), images()
+        blank[3] = 0.5
+        broken[7, 0, 0, 0] = torch.nan
+        for given, message in (
+            (blank, "images: must have pixels that differ, got one value everywhere in image 3"),
+            (broken, "images: must be finite, got NaN or infinity in image 7"),
+            (images()[:, :, :30], r"images: must be what the forward pass of SmallViT takes, got .*\(8, 3, 30, 32\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                replace_heads(sharp(), given, count=1)
+
     def test_torch_s_own_attention_is_refused(self) -> None:
         block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
         model = nn.Sequential(nn.Flatten(1, 2), block)
         with pytest.raises(
             ValueError, match=r"self_attn: must be of timm's or Hugging Face's kind.*got MultiheadAttention"
         ):
-            replace_heads(model, torch.zeros(4, 4, 4, 8), count=1)
+            replace_heads(model, torch.randn(4, 4, 4, 8), count=1)
 
     def test_a_gate_is_refused(self) -> None:
         model = sharp()

@@ -7,7 +7,6 @@ Phi per image or none, and no such number.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
@@ -18,15 +17,13 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
+from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
-
-# What the library itself says of an argument of `audit`; all other errors in a forward pass are the model's own.
-_OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries|options): ")
 
 
 @final
@@ -153,7 +150,7 @@ def audit(
     gathered: dict[str, _Layer] = {}
     count, shape = 0, None
     for some in _batches(images, batch):
-        _check(some, count, shape)
+        check_images(some, before=count, shape=shape)
         shape = tuple(some.shape[1:])
         calls: dict[str, int] = {}
 
@@ -163,7 +160,8 @@ def audit(
             key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
             gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
 
-        _run(model, some, look, {"grid": grid, "prefix": prefix, "layers": layers, "options": options})
+        with blaming_images(model, some, options):
+            visit_attention(model, some, look, grid=grid, prefix=prefix, layers=layers, options=options)
         count += len(some)
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
@@ -220,60 +218,12 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
             yield from some.split(batch)
 
 
-def _check(images: Tensor, before: int, shape: tuple[int, ...] | None) -> None:
-    """Refuse images that cannot tell anything, by their number among all.
-
-    Raises:
-        TypeError, ValueError: As `audit`.
-    """
-    if not images.is_floating_point():
-        raise TypeError(
-            bad("images", "must be floating point", str(images.dtype), "Scale bytes to [0, 1] and normalise them.")
-        )
-    if shape is not None and tuple(images.shape[1:]) != shape:
-        got = f"{tuple(images.shape[1:])} after {shape}"
-        raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
-    flat = images.flatten(1)
-    if broken := _where(~flat.isfinite().all(1), before):
-        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
-    pixels = images.flatten(2) if images.dim() > 3 else flat[:, None]
-    constant = (pixels == pixels[..., :1]).flatten(1).all(1)
-    if pixels.shape[-1] > 1 and (blank := _where(constant, before)):
-        fix = "Attention on a blank image tells nothing of the model. Pass real images."
-        raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
-
-
 def _check_batch_first(name: str, operator: AttentionOperator, images: Tensor) -> None:
     """Refuse tokens that stand before the batch: they would be split and counted as if they were images."""
     if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
         requirement = "must have the batch axis first"
         got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
         raise ValueError(bad("images", requirement, got, "Wrap the model in one that transposes them."))
-
-
-def _where(flags: Tensor, before: int) -> str:
-    """Numbers of the images that are flagged, the first few."""
-    numbers = [before + index for index in flags.nonzero().flatten().tolist()]
-    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
-
-
-def _run(model: nn.Module, images: Tensor, look: Any, reading: Mapping[str, Any]) -> None:
-    """One pass; what the model itself says against the images is said of `images`."""
-    try:
-        visit_attention(model, images, look, **reading)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, ValueError | TypeError) and _OWN_WORDS.match(str(error)):
-            raise
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        options: Mapping[str, object] = reading["options"] or {}
-        also = f", with {', '.join(options)}" if options else ""
-        requirement = f"must be what the forward pass of {type(model).__name__} takes{also}"
-        argument, got = "images", f"a batch of shape {tuple(images.shape)}"
-        if isinstance(error, TypeError) and re.search("unexpected keyword|missing .* required", reason):
-            argument, got = "options", ", ".join(options) or "none"  # of a part that is handed the model's arguments
-        raise ValueError(bad(argument, requirement, got, f"It stopped with: {reason}.")) from error
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
 from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.reading import checked_options, visit_attention
 from attnconv.analysis.shift_profiles import shift_profile
 from attnconv.analysis.token_operator import TokenOperator
@@ -96,7 +97,8 @@ def replace_heads(
     Args:
         model: timm's `VisionTransformer`, Hugging Face's ViT, DeiT or DINOv2, or any model whose attention modules have
             the parts that `attention_parts` knows. Other attention is refused.
-        images: At least 2, in the size in which the model will run. The last quarter is held out.
+        images: At least 2, normalised as in training, in the size in which the model will run. The last quarter is held
+            out.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
         least_constancy: Of those, only heads at least this constant, 0 to 1.
@@ -105,7 +107,9 @@ def replace_heads(
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
-        ValueError: An argument is out of range, a layer or head does not exist, an attention does not compute plain
+        TypeError: `images` are not floating point.
+        ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
+            passed on); an argument is out of range, a layer or head does not exist, an attention does not compute plain
             softmax attention by parts of known names, or fewer heads than `count` are constant enough.
 
     Example:
@@ -116,7 +120,8 @@ def replace_heads(
     _check(images, heads, count, least_constancy, kernel_size, fit)
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
-    tokens, constancy, paired = _tokens_of(model, images, call)
+    with blaming_images(model, images, call):
+        tokens, constancy, paired = _tokens_of(model, images, call)
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
@@ -144,6 +149,7 @@ def _check(
 ) -> None:
     if len(images) < 2:
         raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
+    check_images(images)
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
