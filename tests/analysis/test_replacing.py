@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.analysis import ConvolvedAttention, replace_heads
+from attnconv.analysis import ConvolvedAttention, audit, replace_heads
 from attnconv.analysis.convolved_attention import HeadMixing
 from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
 from tests.small_hf_vit import SmallHfViT
@@ -123,6 +123,18 @@ def test_options_reach_every_pass() -> None:
     assert [entry.cost for entry in doubled.candidates] == pytest.approx([entry.cost for entry in expected.candidates])
     with pytest.raises(ValueError, match=r"options: must be what the forward pass of Options takes by name, got size"):
         replace_heads(model, images(), count=4, options={"size": 2.0})
+
+
+@pytest.mark.parametrize(("prefix", "heads"), [(0, [1, 3]), (0, [0, 1, 2, 3]), (1, [1, 3])])
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_replaced_heads_are_named_where_attention_is_read(prefix: int, heads: list[int], hugging_face: bool) -> None:
+    model: nn.Module = SmallHfViT(sharp(prefix)) if hugging_face else sharp(prefix)
+    first, second = (f"vit.layers.{i}.attention" if hugging_face else f"blocks.{i}.attn" for i in range(2))
+    changed = replace_heads(model, images(), heads={first: heads}).model
+    named = ", ".join(map(str, heads))
+    with pytest.raises(ValueError, match=rf"module '{first}\S*' .* its heads {named} were replaced by fixed kernels"):
+        audit(changed, images())
+    assert [layer.name for layer in audit(changed, images(), layers=[second]).layers] == [second]
 
 
 class TestModule:

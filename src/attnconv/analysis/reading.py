@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv.analysis.attention_calls import AttentionCalls
+from attnconv.analysis.convolved_attention import ConvolvedAttention
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
 from attnconv.analysis.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
@@ -149,37 +150,38 @@ class _Reading:
                 raise _refusal(name, module, "it is a compiled script, which hides what it calls")
             return []
 
-        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._visiting:
-                return
-            inputs = [*args, *kwargs.values()]
-            first = inputs[0] if inputs else None
-            second = kwargs.get("input_dimensions", kwargs.get("sizes", args[1] if len(args) > 1 else None))
-            shape = tuple(first.shape) if isinstance(first, Tensor) else None
-            pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
-            self._running.append(Running(name, module, shape, second if pair else None))
-            if isinstance(module, SelfAttention):
-                self._own += 1
-                if self._own == 1 and self._wanted(name):
-                    self._hand_over(name, module.operator(inputs[0]))
-
-        def end(module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            if self._visiting:
-                return
-            frame = self._running.pop()
-            if isinstance(module, SelfAttention):
-                self._own -= 1
-            if self._running:
-                self._running[-1].calls += frame.calls
-            # An error has no output; it must not be hidden behind another.
-            silent = output is not None and frame.calls == 0 and self._own == 0
-            if silent and _claims_attention(module) and self._wanted(name):
-                raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
-
         return [
-            module.register_forward_pre_hook(begin, with_kwargs=True),
-            module.register_forward_hook(end, always_call=True),
+            module.register_forward_pre_hook(
+                lambda module, args, named: self._begin(name, module, args, named), with_kwargs=True
+            ),
+            module.register_forward_hook(
+                lambda module, _args, output: self._end(name, module, output), always_call=True
+            ),
         ]
+
+    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._visiting:
+            return
+        self._running.append(_running(name, module, args, named))
+        if isinstance(module, ConvolvedAttention) and self._wanted(name):
+            raise _refusal(name, module, _replaced(module))
+        if isinstance(module, SelfAttention):
+            self._own += 1
+            if self._own == 1 and self._wanted(name):
+                self._hand_over(name, module.operator(next(iter((*args, *named.values())))))
+
+    def _end(self, name: str, module: nn.Module, output: Any) -> None:
+        if self._visiting:
+            return
+        frame = self._running.pop()
+        if isinstance(module, SelfAttention):
+            self._own -= 1
+        if self._running:
+            self._running[-1].calls += frame.calls
+        # An error has no output; it must not be hidden behind another.
+        silent = output is not None and frame.calls == 0 and self._own == 0
+        if silent and _claims_attention(module) and self._wanted(name):
+            raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """A call of attention that is about to run."""
@@ -241,6 +243,15 @@ class _Reading:
             raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
 
 
+def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
+    """A module that begins, with what its inputs say of its tokens."""
+    first = next(iter((*args, *named.values())), None)
+    second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
+    shape = tuple(first.shape) if isinstance(first, Tensor) else None
+    pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
+    return Running(name, module, shape, second if pair else None)
+
+
 def _beside_positions(frame: Running, module: GatedPositionalAttention, content: TokenRows) -> TokenRows:
     """This library's gated attention calls PyTorch's for its content alone."""
     side = math.isqrt(content.queries)
@@ -266,6 +277,12 @@ def _other_formula(module: nn.Module) -> str | None:
         return _CHANNELS
     # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
     return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
+
+
+def _replaced(module: ConvolvedAttention) -> str:
+    """What is left to read of a module whose heads `replace_heads` has replaced: not all of them, so nothing."""
+    heads = ", ".join(map(str, module.convolved))
+    return f"its heads {heads} were replaced by fixed kernels, which are no attention; read the model from before"
 
 
 def _claims_attention(module: nn.Module) -> bool:
