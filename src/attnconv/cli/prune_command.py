@@ -61,6 +61,7 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(bad("model", "must be an attention model with settings of this library", loaded.source))
     layers = attention_layers(loaded.model)
     removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
+    _require_some_left(arguments, {name: layer.heads for name, layer in layers.items()}, removed)
     pruned = prune_heads(loaded.model, removed)
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
@@ -69,6 +70,19 @@ def run(words: Sequence[str]) -> int:
     if arguments.out is not None:
         _write(arguments, replace(loaded, model=pruned, settings=after), removed)
     return 0
+
+
+def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse to take all heads of a layer, in the words of this command."""
+    empty = [name for name, gone in removed.items() if len(gone) == heads[name]]
+    if empty:
+        requirement = "must leave at least one head in every layer"
+        got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
+        fix = "Such a layer only averages or sees lines: there is nothing in it to keep. "
+        fix += "To leave it as it is, remove heads in Python with attnconv.analysis.prune_heads."
+        if arguments.criterion == "code":
+            fix += " The criterion paper is less strict."
+        raise ValueError(bad("--criterion", requirement, got, fix))
 
 
 def _print_layers(
