@@ -34,6 +34,7 @@ from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.shift_profiles import at_shift
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
@@ -340,13 +341,10 @@ class _Stock:
     def _mass(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """Attention of each head at its shift, over the queries for which it stays inside."""
         rows = attention.maps_and_values(x)[0][:, :, self.prefix :, self.prefix :]
-        height, width = self.grid
-        index = torch.arange(height * width).reshape(height, width)
-        found = []
-        for head, (down, right) in enumerate(shifts.tolist()):
-            inside = index[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)].flatten()
-            found.append(rows[:, head, inside, inside + down * width + right].mean())
-        return torch.stack(found)
+        taken = [
+            at_shift(rows[:, head], self.grid, (down, right)) for head, (down, right) in enumerate(shifts.tolist())
+        ]
+        return torch.stack([some.mean() for some in taken])
 
 
 def _start_norm(norm: nn.Module) -> None:
