@@ -73,7 +73,8 @@ def write_audit(
 
     Args:
         found: What `audit` gave.
-        out: Folder for the files, made where it is missing. Files of an older audit are replaced.
+        out: Folder for the files, made where it is missing. Files of an older audit are replaced; its figures of heads
+            that this one has no place for are removed. Nothing else in the folder is touched.
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
@@ -188,6 +189,7 @@ def _layers(found: Audit) -> Section:
 
 def _heads(found: Audit, folder: Path) -> Section:
     pictures, notes = [], []
+    _remove_heads(folder)
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its numbers stand in the table.")
@@ -197,6 +199,13 @@ def _heads(found: Audit, folder: Path) -> Section:
     fold = f"The other {len(pictures) - _SHOWN} layers"
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     return Section("Heads", _HEAD_TEXT, shown, folded, fold, notes, folded_tables=tables)
+
+
+def _remove_heads(folder: Path) -> None:
+    """Take away the figures of heads that an earlier audit has left: of other layers, they would pass for this one's."""
+    for path in folder.glob("heads-*"):
+        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
+            path.unlink()
 
 
 def _profiles(layer: LayerAudit, stem: Path) -> Picture:
