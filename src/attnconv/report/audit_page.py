@@ -202,7 +202,7 @@ def _heads(found: Audit, folder: Path) -> Section:
 
 
 def _remove_heads(folder: Path) -> None:
-    """Take away the figures of heads that an earlier audit has left: of other layers, they would pass for this one's."""
+    """Take away the figures of heads of an earlier audit: of other layers, they would pass for this one's."""
     for path in folder.glob("heads-*"):
         if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
             path.unlink()
