@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from attnconv import LearnedRelativeContent, Quadratic, SelfAttention2d, from_conv
 from attnconv.analysis import audit, layer_statistics, sample_queries, visit_attention
+from attnconv.encodings import SeparableEncoding
 from attnconv.operators import AttentionOperator
 from tests.tolerances import tolerance
 
@@ -31,6 +33,19 @@ def own() -> nn.Sequential:
     soft = SelfAttention2d(6, 6, heads=5, encoding=Quadratic(5))
     content = SelfAttention2d(6, 4, heads=2, encoding=LearnedRelativeContent(6, 2, head_channels=4, max_shift=8))
     return nn.Sequential(from_conv(nn.Conv2d(3, 6, 3, padding=1)), soft, nn.ReLU(), content)
+
+
+class BoundToSize(SeparableEncoding):
+    """An encoding with one score per position, for images of one size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(2, 2)
+        self.size = size
+
+    def axis_scores(self, axis: int, shifts: Tensor) -> Tensor:
+        if len(shifts) != self.size:
+            raise RuntimeError(f"{self.size} positions are wanted, not {len(shifts)}")
+        return -shifts.abs().expand(2, *shifts.shape)
 
 
 class Twice(nn.Module):
@@ -103,6 +118,16 @@ class TestNumbers:
         assert [layer.name for layer in found.layers] == ["1"]
         assert found["1"].kind == "SelfAttention2d"
 
+    def test_a_layer_bound_to_its_size_has_no_residual_and_says_why(self) -> None:
+        encoding: Any = BoundToSize(24)
+        model = nn.Sequential(SelfAttention2d(3, 4, heads=2, encoding=encoding), own()[0].__class__(4, 3, heads=2))
+        bound, free = audit(model, images(sizes=(24, 24))).layers
+        assert bound.position_only
+        assert bound.span_residual is None
+        assert bound.span_unknown == "on 16 x 16 positions it stopped with: 24 positions are wanted, not 16"
+        assert bound.numbers()["span_unknown"] == bound.span_unknown
+        assert (free.span_residual is None, free.span_unknown) == (False, "")
+
     def test_as_json(self) -> None:
         found = audit(own(), images(1)).numbers()
         again = json.loads(json.dumps(found, allow_nan=False))
@@ -120,6 +145,37 @@ class TestNumbers:
         model = own().train()
         audit(model, images())
         assert model.training
+
+
+class Scaled(nn.Module):
+    """A model that takes more than images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = encoder(1)
+
+    def forward(self, x: Tensor, *, scale: float, **more: object) -> Tensor:
+        return self.attention(scale * x.flatten(2).mT, **more)
+
+
+class TestOptions:
+    def test_reach_the_model(self) -> None:
+        given = images(channels=16)
+        sharp, even = (audit(Scaled(), given, options={"scale": scale}).layers[0] for scale in (9.0, 0.0))
+        assert float(even.statistics.entropy.mean()) == pytest.approx(math.log(72), rel=1e-5)
+        assert float(sharp.statistics.entropy.mean()) < 4
+
+    @pytest.mark.parametrize(
+        ("options", "got"),
+        [
+            (None, r"none. It says: missing a required (keyword-only )?argument: 'scale'"),
+            ({"size": 1}, "size. It says: "),
+            ({"scale": 1.0, "size": 1}, "scale, size. It stopped with: .*unexpected keyword argument 'size'"),
+        ],
+    )
+    def test_that_are_wrong_are_named_and_not_the_images(self, options: Any, got: str) -> None:
+        with pytest.raises(ValueError, match=rf"^options: must be what the forward pass of Scaled takes.*, got {got}"):
+            audit(Scaled(), images(channels=16), options=options)
 
 
 class TestRefusals:
@@ -200,6 +256,15 @@ class TestRefusals:
     def test_a_grid_that_is_not_known(self) -> None:
         with pytest.raises(ValueError, match=r"grid"):
             audit(encoder(), torch.randn(2, 30, 16))
+
+    def test_tokens_before_the_batch(self) -> None:
+        layer = nn.TransformerEncoderLayer(16, 4, 16)
+        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 2, 16\).*2 sequences"):
+            audit(layer, torch.randn(30, 2, 16), grid=(5, 6), batch=30)
+        with pytest.raises(ValueError, match=r"its 8 tokens make no grid.*\(8, 2, 16\) has its tokens first"):
+            audit(layer, torch.randn(30, 2, 16), grid=(5, 6))
+        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 1, 16\)"):
+            audit(layer, torch.randn(30, 1, 16), grid=(5, 6), batch=30)
 
 
 class TestOtherLibraries:

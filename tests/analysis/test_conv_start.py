@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from attnconv.analysis import TokenOperator, start_as_convolution, visit_attention
+from attnconv.analysis import conv_start as module
 from attnconv.operators.base import AttentionOperator
 from tests.small_hf_vit import SmallHfViT
 from tests.small_vit import SmallViT
@@ -56,6 +57,12 @@ class TestMass:
         """Eight dimensions for two axes of eight places: sines, which a shift turns exactly."""
         start = start_as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
         assert float(start.mass.min()) > 0.95
+
+    def test_a_mass_that_is_not_reached_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SHARPEST", 3.0)
+        with pytest.warns(UserWarning, match=r"mass: 0.9 is not reached .*, but (0\.\d+) in blocks.0.attn, 0") as said:
+            starts = start_as_convolution(model_of())
+        assert f"but {float(starts['blocks.0.attn'].mass.mean()):.3f} in" in str(said[0].message)
 
 
 class TestError:
@@ -158,6 +165,22 @@ class TestRefusals:
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             start_as_convolution(model_of(), **arguments)
+
+    @pytest.mark.parametrize(
+        ("images", "message"),
+        [
+            (torch.zeros(2, 3, 32, 32), "images: must have pixels that differ.*in image 0, 1"),
+            (torch.full((1, 3, 32, 32), torch.nan), "images: must be finite"),
+            (torch.randn(2, 3, 30, 32), "images: must be what the forward pass of SmallViT takes.*30, 32"),
+        ],
+    )
+    def test_images_that_tell_nothing(self, images: Tensor, message: str) -> None:
+        model = model_of()
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ValueError, match=message):
+            start_as_convolution(model, images=images)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
     def test_models_of_another_kind(self) -> None:
         with pytest.raises(ValueError, match=r"model: must be a vision transformer.*got Linear"):

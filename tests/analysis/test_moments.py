@@ -276,13 +276,39 @@ def test_sampled_queries(sizes: tuple[int, ...], count: int) -> None:
     assert len(queries) <= min(count, grid.query_count)
     assert len(queries) > min(count, grid.query_count) / 2
     assert 0 <= int(queries[0]) <= int(queries[-1]) < grid.query_count
-    for size, index in zip(grid.query_sizes, grid.unravel(queries), strict=True):
-        taken = index.unique()
-        middle = taken.double().mean().item() - (size - 1) / 2
-        assert abs(middle) <= 0.5
-        if len(taken) > 1:
-            steps = taken.diff()
-            assert int(steps.max() - steps.min()) <= 1
+    assert one_per_cell(grid, queries)
+
+
+def one_per_cell(grid: Grid, queries: Tensor) -> bool:
+    """Whether the grid can be cut into as many equal cells as there are queries, each of which holds one."""
+    divisions = [range(1, size + 1) for size in grid.query_sizes[:-1]]
+    for counts in itertools.product(*divisions):
+        last, rest = divmod(len(queries), math.prod(counts))
+        if rest or not 1 <= last <= grid.query_sizes[-1]:
+            continue
+        cell = torch.zeros_like(queries)
+        for size, index, taken in zip(grid.query_sizes, grid.unravel(queries), (*counts, last), strict=True):
+            edges = torch.tensor([number * size // taken for number in range(1, taken)], dtype=torch.int64)
+            cell = cell * taken + torch.bucketize(index, edges, right=True)
+        if len(cell.unique()) == len(queries):
+            return True
+    return False
+
+
+def test_sampled_queries_meet_every_place_of_a_window() -> None:
+    rows, columns = Grid.make((56, 56)).unravel(sample_queries(Grid.make((56, 56)), 256))
+    places = torch.bincount(rows % 7 * 7 + columns % 7, minlength=49)  # 5.2 are expected
+    assert int(places.min()) > 0
+    assert int(places.max()) < 16
+    lattice = sample_queries(Grid.make((512,)), 64) % 8  # cells of 8: a lattice would meet one place
+    assert len(lattice.unique()) == 8
+
+
+def test_sampled_queries_are_those_of_the_seed() -> None:
+    grid = Grid.make((30, 40))
+    assert torch.equal(sample_queries(grid, 50), sample_queries(grid, 50))
+    assert torch.equal(sample_queries(grid, 50, seed=1), sample_queries(grid, 50, seed=1))
+    assert not torch.equal(sample_queries(grid, 50), sample_queries(grid, 50, seed=1))
 
 
 @pytest.mark.usefixtures("unhooked")

@@ -160,6 +160,8 @@ class TestTimm:
         [
             ("cait_xxs24_224", "blocks.0.attn", "it mixes its heads after the softmax"),
             ("xcit_nano_12_p16_224", "blocks.0.attn", "it attends among channels"),
+            ("edgenext_xx_small", r"stages.1.blocks.1.xca", "it attends among channels"),
+            ("efficientformerv2_s0", "stages.2.blocks.4.token_mixer", "it mixes its heads after the softmax"),
             ("pvt_v2_b0", "stages.0.blocks.0.attn", "queries look at .* keys"),
         ],
     )
@@ -167,6 +169,17 @@ class TestTimm:
         timm = pytest.importorskip("timm")
         with pytest.raises(ValueError, match=f"model: the attention of module '{module}' .* {why}"):
             maps_of(timm.create_model(name), torch.randn(1, 3, 224, 224))
+
+    def test_the_difference_of_two_softmaxes_is_refused(self) -> None:
+        blocks = pytest.importorskip("timm.models.vision_transformer")
+        timm = pytest.importorskip("timm")
+        if not hasattr(blocks, "DiffParallelScalingBlock"):
+            pytest.skip("this timm has no DiffParallelScalingBlock")
+        block = blocks.DiffParallelScalingBlock
+        model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, block_fn=block)
+        for on in (True, False):
+            with pytest.raises(ValueError, match=r"the attention of module 'blocks.0' .* difference of two softmaxes"):
+                maps_of(fused(model, on), torch.randn(1, 3, 64, 64))
 
 
 def keep(inputs: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -102,7 +102,7 @@ class TestTorch:
         layer, tokens = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 9, 8)
         padding = torch.zeros(2, 9, dtype=torch.bool)
         padding[1, 6:] = True
-        operator = only_operator(layer, tokens, options={"src_key_padding_mask": padding})
+        operator = only_operator(layer, tokens, grid=(3, 3), options={"src_key_padding_mask": padding})
         with torch.no_grad():
             expected = layer.eval().self_attn(
                 tokens, tokens, tokens, key_padding_mask=padding, average_attn_weights=False
@@ -146,6 +146,18 @@ class Softmaxed(nn.Module):
         return out
 
 
+class Headless(nn.Module):
+    """Pixels that attend in one head, without an axis for it."""
+
+    def __init__(self, repeats: int = 1) -> None:
+        super().__init__()
+        self.repeats = repeats
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).mT.repeat(self.repeats, 1, 1)
+        return (tokens @ tokens.mT).softmax(-1) @ tokens
+
+
 class LinearAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).mT
@@ -161,6 +173,32 @@ class TestRefusals:
     def test_a_softmax_module_is_named_after_its_owner(self) -> None:
         assert list(attention_operators(nn.Sequential(Softmaxed()), torch.randn(1, 2, 3, 3))) == ["0"]
 
+    def test_scores_without_an_axis_of_heads_are_one_head(self) -> None:
+        images = torch.randn(2, 2, 3, 4)
+        one, with_heads = Headless(), Softmaxed()
+        rows: list[Tensor] = []
+        for model in (one, with_heads):
+            visit_attention(model, images, lambda _name, operator: rows.append(operator.rows(torch.tensor([0, 7]))))
+        torch.testing.assert_close(rows[0], rows[1], **tolerance(torch.float32))
+
+    def test_heads_in_the_axis_of_images_are_refused(self) -> None:
+        model = Headless(repeats=3)
+        with pytest.raises(ValueError, match=r"got Headless.*it attends in 6 sequences for 2 images"):
+            only_operator(model, torch.randn(2, 2, 3, 4))
+
+    def test_scores_of_five_axes_are_refused(self) -> None:
+        class Many(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = x.flatten(2).mT[:, None, None]
+                return (tokens @ tokens.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"got Many.*its scores have the shape \(1, 1, 1, 9, 9\)"):
+            only_operator(Many(), torch.randn(1, 2, 3, 3))
+
+    def test_a_softmax_over_classes_is_no_attention(self) -> None:
+        model = nn.Sequential(Kernel(), nn.Flatten(1, 2), nn.Linear(2, 5), nn.Softmax(-1))
+        assert list(attention_operators(model, torch.randn(1, 2, 3, 3))) == ["0"]
+
     def test_an_attention_that_is_not_seen(self) -> None:
         model, images = nn.Sequential(Kernel(), LinearAttention()), torch.randn(1, 2, 3, 3)
         model[0].register_forward_hook(lambda module, args, out: args[0])
@@ -168,6 +206,15 @@ class TestRefusals:
             only_operator(model, images)
         assert only_operator(model, images, layers=["0"]).grid.sizes == (3, 3)
         assert not any(module._forward_pre_hooks for module in model.modules())
+
+    def test_attention_among_channels(self) -> None:
+        class ChannelAttention(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                channels = x.flatten(2)[:, None]  # 16 of them, as many as 4 x 4 tokens would be
+                return (channels @ channels.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"the attention of module '' .* among channels, not among tokens"):
+            only_operator(ChannelAttention(), torch.randn(1, 16, 8, 8))
 
     def test_tokens_without_a_grid(self) -> None:
         images = torch.randn(1, 2, 3, 4)
@@ -182,6 +229,21 @@ class TestRefusals:
     def test_a_square_number_of_tokens_is_no_square_image(self) -> None:
         model = nn.Sequential(nn.AvgPool2d(2), Kernel())  # 8 x 2 tokens, which are 4 x 4 as well
         assert only_operator(model, torch.randn(1, 2, 16, 4)).grid.sizes == (8, 2)
+
+    def test_of_inputs_that_are_no_images_the_grid_is_asked_for(self) -> None:
+        tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, or a line, or a sentence
+        with pytest.raises(ValueError, match=r"its 16 tokens make no grid of the input \(2, 16, 8\); pass grid="):
+            only_operator(Attends(), tokens)
+        assert only_operator(Attends(), tokens, grid=(2, 8)).grid.sizes == (2, 8)
+
+    def test_sequences_that_are_not_those_of_the_input(self) -> None:
+        class Folded(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch
+                return (tokens @ tokens.mT).softmax(-1)
+
+        with pytest.raises(ValueError, match=r"it attends in 6 sequences for the input \(3, 16, 8\)"):
+            only_operator(Folded(), torch.randn(3, 16, 8), grid=(4, 4))
 
     def test_keys_that_are_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"module 'inner' .* got MultiheadAttention.*keys of its own"):

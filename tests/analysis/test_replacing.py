@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.analysis import ConvolvedAttention, replace_heads
+from attnconv.analysis import ConvolvedAttention, audit, replace_heads
 from attnconv.analysis.convolved_attention import HeadMixing
 from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
 from tests.small_hf_vit import SmallHfViT
@@ -101,6 +101,40 @@ class TestExact:
         result = replace_heads(model, images(), count=0)
         torch.testing.assert_close(result.model(images()), model(images()), **tolerance(torch.float32))
         assert result.output_error == 0.0
+
+
+class Options(nn.Module):
+    """A model that takes more than images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = sharp()
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.inner(scale * x)
+        return out
+
+
+def test_options_reach_every_pass() -> None:
+    model = Options()
+    doubled = replace_heads(model, images(), count=4, options={"scale": 2.0})
+    expected = replace_heads(model.inner, 2.0 * images(), count=4)
+    assert doubled.output_error == pytest.approx(expected.output_error)
+    assert [entry.cost for entry in doubled.candidates] == pytest.approx([entry.cost for entry in expected.candidates])
+    with pytest.raises(ValueError, match=r"options: must be what the forward pass of Options takes by name, got size"):
+        replace_heads(model, images(), count=4, options={"size": 2.0})
+
+
+@pytest.mark.parametrize(("prefix", "heads"), [(0, [1, 3]), (0, [0, 1, 2, 3]), (1, [1, 3])])
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_replaced_heads_are_named_where_attention_is_read(prefix: int, heads: list[int], hugging_face: bool) -> None:
+    model: nn.Module = SmallHfViT(sharp(prefix)) if hugging_face else sharp(prefix)
+    first, second = (f"vit.layers.{i}.attention" if hugging_face else f"blocks.{i}.attn" for i in range(2))
+    changed = replace_heads(model, images(), heads={first: heads}).model
+    named = ", ".join(map(str, heads))
+    with pytest.raises(ValueError, match=rf"module '{first}\S*' .* its heads {named} were replaced by fixed kernels"):
+        audit(changed, images())
+    assert [layer.name for layer in audit(changed, images(), layers=[second]).layers] == [second]
 
 
 class TestModule:
@@ -238,13 +272,25 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"images: must be at least 2.*got 1"):
             replace_heads(sharp(), images(1), count=1)
 
+    def test_images_that_tell_nothing(self) -> None:
+        blank, broken = images(), images()
+        blank[3] = 0.5
+        broken[7, 0, 0, 0] = torch.nan
+        for given, message in (
+            (blank, "images: must have pixels that differ, got one value everywhere in image 3"),
+            (broken, "images: must be finite, got NaN or infinity in image 7"),
+            (images()[:, :, :30], r"images: must be what the forward pass of SmallViT takes, got .*\(8, 3, 30, 32\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                replace_heads(sharp(), given, count=1)
+
     def test_torch_s_own_attention_is_refused(self) -> None:
         block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
         model = nn.Sequential(nn.Flatten(1, 2), block)
         with pytest.raises(
             ValueError, match=r"self_attn: must be of timm's or Hugging Face's kind.*got MultiheadAttention"
         ):
-            replace_heads(model, torch.zeros(4, 4, 4, 8), count=1)
+            replace_heads(model, torch.randn(4, 4, 4, 8), count=1)
 
     def test_a_gate_is_refused(self) -> None:
         model = sharp()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnconv.analysis import RunningShiftProfile, sample_queries, shift_profile
+from attnconv.analysis.shift_profiles import at_shift
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import AttentionOperator, Content, Dense, Shift
 from tests.laws import HEADS, OPERATORS, Layout
@@ -187,3 +188,15 @@ def test_content_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     operator = OPERATORS["content"](Grid.make((4, 5)), DOUBLE, 2)[0]
     shift_profile(operator)
     assert (max(asked), sum(asked)) == (3, 20)
+
+
+@pytest.mark.parametrize("sizes", [(5, 7), (1, 4), (6, 2)])
+def test_all_rows_at_once_give_the_same_profile(sizes: tuple[int, int]) -> None:
+    count = sizes[0] * sizes[1]
+    rows = torch.rand(2, 3, count, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    profile = shift_profile(Dense(Grid.make(sizes), rows))
+    for shift, mass in zip(profile.shifts.tolist(), profile.mass.flatten(1).T, strict=True):
+        taken = at_shift(rows, sizes, (shift[0], shift[1]))
+        torch.testing.assert_close(taken.mean((0, 2)), mass, **tolerance(torch.float64))
+    assert at_shift(rows, sizes, (sizes[0], 0)).shape == (2, 3, 0)
+    assert at_shift(rows, sizes, (0, -sizes[1] - 1)).shape == (2, 3, 0)

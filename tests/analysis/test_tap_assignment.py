@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.operators import AttentionOperator, Dense, Shift
 from attnconv.theorem import from_conv
+from benchmarks.chance_scores import chance
 from tests.tolerances import tolerance
 
 SIDE, HEADS = 14, 9
@@ -82,6 +84,16 @@ class TestNought:
         grid = Grid.make((7, 7))
         hard = torch.eye(49)[torch.randint(49, (16, HEADS, 49))]
         assert score(Dense(grid, hard[:1])) > 0.05 > score(Dense(grid, hard))
+
+    @pytest.mark.parametrize(("sizes", "images", "heads"), [((7, 7), 1, 4), ((7, 7), 1, 16), ((14,), 4, 12)])
+    def test_is_what_the_documentation_says(self, sizes: tuple[int, ...], images: int, heads: int) -> None:
+        page = Path(__file__).parents[2] / "docs" / "how-convolutional.md"
+        table = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines()]
+        title = f"{' x '.join(map(str, sizes))}, {images} image{'s' * (images > 1)}"
+        (column,) = (cells.index(title) for cells in table if title in cells)
+        (said,) = (cells[column] for cells in table if cells[0] == str(heads))
+        scores = chance(sizes, heads, images, draws=40)
+        assert said == f"{sum(scores) / 40:.3f} (to {max(scores):.3f})"
 
     def test_all_queries_at_one_pixel(self) -> None:
         scores = [

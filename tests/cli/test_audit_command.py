@@ -102,6 +102,16 @@ def test_a_broken_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Skipped a broken file." in (home / "found" / "index.html").read_text()
 
 
+def test_a_picture_of_one_colour_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (30, 20), (9, 8, 7)).save(home / "pictures" / "1.png")
+    words = ["of_a_user:looks", "--data", "pictures", "--size", "10", "--out", "found"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "1.png: must show more than one colour, got [9, 8, 7] everywhere" in err
+    status, out, _ = call(capsys, *words, "--skip-broken")
+    assert (status, "1.png: must show more than one colour" in out) == (0, True)
+
+
 def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         call(capsys, "quadratic-digits", "--layers", "blocks.1.attention, blocks.0.attention", "--out", "found")[0] == 0

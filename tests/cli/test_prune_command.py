@@ -100,6 +100,20 @@ def test_a_layer_that_loses_its_kernels_is_named(tmp_path: Path, capsys: pytest.
     assert "Can no longer express every 3 x 3 kernel: blocks.1.attention." in out
 
 
+def test_a_layer_of_degenerate_heads_alone_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = load(run)
+    assert found.settings is not None
+    with torch.no_grad():
+        found.model.get_parameter("blocks.1.attention.encoding.root_precision").zero_()
+    save_weights(tmp_path / "flat.safetensors", found.model, found.settings, mean=found.mean, std=found.std)
+    status, out, err = call(capsys, "prune", str(tmp_path / "flat.safetensors"))
+    assert (status, out) == (1, "")
+    assert "--criterion: must leave at least one head in every layer, got paper, by which all heads of" in err
+    assert "blocks.1.attention are degenerate" in err
+
+
 def test_it_leaves_a_run_that_begins_with_the_pruned_weights(
     run: Path, pruned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

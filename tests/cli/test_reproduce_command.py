@@ -51,10 +51,11 @@ def tables(out: Path) -> list[dict[str, Any]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of one model, trained and written."""
     out = tmp_path_factory.mktemp("reproduction") / "finished"
+    words = ["--only", "quadratic", "--seeds", "2", "--data-root", "some where", "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduction, "settings_at", miniature)
         with pytest.raises(SystemExit) as end:
-            main(["reproduce", "--scale", "tiny", "--only", "quadratic", "--seeds", "2", "--out", str(out)])
+            main(["reproduce", "--scale", "tiny", *words])
     assert not end.value.code
     return out
 
@@ -111,7 +112,8 @@ def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path)
     assert here["quadratic"]["deviation"] is not None
     assert here["learned"] is None
     text = (finished / "README.md").read_text(encoding="utf-8")
-    assert f"Figure 5: no run of learned. Made by: attnconv reproduce --scale tiny --out {finished} --only" in text
+    command = "attnconv reproduce --scale tiny --seeds 2 --data-root 'some where'"
+    assert f"Figure 5: no run of learned. Made by: {command} --out {finished} --only" in text
 
 
 def test_nothing_to_prune_and_a_diverged_run_are_told(

@@ -209,8 +209,8 @@ class _Network(nn.Module):
 
     config = types.SimpleNamespace(id2label={1: "dog", 0: "cat"})
 
-    def forward(self, pixel_values: torch.Tensor) -> types.SimpleNamespace:
-        return types.SimpleNamespace(logits=pixel_values.mean((2, 3)))
+    def forward(self, pixel_values: torch.Tensor, scale: float = 1.0) -> types.SimpleNamespace:
+        return types.SimpleNamespace(logits=scale * pixel_values.mean((2, 3)))
 
 
 def _transformers() -> Any:
@@ -246,6 +246,7 @@ def test_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(fresh.model, Logits)
         assert (fresh.classes, fresh.mean, fresh.source) == ((), (), f"{spec}, fresh parameters")
         assert fresh.model(torch.zeros(2, 3, 4, 4)).shape == (2, 3)
+        assert fresh.model(torch.ones(2, 3, 4, 4), scale=3.0).tolist() == [[3.0] * 3] * 2
     trained = load("hf:google/vit", pretrained=True)
     assert (trained.classes, trained.mean, trained.std) == (("cat", "dog"), (0.1,), (0.2,))
     assert load("hf:plain/model", pretrained=True).mean == ()

@@ -33,11 +33,11 @@ def test_labels_name_heads_and_peaks() -> None:
     maps = LayerMaps.of("layer 1", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
     texts = [text for text, _ in text_boxes(draw_attention_maps([maps], title="t"))]
     assert [text for text in texts if text.isdigit() or text.endswith("%") or text == "NaN"] == [
-        "2",
-        "96%",
         "1",
+        "96%",
+        "0",
         "50%",
-        "3",
+        "2",
         "NaN",
     ]
 
@@ -61,7 +61,7 @@ def test_whole_window_outside_the_image_is_blank() -> None:
 def test_given_orders_are_kept() -> None:
     layer = layer_of(3, 4, 4)
     texts = [text for text, _ in text_boxes(draw_attention_maps([layer], title="t", orders=[[2, 0, 1]]))]
-    assert [text for text in texts if text.isdigit()] == ["3", "1", "2"]
+    assert [text for text in texts if text.isdigit()] == ["2", "0", "1"]
 
 
 def test_bad_input() -> None:

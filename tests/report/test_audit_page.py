@@ -69,6 +69,20 @@ class TestPage:
         assert "SelfAttention3d has three axes and is not drawn" in page
         assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["scores.png", "scores.svg"]
 
+    def test_figures_of_a_larger_audit_are_removed_and_nothing_else(self, found: Audit, tmp_path: Path) -> None:
+        write_audit(found, tmp_path, title="five")
+        mine = tmp_path / "figures" / "heads-of-mine.png"
+        mine.write_bytes(b"")
+        write_audit(Audit(found.layers[1:2], found.images), tmp_path, title="one")
+        assert sorted(path.name for path in mine.parent.iterdir()) == [
+            "heads-01-1.png",
+            "heads-01-1.svg",
+            "heads-of-mine.png",
+            "scores.png",
+            "scores.svg",
+        ]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "figures", "index.html"]
+
 
 class TestFigures:
     def test_no_text_of_the_heads_meets_another(self, found: Audit) -> None:

@@ -153,6 +153,7 @@ class TestFixedShifts:
     def test_a_convolution_holds_all_its_shifts(self) -> None:
         layer = from_conv(nn.Conv2d(2, 2, 3, padding=1))
         heads = heads_over_shifts(layer, torch.zeros(1, 2, 8, 8))
+        assert [head.head for head in heads] == list(range(9))  # as the audit counts them
         assert {head.shift for head in heads if head.fixed} == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
 
     def test_random_attention_holds_none(self) -> None:
@@ -172,6 +173,8 @@ class TestDrawing:
     def test_texts_of_figure_1_do_not_meet(self, heads: int) -> None:
         maps = torch.softmax(torch.randn(heads, 49), -1).reshape(heads, 7, 7)
         figure = draw_mixture(maps, (3, 3), centres=[(0.0, -1.0)] * heads, title="a mixture")
+        words = [text.get_text() for text in figure.axes[0].texts]
+        assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(heads)]
         assert overlaps(figure) == []
         assert outside(figure) == []
 

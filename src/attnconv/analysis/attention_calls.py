@@ -5,6 +5,7 @@ A `TorchFunctionMode` is asked before every call of a torch function. It knows t
     scaled_dot_product_attention       queries, keys, mask and scale after rotary embeddings and norms
     multi_head_attention_forward       what nn.MultiheadAttention runs, projected here once more
     softmax over the last of 4 axes    the scores of models that run unfused
+    softmax over the last of 3 axes    where the last two are alike: scores of a single head
 
 Under such a mode nn.MultiheadAttention and nn.TransformerEncoder leave their inference shortcuts by themselves, for the
 same formula in `multi_head_attention_forward`.
@@ -64,13 +65,17 @@ def _reader(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, A
     if func in SOFTMAX:
         scores = args[0] if args else named.get("input")
         dim = args[1] if len(args) > 1 else named.get("dim")
-        if isinstance(scores, Tensor) and scores.dim() == 4 and dim in (-1, 3):
-            return _of_softmax
+        if isinstance(scores, Tensor) and scores.dim() > 2 and dim in (-1, scores.dim() - 1):
+            # With other than 4 axes it may be anything, as probabilities of classes; queries x keys is a square.
+            return _of_softmax if scores.dim() == 4 or scores.shape[-1] == scores.shape[-2] else None
     return None
 
 
 def _of_softmax(*args: Any, **named: Any) -> TokenRows:
-    return ScoreRows(args[0] if args else named["input"])
+    scores = args[0] if args else named["input"]
+    if scores.dim() > 4:
+        raise UnreadableError(f"its scores have the shape {tuple(scores.shape)}, not (batch, heads, queries, keys)")
+    return ScoreRows(scores if scores.dim() == 4 else scores[:, None])
 
 
 def _of_shortcut(*_: Any, **__: Any) -> TokenRows:

@@ -7,7 +7,6 @@ Phi per image or none, and no such number.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
@@ -18,17 +17,13 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
+from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.theorem.span import can_express
-
-KERNEL = 3
-# Positions per axis of the grid on which kernels are expressed, by number of axes: the answer costs a QR per query.
-MOST_POSITIONS = {1: 64, 2: 16, 3: 6}
-# What the library itself says of an argument of `audit`; all other errors in a forward pass are the model's own.
-_OWN_WORDS = re.compile(r"(images|model|layers|grid|prefix|queries): ")
 
 
 @final
@@ -45,8 +40,9 @@ class LayerAudit:
         position_only: Whether it is a layer of this library that looks at positions and never at the image.
         span_residual: The relative part of 3 x 3 kernels (3 per axis) that no weights of the layer reach, away from the
             border of at most `MOST_POSITIONS` positions per axis: 0 where it can be every such convolution. None
-            where attention depends on the image, or the layer is not this library's.
+            where attention depends on the image, the layer is not this library's, or it is not known.
         statistics: The numbers of the layer and its heads.
+        span_unknown: Why the residual of a layer that looks at positions alone is not known; else empty.
     """
 
     name: str
@@ -57,6 +53,7 @@ class LayerAudit:
     position_only: bool
     span_residual: float | None
     statistics: LayerStatistics
+    span_unknown: str = ""
 
     def numbers(self) -> dict[str, Any]:
         """All numbers as JSON holds them; what is not a number (NaN) is null. The profile is left out."""
@@ -115,19 +112,21 @@ def audit(
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     layers: Collection[str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Audit:
     """Read every attention of a model on some images and say in numbers how much of a convolution it is.
 
     Args:
         model: Any module that `visit_attention` reads. It runs in evaluation mode and without gradients.
-        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width); or an
-            iterable of such batches. All of one size.
+        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width), the batch
+            first; or an iterable of such batches. All of one size.
         queries: At most how many queries of each image to look at, spread evenly, at least 1. Under about a hundred,
             chance is no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
-        grid: Tokens of the image, (height, width), for models that do not say it.
+        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
         layers: Names of the modules to read; None for all.
+        options: Further arguments of the model's forward pass by name, the same for every batch.
 
     Returns:
         The layers in the order in which they run.
@@ -136,7 +135,8 @@ def audit(
         TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
             number.
         ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
-            not what the model takes (its own words are passed on); an attention cannot be read, or there is none.
+            not what the model takes (its own words are passed on); the model takes other arguments than `options`; an
+            attention cannot be read, or there is none.
 
     Example:
         >>> from attnconv.theorem import from_conv
@@ -150,16 +150,18 @@ def audit(
     gathered: dict[str, _Layer] = {}
     count, shape = 0, None
     for some in _batches(images, batch):
-        _check(some, count, shape)
+        check_images(some, before=count, shape=shape)
         shape = tuple(some.shape[1:])
         calls: dict[str, int] = {}
 
-        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls) -> None:
+        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls, some: Tensor = some) -> None:
+            _check_batch_first(name, operator, some)
             calls[name] = calls.get(name, 0) + 1
             key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
             gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
 
-        _run(model, some, look, {"grid": grid, "prefix": prefix, "layers": layers})
+        with blaming_images(model, some, options):
+            visit_attention(model, some, look, grid=grid, prefix=prefix, layers=layers, options=options)
         count += len(some)
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
@@ -183,6 +185,7 @@ class _Layer:
         module = model.get_submodule(self._module)
         sizes = self._grid.sizes
         own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
+        span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
             name=key or type(module).__name__,
             kind=type(module).__name__,
@@ -190,8 +193,9 @@ class _Layer:
             queries=len(self._queries),
             query_count=self._grid.query_count,
             position_only=own is not None,
-            span_residual=None if own is None else _span_residual(own, sizes),
+            span_residual=None if span is None else span.missed,
             statistics=self._statistics.result(),
+            span_unknown="" if span is None else span.reason,
         )
 
 
@@ -200,11 +204,6 @@ def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool
     """Whether two images share one operator."""
     some = next(layer.parameters())
     return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
-
-
-def _span_residual(layer: SelfAttention, sizes: Sequence[int]) -> float:
-    few = [min(size, MOST_POSITIONS[len(sizes)]) for size in sizes]
-    return can_express(layer, KERNEL, sizes=few).missed
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
@@ -219,48 +218,12 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
             yield from some.split(batch)
 
 
-def _check(images: Tensor, before: int, shape: tuple[int, ...] | None) -> None:
-    """Refuse images that cannot tell anything, by their number among all.
-
-    Raises:
-        TypeError, ValueError: As `audit`.
-    """
-    if not images.is_floating_point():
-        raise TypeError(
-            bad("images", "must be floating point", str(images.dtype), "Scale bytes to [0, 1] and normalise them.")
-        )
-    if shape is not None and tuple(images.shape[1:]) != shape:
-        got = f"{tuple(images.shape[1:])} after {shape}"
-        raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
-    flat = images.flatten(1)
-    if broken := _where(~flat.isfinite().all(1), before):
-        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
-    pixels = images.flatten(2) if images.dim() > 3 else flat[:, None]
-    constant = (pixels == pixels[..., :1]).flatten(1).all(1)
-    if pixels.shape[-1] > 1 and (blank := _where(constant, before)):
-        fix = "Attention on a blank image tells nothing of the model. Pass real images."
-        raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
-
-
-def _where(flags: Tensor, before: int) -> str:
-    """Numbers of the images that are flagged, the first few."""
-    numbers = [before + index for index in flags.nonzero().flatten().tolist()]
-    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
-
-
-def _run(model: nn.Module, images: Tensor, look: Any, options: Mapping[str, Any]) -> None:
-    """One pass; what the model itself says against the images is said of `images`."""
-    try:
-        visit_attention(model, images, look, **options)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, ValueError | TypeError) and _OWN_WORDS.match(str(error)):
-            raise
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        requirement = f"must be what the forward pass of {type(model).__name__} takes"
-        fix = f"It stopped with: {reason}."
-        raise ValueError(bad("images", requirement, f"a batch of shape {tuple(images.shape)}", fix)) from error
+def _check_batch_first(name: str, operator: AttentionOperator, images: Tensor) -> None:
+    """Refuse tokens that stand before the batch: they would be split and counted as if they were images."""
+    if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
+        requirement = "must have the batch axis first"
+        got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
+        raise ValueError(bad("images", requirement, got, "Wrap the model in one that transposes them."))
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,8 @@ Values and `proj` hold the filters F_delta, of rank at most the head's dimension
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -32,6 +33,8 @@ from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
+from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.shift_profiles import at_shift
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
@@ -84,7 +87,12 @@ def start_as_convolution(
         Name of the attention module -> what was measured.
 
     Raises:
-        ValueError: The model has other parts, an argument is out of range, or the filters do not fit.
+        TypeError: `images` are not floating point.
+        ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
+            constant or holds NaN or infinity, or is not what the model takes.
+
+    Warns:
+        UserWarning: The heads of a layer hold less than `mass` in the mean; says how much.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -97,8 +105,21 @@ def start_as_convolution(
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
     chosen = _chosen(parts, layers)
     stock = _Stock(model, parts, int(taps.max()))
-    with evaluating(model):
-        return stock.start(chosen, filters, taps, mass=mass, images=_noise(parts) if images is None else images)
+    shown = _noise(parts) if images is None else images
+    check_images(shown)
+    with evaluating(model), blaming_images(model, shown):
+        found = stock.start(chosen, filters, taps, mass=mass, images=shown)
+    _warn_of_less(found, mass)
+    return found
+
+
+def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
+    """Say which layers do not hold the mass that was asked for, in the caller's place."""
+    reached = {name: float(start.mass.mean()) for name, start in found.items()}
+    less = [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]
+    if less:
+        words = f"mass: {mass:g} is not reached at the sharpest scores that are tried, but {', '.join(less)}."
+        warnings.warn(f"{words} Give images like the model's own, a smaller kernel_size or less mass.", stacklevel=3)
 
 
 def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:
@@ -320,13 +341,10 @@ class _Stock:
     def _mass(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """Attention of each head at its shift, over the queries for which it stays inside."""
         rows = attention.maps_and_values(x)[0][:, :, self.prefix :, self.prefix :]
-        height, width = self.grid
-        index = torch.arange(height * width).reshape(height, width)
-        found = []
-        for head, (down, right) in enumerate(shifts.tolist()):
-            inside = index[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)].flatten()
-            found.append(rows[:, head, inside, inside + down * width + right].mean())
-        return torch.stack(found)
+        taken = [
+            at_shift(rows[:, head], self.grid, (down, right)) for head, (down, right) in enumerate(shifts.tolist())
+        ]
+        return torch.stack([some.mean() for some in taken])
 
 
 def _start_norm(norm: nn.Module) -> None:

@@ -11,6 +11,7 @@ The small t decides where values do not: on images without contrast every kernel
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, TypeAlias, final
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from attnconv.analysis.attention_parts import AttentionParts, attention_parts
 from attnconv.analysis.convolved_attention import HeadMixing, border_ratio
+from attnconv.analysis.shift_profiles import at_shift
 
 Fit: TypeAlias = Literal["least_squares", "mean"]
 RIDGE = 1e-4  # of the mean diagonal entry of R^T R
@@ -127,21 +129,17 @@ def chosen_heads(mixing: HeadMixing, heads: Sequence[int]) -> HeadMixing:
 def _mean_maps(tokens: LayerTokens, kernel_size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
     """Mean attention per shift, and z0; over the queries for which the shift stays inside."""
     heads, before = tokens.parts.heads, tokens.prefix
-    height, width = tokens.grid
-    index = torch.arange(height * width, device=tokens.inputs.device).reshape(height, width)
     half = kernel_size // 2
-    mass = torch.zeros(heads, kernel_size, kernel_size, dtype=torch.float64, device=index.device)
+    mass = torch.zeros(heads, kernel_size, kernel_size, dtype=torch.float64, device=tokens.inputs.device)
     on_prefix = mass.new_zeros(heads, before)
     for block in tokens.blocks(kernel_size):
         rows = block.by_head()[0][:, :, before:].double()
         share = len(block.inputs) / len(tokens.inputs)
         on_prefix += share * rows[..., :before].mean((0, 2))
-        for down in range(max(-half, 1 - height), min(half, height - 1) + 1):
-            for right in range(max(-half, 1 - width), min(half, width - 1) + 1):
-                queries = index[max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
-                flat = queries.flatten()
-                picked = rows[:, :, flat, before + flat + down * width + right]
-                mass[:, down + half, right + half] += share * picked.mean((0, 2))
+        for down, right in product(range(-half, half + 1), repeat=2):
+            taken = at_shift(rows[..., before:], tokens.grid, (down, right))
+            if taken.shape[-1]:  # a kernel may be larger than the image
+                mass[:, down + half, right + half] += share * taken.mean((0, 2))
     rest = (1 - mass.sum((1, 2)) - on_prefix.sum(1)).clamp_min(0.0)
     return mass.to(tokens.inputs.dtype), torch.cat((mass.flatten(1), rest[:, None], on_prefix), 1)
 

@@ -110,19 +110,38 @@ def attention_moments(
     return _moments_of_rows(operator, chosen, block)
 
 
-def sample_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """At most `count` queries spread evenly over a grid, flat and ascending: a coarser grid in the middle of its cells.
+def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """At most `count` queries spread over a grid, flat and ascending: one at a random place in each of its cells.
+
+    The grid is cut into cells as alike as whole numbers allow. An even lattice of queries would meet windows, which are
+    a lattice too, at the same few places in each.
 
     Args:
         grid: Where the queries stand.
         count: How many to take at most, at least 1; all of them if there are not more.
+        seed: Of the places in the cells. The same seed gives the same queries on every device.
         device: Where the indices are wanted, as `operator.device`.
 
     Example:
-        >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # rows 1 and 3, columns 1, 3 and 5
-        [7, 9, 11, 19, 21, 23]
+        >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
+        [5, 6, 8, 18, 20, 22]
     """
     count = whole("count", count, 1)
+    counts = _cells(grid, count)
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.zeros((), dtype=torch.int64)
+    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
+        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
+        along = [1] * grid.dims
+        along[axis] = taken
+        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
+        part = torch.rand(counts, generator=generator, dtype=torch.float64)
+        flat = flat * size + first + (part * length).long()
+    return flat.flatten().sort().values.to(device)
+
+
+def _cells(grid: Grid, count: int) -> list[int]:
+    """Cells per axis, at most `count` in all."""
     sizes = grid.query_sizes
     part = min(1.0, (count / grid.query_count) ** (1 / grid.dims))
     counts = [max(1, int(size * part)) for size in sizes]
@@ -131,13 +150,8 @@ def sample_queries(grid: Grid, count: int, *, device: torch.device | None = None
     while True:  # the coarsest axis that still has room becomes finer
         room = [a for a in range(grid.dims) if counts[a] < sizes[a] and _one_more(counts, a) <= count]
         if not room:
-            break
+            return counts
         counts[min(room, key=lambda a: counts[a] / sizes[a])] += 1
-    flat = torch.zeros(1, dtype=torch.int64, device=device)
-    for size, taken in zip(sizes, counts, strict=True):
-        places = torch.div((2 * torch.arange(taken, device=device) + 1) * size, 2 * taken, rounding_mode="floor")
-        flat = (flat[:, None] * size + places).flatten()
-    return flat
 
 
 def _one_more(counts: Sequence[int], axis: int) -> int:

@@ -8,6 +8,7 @@ What cannot be read is refused with the module's name. That includes modules nam
 a model must not lose a map without a word.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,18 +21,24 @@ from torch.utils.hooks import RemovableHandle
 from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv.analysis.attention_calls import AttentionCalls
+from attnconv.analysis.convolved_attention import ConvolvedAttention
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
-from attnconv.analysis.token_rows import GatedRows, PlacedRows, TokenRows, UnreadableError
+from attnconv.analysis.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
 from attnconv.layers.gated import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
 # Modules whose probabilities are not the softmax that they compute, by class: what they do instead.
+_DIFFERENCE = "it attends by the difference of two softmaxes"
+_TALKING = "it mixes its heads after the softmax"
+_CHANNELS = "it attends among channels, not among tokens"
 NOT_A_SOFTMAX = {
-    "DiffAttention": "it attends by the difference of two softmaxes",
-    "TalkingHeadAttn": "it mixes its heads after the softmax",
-    "XCA": "it attends among channels, not among tokens",
+    "DiffAttention": _DIFFERENCE,
+    "DiffParallelScalingBlock": _DIFFERENCE,
+    "TalkingHeadAttn": _TALKING,
+    "XCA": _CHANNELS,
+    "CrossCovarianceAttn": _CHANNELS,
 }
 
 
@@ -56,14 +63,15 @@ def visit_attention(
         images: What the model's forward pass takes, (b, c, height, width) for a model of images.
         visit: Called with the module's name and its operator, in the order in which attentions run. A module that
             attends twice is visited twice.
-        grid: Tokens of the image, (height, width), for models that do not say it; windows know theirs.
+        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images;
+            windows know theirs.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
         layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
         options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
 
     Raises:
         ValueError: An attention cannot be read: its module's name and the reason. Or the model has no attention that
-            runs, or one that `layers` names does not run.
+            runs, or one that `layers` names does not run; or its forward pass takes other arguments.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -72,6 +80,7 @@ def visit_attention(
         >>> visit_attention(block, torch.zeros(1, 12, 8), visit, grid=(3, 4))
         self_attn (3, 4) (1, 2, 2, 12)
     """
+    call_options = checked_options(model, images, options)
     places = Places(None if grid is None else tuple(grid), prefix)
     reading = _Reading(images, visit, places, None if layers is None else frozenset(layers))
     handles: list[RemovableHandle] = []
@@ -79,11 +88,41 @@ def visit_attention(
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
         with torch.no_grad(), evaluating(model), _uncompiled(model), AttentionCalls(reading.call):
-            model(images, **({} if options is None else options))
+            model(images, **call_options)
     finally:
         for handle in handles:
             handle.remove()
     reading.check(model)
+
+
+def checked_options(model: nn.Module, images: Tensor, options: Mapping[str, object] | None) -> dict[str, object]:
+    """The options of a model's call, held against the signature of its forward pass.
+
+    Args:
+        model: The model.
+        images: Its first argument.
+        options: Further arguments by name; None for none.
+
+    Raises:
+        ValueError: The forward pass takes no such argument, or wants others besides.
+
+    Example:
+        >>> checked_options(nn.ReLU(), torch.zeros(1), {"mask": None})
+        Traceback (most recent call last):
+        ValueError: options: must be what the forward pass of ReLU takes by name, got mask. It says: got an unexpected \
+keyword argument 'mask'.
+    """
+    given: dict[str, object] = {} if options is None else dict(options)
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # of compiled scripts there is none
+        return given
+    try:
+        signature.bind(images, **given)
+    except TypeError as error:
+        requirement = f"must be what the forward pass of {type(model).__name__} takes by name"
+        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It says: {error}.")) from error
+    return given
 
 
 @final
@@ -111,37 +150,38 @@ class _Reading:
                 raise _refusal(name, module, "it is a compiled script, which hides what it calls")
             return []
 
-        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._visiting:
-                return
-            inputs = [*args, *kwargs.values()]
-            first = inputs[0] if inputs else None
-            second = kwargs.get("input_dimensions", kwargs.get("sizes", args[1] if len(args) > 1 else None))
-            shape = tuple(first.shape) if isinstance(first, Tensor) else None
-            pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
-            self._running.append(Running(name, module, shape, second if pair else None))
-            if isinstance(module, SelfAttention):
-                self._own += 1
-                if self._own == 1 and self._wanted(name):
-                    self._hand_over(name, module.operator(inputs[0]))
-
-        def end(module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            if self._visiting:
-                return
-            frame = self._running.pop()
-            if isinstance(module, SelfAttention):
-                self._own -= 1
-            if self._running:
-                self._running[-1].calls += frame.calls
-            # An error has no output; it must not be hidden behind another.
-            silent = output is not None and frame.calls == 0 and self._own == 0
-            if silent and _claims_attention(module) and self._wanted(name):
-                raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
-
         return [
-            module.register_forward_pre_hook(begin, with_kwargs=True),
-            module.register_forward_hook(end, always_call=True),
+            module.register_forward_pre_hook(
+                lambda module, args, named: self._begin(name, module, args, named), with_kwargs=True
+            ),
+            module.register_forward_hook(
+                lambda module, _args, output: self._end(name, module, output), always_call=True
+            ),
         ]
+
+    def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._visiting:
+            return
+        self._running.append(_running(name, module, args, named))
+        if isinstance(module, ConvolvedAttention) and self._wanted(name):
+            raise _refusal(name, module, _replaced(module))
+        if isinstance(module, SelfAttention):
+            self._own += 1
+            if self._own == 1 and self._wanted(name):
+                self._hand_over(name, module.operator(next(iter((*args, *named.values())))))
+
+    def _end(self, name: str, module: nn.Module, output: Any) -> None:
+        if self._visiting:
+            return
+        frame = self._running.pop()
+        if isinstance(module, SelfAttention):
+            self._own -= 1
+        if self._running:
+            self._running[-1].calls += frame.calls
+        # An error has no output; it must not be hidden behind another.
+        silent = output is not None and frame.calls == 0 and self._own == 0
+        if silent and _claims_attention(module) and self._wanted(name):
+            raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """A call of attention that is about to run."""
@@ -155,16 +195,18 @@ class _Reading:
         if not self._wanted(frame.name):
             return
         try:
-            kind = type(frame.module).__name__
-            if kind in NOT_A_SOFTMAX:
-                raise UnreadableError(NOT_A_SOFTMAX[kind])
-            rows: TokenRows | None = read()
-            if rows is not None and isinstance(frame.module, GatedPositionalAttention):
+            if (other := _other_formula(frame.module)) is not None:
+                raise UnreadableError(other)
+            rows = read()
+            if isinstance(frame.module, GatedPositionalAttention):
+                if isinstance(rows, ScoreRows):  # of positions along one axis: they are added below
+                    return
                 rows = _beside_positions(frame, frame.module, rows)
-            elif rows is not None and kind == "GPSA":
-                rows = self._gated(frame, rows)
-            if rows is None:
-                return
+            elif type(frame.module).__name__ == "GPSA":
+                gated = self._gated(frame, rows)
+                if gated is None:
+                    return
+                rows = gated
             layout = layout_of(frames, rows, self._images, self._places)
         except UnreadableError as reason:
             raise _refusal(frame.name, frame.module, str(reason)) from None
@@ -201,6 +243,15 @@ class _Reading:
             raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
 
 
+def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
+    """A module that begins, with what its inputs say of its tokens."""
+    first = next(iter((*args, *named.values())), None)
+    second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
+    shape = tuple(first.shape) if isinstance(first, Tensor) else None
+    pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
+    return Running(name, module, shape, second if pair else None)
+
+
 def _beside_positions(frame: Running, module: GatedPositionalAttention, content: TokenRows) -> TokenRows:
     """This library's gated attention calls PyTorch's for its content alone."""
     side = math.isqrt(content.queries)
@@ -215,6 +266,23 @@ def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
         for module in model.modules()
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _other_formula(module: nn.Module) -> str | None:
+    """What a module does with its softmax that makes its probabilities others; None for what is not known to."""
+    kind = type(module).__name__
+    if kind in NOT_A_SOFTMAX:
+        return NOT_A_SOFTMAX[kind]
+    if "ChannelAttention" in kind:
+        return _CHANNELS
+    # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
+    return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
+
+
+def _replaced(module: ConvolvedAttention) -> str:
+    """What is left to read of a module whose heads `replace_heads` has replaced: not all of them, so nothing."""
+    heads = ", ".join(map(str, module.convolved))
+    return f"its heads {heads} were replaced by fixed kernels, which are no attention; read the model from before"
 
 
 def _claims_attention(module: nn.Module) -> bool:

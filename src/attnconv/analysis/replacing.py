@@ -11,6 +11,7 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, final, get_args
 
 import torch
@@ -24,7 +25,8 @@ from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
 from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
-from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.reading import checked_options, visit_attention
 from attnconv.analysis.shift_profiles import shift_profile
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
@@ -85,6 +87,7 @@ def replace_heads(
     least_constancy: float = 0.0,
     kernel_size: int = 3,
     fit: Fit = "least_squares",
+    options: Mapping[str, object] | None = None,
 ) -> Replacement[Model]:
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
@@ -94,15 +97,19 @@ def replace_heads(
     Args:
         model: timm's `VisionTransformer`, Hugging Face's ViT, DeiT or DINOv2, or any model whose attention modules have
             the parts that `attention_parts` knows. Other attention is refused.
-        images: At least 2, in the size in which the model will run. The last quarter is held out.
+        images: At least 2, normalised as in training, in the size in which the model will run. The last quarter is held
+            out.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
         least_constancy: Of those, only heads at least this constant, 0 to 1.
         kernel_size: K, odd.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
+        options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
-        ValueError: An argument is out of range, a layer or head does not exist, an attention does not compute plain
+        TypeError: `images` are not floating point.
+        ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
+            passed on); an argument is out of range, a layer or head does not exist, an attention does not compute plain
             softmax attention by parts of known names, or fewer heads than `count` are constant enough.
 
     Example:
@@ -112,11 +119,13 @@ def replace_heads(
     """
     _check(images, heads, count, least_constancy, kernel_size, fit)
     fitted = max(1, len(images) * 3 // 4)
-    tokens, constancy, paired = _tokens_of(model, images)
+    call = checked_options(model, images, options)
+    with blaming_images(model, images, call):
+        tokens, constancy, paired = _tokens_of(model, images, call)
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
-    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings)
+    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings, options=call)
     candidates = _candidates(tokens, mixings, constancy, costs, fitted)
     chosen = _named(candidates, heads) if heads is not None else _cheapest(candidates, count or 0, least_constancy)
     changed, errors = copy.deepcopy(model), {}
@@ -126,7 +135,7 @@ def replace_heads(
         errors[name] = _relative_error(new, tokens[name].attention, tokens[name].inputs[fitted:])
         parent, _, last = name.rpartition(".")
         setattr(changed.get_submodule(parent), last, PairedAttention(new) if name in paired else new)
-    output_error = _relative_error(changed, model, images[fitted:])
+    output_error = _relative_error(changed, model, images[fitted:], options=call)
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error)
 
 
@@ -140,6 +149,7 @@ def _check(
 ) -> None:
     if len(images) < 2:
         raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
+    check_images(images)
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
@@ -152,7 +162,9 @@ def _check(
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
 
 
-def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens], dict[str, Tensor], set[str]]:
+def _tokens_of(
+    model: nn.Module, images: Tensor, options: Mapping[str, object]
+) -> tuple[dict[str, LayerTokens], dict[str, Tensor], set[str]]:
     """The inputs of all attention modules and where their tokens stand; their constancy; those that give pairs."""
     tokens: dict[str, LayerTokens] = {}
     constancy: dict[str, Tensor] = {}
@@ -190,7 +202,7 @@ def _tokens_of(model: nn.Module, images: Tensor) -> tuple[dict[str, LayerTokens]
             attention_parts(module, f"model.{name}")
     handles = [handle for name, module in modules.items() if projects(module) for handle in watch(name, module)]
     try:
-        visit_attention(model, images, visit)
+        visit_attention(model, images, visit, options=options)
     finally:
         for handle in handles:
             handle.remove()
@@ -212,7 +224,12 @@ def _new(part: LayerTokens, mixing: HeadMixing, some: list[int]) -> ConvolvedAtt
 
 
 def _costs(
-    model: nn.Module, images: Tensor, tokens: Mapping[str, LayerTokens], mixings: Mapping[str, HeadMixing]
+    model: nn.Module,
+    images: Tensor,
+    tokens: Mapping[str, LayerTokens],
+    mixings: Mapping[str, HeadMixing],
+    *,
+    options: Mapping[str, object],
 ) -> dict[str, Tensor]:
     """cost_h of the module's formula, (h,) per layer."""
     names = list(tokens)
@@ -229,7 +246,7 @@ def _costs(
     handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
     try:
         with evaluating(model), torch.enable_grad():
-            output = first_tensor(model(images))
+            output = first_tensor(model(images, **options))
     finally:
         for handle in handles:
             handle.remove()
@@ -293,12 +310,14 @@ def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: 
 
 
 @torch.no_grad()
-def _relative_error(new: nn.Module, old: nn.Module, inputs: Tensor) -> float:
+def _relative_error(
+    new: nn.Module, old: nn.Module, inputs: Tensor, *, options: Mapping[str, object] = MappingProxyType({})
+) -> float:
     """|new - old| / |old| of two modules in evaluation mode."""
     outputs = []
     for module in (new, old):
         with evaluating(module):
-            given = first_tensor(module(inputs))
+            given = first_tensor(module(inputs, **options))
         assert given is not None
         outputs.append(given)
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())

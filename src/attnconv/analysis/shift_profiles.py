@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnconv._errors import bad
@@ -167,6 +167,33 @@ class RunningShiftProfile:
         self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
         self._explained = self._mass.new_zeros(operator.heads)
         self._squares = self._mass.new_zeros(operator.heads)
+
+
+def at_shift(
+    rows: Float[Tensor, "*lead n n"], grid: tuple[int, int], shift: tuple[int, int]
+) -> Float[Tensor, "*lead q"]:
+    """A[q, q + delta] for the queries q in Q(delta), from all rows of a small image at once.
+
+    Args:
+        rows: Queries by keys, both row-major.
+        grid: Height and width of the image.
+        shift: delta, rows and columns.
+
+    Returns:
+        One number per query whose shift stays inside; none where there is no such query. Their mean is p(delta).
+
+    Example:
+        >>> at_shift(
+        ...     torch.arange(16.0).reshape(4, 4), (2, 2), (0, 1)
+        ... ).tolist()  # from the left column to the right
+        [1.0, 11.0]
+    """
+    (height, width), (down, right) = grid, shift
+    index = torch.arange(height * width, device=rows.device).reshape(height, width)
+    lines = slice(max(0, -down), max(0, height - max(0, down)))
+    columns = slice(max(0, -right), max(0, width - max(0, right)))
+    queries = index[lines, columns].flatten()
+    return rows[..., queries, queries + down * width + right]
 
 
 def checked(operator: AttentionOperator, queries: Tensor | None, block: int | None) -> tuple[Tensor, int]:

@@ -7,7 +7,8 @@ Asked from the attention outwards, the first module that knows decides:
     config.patch_size                 Hugging Face: the same
     patch_size                        torchvision
 
-A model that says nothing has square patches after no token or one. What does not come out even is refused.
+A model of images that says nothing has square patches after no token or one; of other inputs the user says the grid.
+What does not come out even is refused.
 """
 
 import math
@@ -74,9 +75,14 @@ def layout_of(running: Sequence[Running], rows: TokenRows, images: Tensor, place
             return _windows(frame, rows, images)
     if images.dim() == 4 and rows.batch != len(images):
         raise UnreadableError(f"it attends in {rows.batch} sequences for {len(images)} images, cut in an unknown way")
+    if images.dim() == 3 and rows.batch not in images.shape[:2]:
+        raise UnreadableError(f"it attends in {rows.batch} sequences for the input {tuple(images.shape)}")
     tokens = rows.keys
     layout = _whole(running, tokens, images, places)
     if layout is None:
+        if images.dim() == 3 and (tokens, rows.batch) == tuple(images.shape[:2]) and rows.batch != tokens:
+            given = f"the input {tuple(images.shape)} has its tokens first. Where it is split, put the batch first"
+            raise UnreadableError(f"its {tokens} tokens make no grid of grid={places.grid}: {given}")
         given = f"the input {tuple(images.shape)}" if places.grid is None else f"grid={places.grid}"
         given = given if places.prefix is None else f"{given}, prefix={places.prefix}"
         raise UnreadableError(f"its {tokens} tokens make no grid of {given}; pass grid=(height, width) and prefix=")
@@ -84,7 +90,7 @@ def layout_of(running: Sequence[Running], rows: TokenRows, images: Tensor, place
 
 
 def _whole(running: Sequence[Running], tokens: int, images: Tensor, places: Places) -> Whole | None:
-    """The grid of one sequence of tokens: the user's word, the model's, or square patches; None where none fits."""
+    """The grid of one sequence of tokens: the user's word, the model's, or an image's square patches, if any fits."""
     if places.grid is not None:
         prefix = tokens - math.prod(places.grid)
         return None if prefix < 0 or places.prefix not in (None, prefix) else Whole(places.grid, prefix)
@@ -95,7 +101,7 @@ def _whole(running: Sequence[Running], tokens: int, images: Tensor, places: Plac
             prefix = tokens - math.prod(sizes)
             if prefix in (prefixes if places.prefix is None else {places.prefix}):
                 return Whole(sizes, prefix)
-    if not said:
+    if not said and images.dim() == 4:
         for prefix in (0, 1) if places.prefix is None else (places.prefix,):
             square = _square_patches(tokens - prefix, images)
             if square is not None:
@@ -153,8 +159,8 @@ def pair_of(value: Any) -> tuple[int, int] | None:
 
 
 def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
-    """The grid of square patches that fill the image; a square number where the image is square or unknown."""
-    height, width = images.shape[2:] if images.dim() == 4 else (1, 1)
+    """The grid of square patches that fill the image."""
+    height, width = images.shape[2:]
     if tokens < 1 or width == 0:
         return None
     rows = math.isqrt(tokens * height // width)

@@ -55,7 +55,7 @@ class Audit:
     prefix: int | None = None
     """Class tokens and registers before the image's tokens, for models that do not say it."""
     skip_broken: bool = False
-    """Pass over files that cannot be read, instead of stopping; they are named either way."""
+    """Pass over files that cannot be read or are of one colour, instead of stopping; they are named either way."""
     pretrained: bool = False
     """Fetch the trained weights of a model from a library."""
     out: Path | None = None
@@ -177,7 +177,12 @@ def _pixels(
         requirement = f"must be a folder of pictures, {' or '.join(_DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(arguments.data)))
     pixels, broken = read_pictures(
-        arguments.data, sizes, count=arguments.images, channels=channels, skip_broken=arguments.skip_broken
+        arguments.data,
+        sizes,
+        count=arguments.images,
+        channels=channels,
+        skip_broken=arguments.skip_broken,
+        varied=True,
     )
     return pixels, middle, middle, [f"Skipped a broken file. {sentence}" for sentence in broken]
 

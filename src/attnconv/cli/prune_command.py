@@ -15,6 +15,7 @@ from attnconv.cli.parsing import parse
 if TYPE_CHECKING:
     from torch import nn
 
+    from attnconv.analysis.kernel_span import KernelSpan
     from attnconv.models.load import LoadedModel
     from attnconv.models.settings import AttentionSettings
 
@@ -24,8 +25,6 @@ attnconv prune runs/quadratic-generalized --criterion code --out runs/pruned
 attnconv evaluate runs/pruned
 attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --optim.learning-rate 0.01 --out runs/after
 """
-_KERNEL = 3
-_MOST_POSITIONS = 16  # per axis of the grid on which kernels are expressed: the paper's, and soon dear beyond
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(bad("model", "must be an attention model with settings of this library", loaded.source))
     layers = attention_layers(loaded.model)
     removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
+    _require_some_left(arguments, {name: layer.heads for name, layer in layers.items()}, removed)
     pruned = prune_heads(loaded.model, removed)
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
@@ -72,36 +72,56 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse to take all heads of a layer, in the words of this command."""
+    empty = [name for name, gone in removed.items() if len(gone) == heads[name]]
+    if empty:
+        requirement = "must leave at least one head in every layer"
+        got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
+        fix = "Such a layer only averages or sees lines: there is nothing in it to keep. "
+        fix += "To leave it as it is, remove heads in Python with attnconv.analysis.prune_heads."
+        if arguments.criterion == "code":
+            fix += " The criterion paper is less strict."
+        raise ValueError(bad("--criterion", requirement, got, fix))
+
+
 def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
     """Each layer's heads, and how near it comes to every 3 x 3 convolution."""
     from rich.console import Console
 
+    from attnconv.analysis.kernel_span import KERNEL, kernel_span
     from attnconv.analysis.pruning import attention_layers
-    from attnconv.theorem import can_express
 
-    sizes = (min(side, _MOST_POSITIONS),) * 2
-    columns = ("layer", "removed heads", "left", f"{_KERNEL} x {_KERNEL} before", f"{_KERNEL} x {_KERNEL} after")
-    table, lost = plain_table("", columns, left=2), []
+    kernel = f"{KERNEL} x {KERNEL}"
+    columns = ("layer", "removed heads", "left", f"{kernel} before", f"{kernel} after")
+    table, lost, unknown = plain_table("", columns, left=2), [], []
     rest = attention_layers(pruned)
     for name, layer in attention_layers(model).items():
         # A pruned layer answers anew; the others' answer stands.
-        full = can_express(layer, _KERNEL, sizes=sizes)
-        left = can_express(rest[name], _KERNEL, sizes=sizes) if removed[name] else full
-        if full.missed <= full.tolerance and left.missed > left.tolerance:
+        full = kernel_span(layer, (side, side))
+        left = kernel_span(rest[name], (side, side)) if removed[name] else full
+        if full.expresses and left.missed is not None and not left.expresses:
             lost.append(name)
+        unknown += [f"{kernel} is not known of {name}: {span.reason}." for span in (full, left) if span.reason][:1]
         heads = ", ".join(map(str, removed[name])) or "-"
-        table.add_row(name, heads, f"{rest[name].heads} of {layer.heads}", f"{full.missed:.1e}", f"{left.missed:.1e}")
+        table.add_row(name, heads, f"{rest[name].heads} of {layer.heads}", _missed(full), _missed(left))
     console = Console()
     console.print(table)
     console.print(
-        f"{_KERNEL} x {_KERNEL}: the relative part of such kernels that no weights of the layer reach, away from the "
-        f"border of {sizes[0]} x {sizes[1]} positions.",
+        f"{kernel}: the relative part of such kernels that no weights of the layer reach, away from the "
+        f"border of {full.sizes[0]} x {full.sizes[1]} positions.",
         highlight=False,
     )
+    for sentence in unknown:
+        console.print(sentence, highlight=False)
     verdict = ", ".join(lost) or "none that could before"
-    console.print(f"Can no longer express every {_KERNEL} x {_KERNEL} kernel: {verdict}.", highlight=False)
+    console.print(f"Can no longer express every {kernel} kernel: {verdict}.", highlight=False)
+
+
+def _missed(span: "KernelSpan") -> str:
+    return "not known" if span.missed is None else f"{span.missed:.1e}"
 
 
 def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> None:

@@ -1,5 +1,6 @@
 """`attnconv reproduce`: train what is missing of the paper at a chosen scale, and write its figures and tables."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,10 +69,20 @@ def run(words: Sequence[str]) -> int:
     said = [note for note in (*notes, *failures) if note]
     if arguments.scale != "paper":
         said.insert(0, f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.")
-    command = f"attnconv reproduce --scale {arguments.scale} --out {out}"
-    page = write_paper(_runs_in(out), out, command=command, notes=said)
+    page = write_paper(_runs_in(out), out, command=_command(arguments, out), notes=said)
     print("\n".join([*said, f"Figures and tables: {page}"]))
     return 1 if failures else 0
+
+
+def _command(arguments: Reproduce, out: Path) -> str:
+    """What makes the same again, but for `--only`."""
+    words = ["attnconv", "reproduce", "--scale", arguments.scale]
+    defaults = Reproduce()
+    if arguments.seeds != defaults.seeds:
+        words += ["--seeds", str(arguments.seeds)]
+    if arguments.data_root != defaults.data_root:
+        words += ["--data-root", arguments.data_root]
+    return shlex.join([*words, "--out", str(out)])
 
 
 def _print_plan(runs: Sequence[PlannedRun]) -> None:

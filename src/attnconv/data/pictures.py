@@ -24,6 +24,7 @@ def read_pictures(
     count: int,
     channels: int = 3,
     skip_broken: bool = False,
+    varied: bool = False,
 ) -> tuple[UInt8[Tensor, "b channels height width"], tuple[str, ...]]:
     """Read some pictures of a folder, each scaled to cover a rectangle and cropped to it about the centre.
 
@@ -33,6 +34,7 @@ def read_pictures(
         count: How many pictures to read at most, at least 1: in turn from each folder, by name.
         channels: 3 for RGB, 1 for grey.
         skip_broken: Take the next file in the place of one that cannot be read, instead of stopping.
+        varied: Whether a picture of one colour counts as broken: it tells nothing of a model.
 
     Returns:
         The pixels as bytes, and what was wrong with the files that were passed over, one sentence each.
@@ -51,7 +53,7 @@ def read_pictures(
         if len(images) + (0 if skip_broken else len(broken)) == count:
             break
         try:
-            images.append(read_image(path, sizes, channels=channels))
+            images.append(_read(path, sizes, channels, varied))
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:
@@ -61,6 +63,14 @@ def read_pictures(
         what = f"only broken ones:\n{_listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", what))
     return torch.stack(images), tuple(broken)
+
+
+def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> Tensor:
+    """One picture, refused by its name."""
+    pixels = read_image(path, sizes, channels=channels)
+    if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
+        raise ValueError(bad(str(path), "must show more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
+    return pixels
 
 
 def _listed(sentences: list[str]) -> str:

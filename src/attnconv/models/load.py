@@ -289,6 +289,12 @@ class Logits(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b classes"]:
-        logits: Tensor = self.network(pixel_values=images).logits
+    def forward(self, images: Float[Tensor, "b c height width"], **options: object) -> Float[Tensor, "b classes"]:
+        """Logits of normalised images.
+
+        Args:
+            images: As the model was trained on.
+            options: Further arguments of the model's own forward pass, as `interpolate_pos_encoding`.
+        """
+        logits: Tensor = self.network(pixel_values=images, **options).logits
         return logits

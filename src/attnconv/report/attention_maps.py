@@ -31,7 +31,8 @@ _NARROWEST, _WIDEST = 4.6, 15.0
 _PICTURE = 1.5  # side of the image above the maps
 _COLOURS = "Blues"
 _LEGEND = (
-    "Above each map: the head's number and its largest probability, to which the colours of the map are scaled. "
+    "Above each map: the head's number, from 0, and its largest probability, to which the colours of the map are "
+    "scaled. "
     "Black square: the query pixel. Within a layer the most concentrated heads come first."
 )
 
@@ -228,7 +229,7 @@ def _draw_map(
         (left + (layer.query[1] - first_column + 0.5) * width / columns, width / columns),
         (top + (layer.query[0] - first_row + 0.5) * height / rows, height / rows),
     )
-    page.text(left, top - 0.03, str(head + 1), fontsize=7.0, color=INK, ha="left", va="bottom")
+    page.text(left, top - 0.03, str(head), fontsize=7.0, color=INK, ha="left", va="bottom")
     page.text(
         left + max(width, _NUMBERS), top - 0.03, _percent(largest), fontsize=7.0, color=FAINT, ha="right", va="bottom"
     )

@@ -16,7 +16,8 @@ import matplotlib
 import torch
 
 import attnconv
-from attnconv.analysis.auditing import KERNEL, Audit, LayerAudit
+from attnconv.analysis.auditing import Audit, LayerAudit
+from attnconv.analysis.kernel_span import KERNEL
 from attnconv.models.tables import Table
 from attnconv.report.audit_figures import draw_profiles, draw_scores
 from attnconv.report.canvas import save
@@ -72,7 +73,8 @@ def write_audit(
 
     Args:
         found: What `audit` gave.
-        out: Folder for the files, made where it is missing. Files of an older audit are replaced.
+        out: Folder for the files, made where it is missing. Files of an older audit are replaced; its figures of heads
+            that this one has no place for are removed. Nothing else in the folder is touched.
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
@@ -132,7 +134,7 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
         f"{found.redundancy:.3f}",
         _number(found.receptive_field, 2),
         _number(content),
-        _residual(layer.span_residual),
+        "not known" if layer.span_unknown else _residual(layer.span_residual),
     )
 
 
@@ -176,11 +178,18 @@ def _scores(found: Audit, folder: Path) -> Section:
 
 def _layers(found: Audit) -> Section:
     rows = tuple(layer_row(layer) for layer in found.layers)
-    return Section("Layers", _LAYER_TEXT, tables=[Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)])
+    notes = [
+        f"{KERNEL} x {KERNEL} missed is not known of {layer.name}: {layer.span_unknown}."
+        for layer in found.layers
+        if layer.span_unknown
+    ]
+    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)
+    return Section("Layers", _LAYER_TEXT, notes=notes, tables=[table])
 
 
 def _heads(found: Audit, folder: Path) -> Section:
     pictures, notes = [], []
+    _remove_heads(folder)
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its numbers stand in the table.")
@@ -190,6 +199,13 @@ def _heads(found: Audit, folder: Path) -> Section:
     fold = f"The other {len(pictures) - _SHOWN} layers"
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     return Section("Heads", _HEAD_TEXT, shown, folded, fold, notes, folded_tables=tables)
+
+
+def _remove_heads(folder: Path) -> None:
+    """Take away the figures of heads of an earlier audit: of other layers, they would pass for this one's."""
+    for path in folder.glob("heads-*"):
+        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
+            path.unlink()
 
 
 def _profiles(layer: LayerAudit, stem: Path) -> Picture:

@@ -27,7 +27,7 @@ class FixedHead:
 
     Attributes:
         layer: Its layer, counted from 1.
-        head: Its number, counted from 1.
+        head: Its number, counted from 0 as in an audit.
         shift: The shift with the most mass, row and column in positions.
         mass: Part of its attention there, 0 to 1.
         constancy: How far its pattern stays the same as the query moves, 0 to 1.
@@ -74,7 +74,7 @@ def _heads(layer: int, found: LayerStatistics) -> list[FixedHead]:
     columns = (found.best_shift.tolist(), found.shift_mass.tolist(), found.constancy.tolist())
     return [
         FixedHead(layer, head, tuple(shift), mass, constancy)
-        for head, (shift, mass, constancy) in enumerate(zip(*columns, strict=True), start=1)
+        for head, (shift, mass, constancy) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -85,8 +85,8 @@ def table_of_fixed_shifts(heads: Mapping[str, list[FixedHead]]) -> Table:
         heads: Title of the model -> its heads.
 
     Example:
-        >>> print(table_of_fixed_shifts({"one": [FixedHead(1, 1, (0, -1), 0.8, 0.99)]}).rows)
-        (('one', '1', '1 of 1', 'head 1 at (0, -1): 80%'),)
+        >>> print(table_of_fixed_shifts({"one": [FixedHead(1, 0, (0, -1), 0.8, 0.99)]}).rows)
+        (('one', '1', '1 of 1', 'head 0 at (0, -1): 80%'),)
     """
     rows = []
     for title, all_heads in heads.items():

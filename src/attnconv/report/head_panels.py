@@ -204,7 +204,7 @@ def _entries(heads: int, width: float) -> list[list[tuple[Line2D, str]]]:
         Line2D([], [], linestyle="none", marker=shape_of(i), markersize=size_of(i) + 1.0, color=colour_of(i))
         for i in range(heads)
     ]
-    named = [(line, f"head {index}" if index == 1 else str(index)) for index, line in enumerate(each, start=1)]
+    named = [(line, f"head {index}" if index == 0 else str(index)) for index, line in enumerate(each)]
     fitting = int((width - 0.8) / 0.42)
     rows = [named[start : start + fitting] for start in range(0, heads, fitting)]
     lines = [(Line2D([], [], color=INK, linestyle=s, linewidth=w), f"{m:.0%} of the mass") for m, s, w in _CONTOURS]

@@ -133,14 +133,14 @@ def _line(
     page.add_patch(Rectangle((_MAPS, top), _MAP, _MAP, fill=False, edgecolor=GRID))
     corner = (_MAPS + query[1] * _MAP / columns, top + query[0] * _MAP / rows)
     page.add_patch(Rectangle(corner, _MAP / columns, _MAP / rows, fill=False, edgecolor="black", linewidth=1.0))
-    page.text(_MAPS - 0.1, y, f"head {head + 1}", fontsize=8.5, color=INK, ha="right", va="center")
+    page.text(_MAPS - 0.1, y, f"head {head}", fontsize=8.5, color=INK, ha="right", va="center")
     shift = f"Δ = ({centre[0]:g}, {centre[1]:g})".replace("-", "−")
     page.text(_MAPS + _MAP / 2, top + _MAP + 0.03, shift, fontsize=7.5, color=FAINT, ha="center", va="top")
     page.text(_MATRICES - 0.16, y, "·", fontsize=14.0, ha="center", va="center")
     corner = (_MATRICES, y - _MATRIX / 2)
     page.add_patch(Rectangle(corner, _MATRIX, _MATRIX, facecolor=colour_of(head), alpha=0.25, edgecolor="none"))
     page.add_patch(Rectangle(corner, _MATRIX, _MATRIX, fill=False, edgecolor=colour_of(head), linewidth=1.2))
-    page.text(_MATRICES + _MATRIX / 2, y, f"W {head + 1}", fontsize=8.5, ha="center", va="center")
+    page.text(_MATRICES + _MATRIX / 2, y, f"W {head}", fontsize=8.5, ha="center", va="center")
 
 
 def _grid(page: Axes, corner: tuple[float, float], sides: tuple[float, float], counts: tuple[int, int]) -> None:
