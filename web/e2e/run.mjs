@@ -1,0 +1,1 @@
+console.log("e2e: nothing yet");

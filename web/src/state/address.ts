@@ -1,0 +1,45 @@
+/** The state in the address bar. Written at most four times a second: browsers refuse more than some hundred a minute. */
+import { type State, fromHash, toHash } from "./state";
+
+const PAUSE = 250; // milliseconds
+
+/** Whether this page has an address of its own; a page inside a notebook's srcdoc has none. */
+const addressed = (): boolean => location.protocol !== "about:";
+
+export class Address {
+  private shown = "";
+  private view = "";
+  private waiting: ReturnType<typeof setTimeout> | null = null;
+
+  start(): State {
+    const state = fromHash(addressed() ? location.hash : "");
+    this.shown = location.hash;
+    this.view = state.view;
+    return state;
+  }
+
+  /** Writes the state soon; another view is another entry in the browser's history. */
+  show(state: State): void {
+    if (!addressed()) return;
+    if (this.waiting !== null) clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      const hash = toHash(state);
+      if (hash === this.shown) return;
+      if (state.view === this.view) history.replaceState(null, "", hash);
+      else history.pushState(null, "", hash);
+      this.shown = hash;
+      this.view = state.view;
+    }, PAUSE);
+  }
+
+  /** Calls `restore` when the visitor follows a link into the page or goes back. */
+  watch(restore: (state: State) => void): () => void {
+    const changed = (): void => {
+      if (location.hash === this.shown) return;
+      restore(this.start());
+    };
+    addEventListener("popstate", changed);
+    return () => removeEventListener("popstate", changed);
+  }
+}
