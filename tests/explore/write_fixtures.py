@@ -162,6 +162,7 @@ def _quadratic_table(time: int, heads: int, sizes: tuple[int, int]) -> Tensor:
     encoding = Quadratic(heads, dims=2).double()
     with torch.no_grad():
         encoding.centres.copy_(waves(heads, 2, phase=time))
+        encoding.spread.copy_(1.2 + waves(heads, 1, phase=time) / 4)
         down, across = (
             encoding.axis_scores(axis, torch.arange(1.0 - size, size, dtype=torch.float64)[None])[:, 0]
             for axis, size in enumerate(sizes)
