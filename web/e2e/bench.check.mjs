@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { axeFindings, opened } from "./browser.mjs";
 
-const fixtures = JSON.parse(readFileSync(new URL("../tests/fixtures/theorem.json", import.meta.url), "utf8"));
+const FIXTURES = new URL("../tests/fixtures/", import.meta.url);
+const fixtures = JSON.parse(readFileSync(new URL("theorem.json", FIXTURES), "utf8"));
 const MINUS = /−/g;
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
@@ -41,10 +42,14 @@ export const checks = {
 
   async "the browser's numbers are the library's"(browser) {
     const { page, close } = await opened(browser);
-    await page.evaluate(() => globalThis.attnconv !== undefined || Promise.reject(new Error("no numbers")));
     for (const entry of fixtures.cases) {
       const apart = await page.evaluate((given) => globalThis.attnconv.apart(given), entry);
       assert.ok(Math.max(...Object.values(apart)) < 1e-6, JSON.stringify([entry.geometry, apart]));
+    }
+    const bytes = [...readFileSync(new URL("payload.safetensors", FIXTURES))];
+    for (const row of JSON.parse(readFileSync(new URL("payload.json", FIXTURES), "utf8")).rows) {
+      const apart = await page.evaluate(([all, one]) => globalThis.attnconv.rowApart(all, one), [bytes, row]);
+      assert.ok(apart < 1e-6, JSON.stringify([row.place, row.part, apart]));
     }
     await close();
   },

@@ -2,6 +2,8 @@
 import { errorBound } from "./core/bounds";
 import { convolve, range } from "./core/convolution";
 import { type Geometry, tapShifts } from "./core/grid";
+import { openPayload } from "./core/payload";
+import { type Part, type Place, writeRow } from "./core/rows";
 import { type Heads, attend } from "./core/theorem";
 
 interface Case {
@@ -28,9 +30,15 @@ function apart(given: Case): Record<string, number> {
   };
 }
 
+/** The same for one row of a payload, whose bytes come as a list. */
+function rowApart(bytes: number[], { place, part, row }: { place: Place; part: Part; row: number[] }): number {
+  const into = new Float64Array(row.length);
+  return writeRow(openPayload(Uint8Array.from(bytes).buffer), place, part, into) ? most(into, row) : Infinity;
+}
+
 function most(left: ArrayLike<number>, right: readonly number[]): number {
   if (left.length !== right.length) return Infinity;
   return right.reduce((found, value, index) => Math.max(found, Math.abs(value - left[index]!)), 0);
 }
 
-Object.assign(globalThis, { attnconv: { apart } });
+Object.assign(globalThis, { attnconv: { apart, rowApart } });

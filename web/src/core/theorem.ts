@@ -117,3 +117,15 @@ export function attentionOf(
   rows.forEach((row, i) => columns.forEach((column, j) => (data[i * width + j] = row * column)));
   return { height, width, data };
 }
+
+/** The part of a plane within `radius` pixels of a place; what lies outside of the plane is NaN. */
+export function around(plane: Plane, [row, column]: readonly [number, number], radius: number): Plane {
+  const width = 2 * radius + 1;
+  const data = new Float64Array(width * width).fill(NaN);
+  for (let i = Math.max(0, row - radius); i <= Math.min(plane.height - 1, row + radius); i++) {
+    for (let j = Math.max(0, column - radius); j <= Math.min(plane.width - 1, column + radius); j++) {
+      data[(i - row + radius) * width + j - column + radius] = plane.data[i * plane.width + j]!;
+    }
+  }
+  return { height: width, width, data };
+}

@@ -1,4 +1,4 @@
-/** Numbers on a canvas, one canvas pixel for each; CSS makes it large without smoothing. */
+/** Numbers on a canvas, one canvas pixel for each, none for NaN; CSS makes it large without smoothing. */
 import type { Plane } from "../core/convolution";
 import { type Scale, table } from "./colours";
 
@@ -15,7 +15,9 @@ export function paint(canvas: HTMLCanvasElement, plane: Plane, scale: Scale, lim
   const [low, high] = limits;
   const factor = high > low ? 255 / (high - low) : 0;
   for (let index = 0; index < words.length; index++) {
-    const step = Math.round((plane.data[index]! - low) * factor);
+    const value = plane.data[index]!;
+    if (Number.isNaN(value)) continue; // transparent
+    const step = Math.round((value - low) * factor);
     words[index] = colours[Math.min(Math.max(step, 0), 255)]!;
   }
   context.putImageData(picture, 0, 0);
