@@ -3,8 +3,8 @@ import { type State, fromHash, toHash } from "./state";
 
 const PAUSE = 250; // milliseconds
 
-/** Whether this page has an address of its own; a page inside a notebook's srcdoc has none. */
-const addressed = (): boolean => location.protocol !== "about:";
+/** Whether this page has an address that it may write; a page inside a notebook's srcdoc has none. */
+const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
 
 export class Address {
   private shown = "";
@@ -26,11 +26,19 @@ export class Address {
       this.waiting = null;
       const hash = toHash(state);
       if (hash === this.shown) return;
-      if (state.view === this.view) history.replaceState(null, "", hash);
-      else history.pushState(null, "", hash);
+      this.write(hash, state.view !== this.view);
       this.shown = hash;
       this.view = state.view;
     }, PAUSE);
+  }
+
+  private write(hash: string, another: boolean): void {
+    try {
+      if (another) history.pushState(null, "", hash);
+      else history.replaceState(null, "", hash);
+    } catch {
+      // A browser that refuses, in a sandboxed frame say, costs the link and nothing else.
+    }
   }
 
   /** Calls `restore` when the visitor follows a link into the page or goes back. */
