@@ -19,6 +19,9 @@ export interface Heads {
   readonly present: readonly boolean[];
 }
 
+/** Weights so far below the nearest key's 1 change no sum of float64; without them sharp heads have few keys. */
+const NOTHING = 1e-20;
+
 /** Probabilities of the image's keys along one axis, (queries, size) row-major; copies in the padding are folded in. */
 export interface Factor {
   readonly queries: number;
@@ -43,6 +46,7 @@ function fillRow(axis: Axis, target: number, alpha: number, into: Float64Array):
   let total = 0;
   for (let key = first; key < first + count; key++) {
     const weight = Math.exp(-alpha * (key - nearest) * (key + nearest - 2 * target));
+    if (weight < NOTHING) continue;
     const shown = source(axis, key);
     total += weight;
     if (shown >= 0) into[shown]! += weight;
@@ -61,40 +65,52 @@ export function attend(image: Plane, heads: Heads, geometry: Geometry): Plane {
     known.set(key, found);
     return found;
   };
+  const upright = transposed(image);
+  const half = new Float64Array(columns.queries * image.height);
   const data = new Float64Array(rows.queries * columns.queries);
   heads.centres.forEach(([down, right], head) => {
     const weight = heads.weights[head] ?? 0;
     if (weight === 0 || heads.present[head] === false) return;
-    const half = mixColumns(image, factor("c", columns, right));
-    mixRows(factor("r", rows, down), half, columns.queries, weight, data);
+    mixColumns(upright, factor("c", columns, right), half);
+    mixRows(half, factor("r", rows, down), weight, data);
   });
   return { height: rows.queries, width: columns.queries, data };
 }
 
-/** X C^T: (height, column queries). Keys without weight are passed over: sharp heads have few. */
-function mixColumns(image: Plane, columns: Factor): Float64Array {
-  const out = new Float64Array(image.height * columns.queries);
+/** The image column by column, so that both products run along neighbouring numbers. */
+function transposed(image: Plane): Plane {
+  const { height, width } = image;
+  const data = Float64Array.from({ length: height * width }, (_, at) => image.data[(at % height) * width + Math.floor(at / height)]!);
+  return { height: width, width: height, data };
+}
+
+/** half = C X^T: (column queries, height). Keys without weight are passed over: sharp heads have few. */
+function mixColumns(upright: Plane, columns: Factor, half: Float64Array): void {
+  const height = upright.width;
+  half.fill(0);
   for (let query = 0; query < columns.queries; query++) {
     for (let key = 0; key < columns.size; key++) {
       const share = columns.data[query * columns.size + key]!;
       if (share === 0) continue;
-      for (let row = 0; row < image.height; row++) {
-        out[row * columns.queries + query]! += share * image.data[row * image.width + key]!;
-      }
+      for (let row = 0; row < height; row++) half[query * height + row]! += share * upright.data[key * height + row]!;
     }
   }
-  return out;
 }
 
-/** out += weight * R half. */
-function mixRows(rows: Factor, half: Float64Array, width: number, weight: number, out: Float64Array): void {
+/** out += weight * R half^T: (row queries, column queries). */
+function mixRows(half: Float64Array, rows: Factor, weight: number, out: Float64Array): void {
+  const { size, data } = rows;
+  const width = half.length / size;
   for (let query = 0; query < rows.queries; query++) {
-    for (let key = 0; key < rows.size; key++) {
-      const share = weight * rows.data[query * rows.size + key]!;
-      if (share === 0) continue;
-      for (let column = 0; column < width; column++) {
-        out[query * width + column]! += share * half[key * width + column]!;
-      }
+    const start = query * size;
+    let [first, last] = [start, start + size - 1];
+    while (first < last && data[first] === 0) first++;
+    while (last > first && data[last] === 0) last--;
+    for (let column = 0; column < width; column++) {
+      const beside = column * size - start;
+      let sum = 0;
+      for (let key = first; key <= last; key++) sum += data[key]! * half[beside + key]!;
+      out[query * width + column]! += weight * sum;
     }
   }
 }
