@@ -11,7 +11,7 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check verify docs format install unit doctests compile verify-tenth cli-reference clean
+.PHONY: help demo test check web page verify docs format install unit doctests compile verify-tenth cli-reference clean web-tests
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -33,7 +33,7 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check unit doctests compile docs verify-tenth  ## everything that CI runs
+test: check unit doctests compile docs web verify-tenth  ## everything that CI runs
 
 unit: $(STAMP)
 	$(PYTEST) tests -n $(WORKERS) $(HOOK) -m "not compile and not verify"
@@ -44,6 +44,30 @@ doctests: $(STAMP)
 # The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
 compile: $(STAMP)
 	$(PYTEST) tests -m compile
+
+# The page's packages are those of its lock file; npm leaves this file in the folder that it fills.
+PACKAGES := web/node_modules/.package-lock.json
+
+$(PACKAGES): web/package.json web/package-lock.json
+	cd web && npm ci --silent
+	@touch $@
+
+# Says what is missing, or nothing. Vite asks for this version.
+NODE_WANTED := Node 20.19 or newer with npm
+NODE_MISSING = $(shell command -v npm >/dev/null || { echo "none"; exit; }; \
+	node -p 'const [a, b] = process.versions.node.split(".").map(Number); a > 20 || (a == 20 && b >= 19) ? "" : process.version')
+
+page:  ## build the page of the explorer: web/dist/index.html (Node 20.19 or newer)
+	@test -z "$(NODE_MISSING)" || { echo "node: the page needs $(NODE_WANTED), got $(NODE_MISSING). Install it."; exit 1; }
+	@$(MAKE) --no-print-directory $(PACKAGES)
+	cd web && npm run --silent build
+
+web:  ## types, numbers and browser tests of the page; skipped in words where Node or Chromium is missing
+	@if test -z "$(NODE_MISSING)"; then $(MAKE) --no-print-directory page web-tests; \
+	else echo "web: skipped, the page needs $(NODE_WANTED), got $(NODE_MISSING)"; fi
+
+web-tests:
+	cd web && npm run --silent check && npm run --silent test && npm run --silent e2e
 
 verify-tenth: $(STAMP)
 	$(PYTEST) tests/verify -m verify --verify-scale=0.1
@@ -63,4 +87,4 @@ format: $(STAMP)  ## format the code and apply safe fixes
 	$(BIN)/ruff format .
 
 clean:  ## remove what builds and caches left, but not .venv, runs or data
-	rm -rf build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist web/dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

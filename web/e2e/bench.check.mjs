@@ -1,0 +1,167 @@
+/** The theorem bench in the browser. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { axeFindings, opened } from "./browser.mjs";
+
+const FIXTURES = new URL("../tests/fixtures/", import.meta.url);
+const fixtures = JSON.parse(readFileSync(new URL("theorem.json", FIXTURES), "utf8"));
+const MINUS = /−/g;
+const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+/** A number as the page writes it. */
+function parsed(text) {
+  const [mantissa, power] = text.replace(MINUS, "-").split(" × 10");
+  if (power === undefined) return Number(mantissa);
+  return Number(`${mantissa}e${power.replace("⁻", "-").replace(/[⁰¹²³⁴⁵⁶⁷⁸⁹]/g, (digit) => RAISED.indexOf(digit))}`);
+}
+
+const shown = async (page, id) => parsed(await page.getByTestId(id).innerText());
+const button = (page, name) => page.getByRole("button", { name });
+
+export const checks = {
+  async "opens from disk without an error or a request, and axe finds nothing"(browser) {
+    for (const colorScheme of ["light", "dark"]) {
+      const { page, seen, close } = await opened(browser, { colorScheme });
+      assert.deepEqual(await axeFindings(page), []);
+      assert.deepEqual(seen, []);
+      await close();
+    }
+  },
+
+  async "hard heads are the convolution; soft and missing heads are not, and the bound holds"(browser) {
+    const { page, close } = await opened(browser);
+    await button(page, /^Hard/).click();
+    assert.ok((await shown(page, "error")) < 1e-14);
+    for (const name of [/^As trained/, /^One head missing/]) {
+      await button(page, name).click();
+      assert.ok((await shown(page, "error")) > 0.01);
+      assert.ok((await shown(page, "error")) <= (await shown(page, "bound")));
+    }
+    await close();
+  },
+
+  async "the browser's numbers are the library's"(browser) {
+    const { page, close } = await opened(browser);
+    for (const entry of fixtures.cases) {
+      const apart = await page.evaluate((given) => globalThis.attnconv.apart(given), entry);
+      assert.ok(Math.max(...Object.values(apart)) < 1e-6, JSON.stringify([entry.geometry, apart]));
+    }
+    const bytes = [...readFileSync(new URL("payload.safetensors", FIXTURES))];
+    for (const row of JSON.parse(readFileSync(new URL("payload.json", FIXTURES), "utf8")).rows) {
+      const apart = await page.evaluate(([all, one]) => globalThis.attnconv.rowApart(all, one), [bytes, row]);
+      assert.ok(apart < 1e-6, JSON.stringify([row.place, row.part, apart]));
+    }
+    await close();
+  },
+
+  async "complete by keyboard alone"(browser) {
+    const { page, seen, close } = await opened(browser);
+    const reached = new Set();
+    for (let press = 0; press < 80; press++) {
+      await page.keyboard.press("Tab");
+      const name = await page.evaluate(() => {
+        const at = document.activeElement;
+        if (at === null || at === document.body) return "";
+        return at.getAttribute("aria-label") ?? at.closest("label")?.innerText ?? at.textContent ?? "";
+      });
+      if (name === "") break;
+      reached.add(name.split("\n")[0].trim().slice(0, 24));
+    }
+    const names = [...reached].join("|");
+    for (const part of ["Model explorer", "Hard", "Name", "Weight of row 1", "Picture", "Open your own", "Sharpness", "Head",
+      "Centre, row", "takes part", "Border rule", "Stride", "Dilation", "Image", "on a scale", "Query, row", "Freeze"]) {
+      assert.ok(names.includes(part), `${part} is not among ${names}`);
+    }
+    const image = page.getByRole("button", { name: /^Image, query/ });
+    await image.focus();
+    for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "Shift+ArrowLeft"]) await page.keyboard.press(key);
+    assert.match(await image.getAttribute("aria-label"), /query at row 18, column 16\./);
+    await page.keyboard.press("Enter");
+    assert.equal(await button(page, "Freeze the query").getAttribute("aria-pressed"), "true");
+    await page.waitForFunction(() => /row 18, column 16/.test(document.querySelector("[aria-live]").textContent));
+    const before = await shown(page, "error");
+    await page.getByRole("slider", { name: /Sharpness/ }).focus();
+    await page.keyboard.press("End");
+    assert.ok((await shown(page, "error")) < before);
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "the pointer moves the query, a press freezes it, a drag moves a centre"(browser) {
+    const { page, close } = await opened(browser);
+    const image = page.getByRole("button", { name: /^Image, query/ });
+    const box = await image.boundingBox();
+    const at = (row, column) => [box.x + ((column + 0.5) / 48) * box.width, box.y + ((row + 0.5) / 48) * box.height];
+    await page.mouse.move(...at(7, 30));
+    assert.match(await image.getAttribute("aria-label"), /row 7, column 30\./);
+    await page.mouse.down();
+    await page.mouse.up();
+    await page.mouse.move(...at(40, 3));
+    assert.match(await image.getAttribute("aria-label"), /row 7, column 30\./);
+    const grip = page.locator("g circle:not(.grip)").nth(4);
+    await grip.scrollIntoViewIfNeeded();
+    const disc = await grip.boundingBox();
+    await page.mouse.move(disc.x + disc.width / 2, disc.y + disc.height / 2);
+    await page.mouse.down();
+    await page.mouse.move(disc.x + disc.width / 2 + 40, disc.y + disc.height / 2, { steps: 4 });
+    await page.mouse.up();
+    const column = Number(await page.getByRole("spinbutton", { name: "Centre, column" }).inputValue());
+    assert.ok(column > 0.3 && column < 1.2, String(column));
+    await close();
+  },
+
+  async "a link restores the view"(browser) {
+    const { page, close } = await opened(browser);
+    await page.getByRole("combobox", { name: "Border rule" }).selectOption("circular");
+    await page.getByRole("combobox", { name: "Name" }).selectOption("emboss");
+    await page.getByRole("combobox", { name: "Stride" }).selectOption("2");
+    await page.waitForFunction(() => location.hash.includes("stride=2"));
+    const hash = new URL(page.url()).hash;
+    const error = await shown(page, "error");
+    await close();
+    const again = await opened(browser, { hash });
+    assert.equal(await shown(again.page, "error"), error);
+    assert.equal(await again.page.getByRole("combobox", { name: "Border rule" }).inputValue(), "circular");
+    await again.close();
+  },
+
+  async "an own picture is taken, and a text file called .png is refused in words"(browser) {
+    const { page, seen, close } = await opened(browser);
+    const file = page.getByLabel("Open your own");
+    await file.setInputFiles({ name: "words.png", mimeType: "image/png", buffer: Buffer.from("not a picture") });
+    await page.getByRole("alert").filter({ hasText: "must be a picture" }).waitFor();
+    const picture = await page.screenshot({ clip: { x: 0, y: 0, width: 200, height: 120 } });
+    await file.setInputFiles({ name: "mine.png", mimeType: "image/png", buffer: picture });
+    await page.waitForFunction(() => document.querySelector("canvas").width === 64);
+    assert.equal(await page.evaluate(() => document.querySelector("canvas").height), 38);
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "touch moves the query, and targets are 24 px or larger"(browser) {
+    const { page, close } = await opened(browser, { viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
+    const image = page.getByRole("button", { name: /^Image, query/ });
+    await image.scrollIntoViewIfNeeded();
+    const box = await image.boundingBox();
+    await page.touchscreen.tap(box.x + box.width * 0.99, box.y + box.height * 0.01);
+    assert.match(await image.getAttribute("aria-label"), /row 0, column 47\./);
+    const small = await page.evaluate(() =>
+      [...document.querySelectorAll("button, select, input, .grip")]
+        .map((target) => ({ box: target.getBoundingClientRect(), words: target.outerHTML.slice(0, 120) }))
+        .filter(({ box }) => box.width < 24 || box.height < 24)
+        .map(({ box, words }) => `${box.width} x ${box.height}: ${words}`),
+    );
+    assert.deepEqual(small, []);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "scrolls sideways");
+    await close();
+  },
+
+  async "screenshots at a phone's and a projector's width"(browser, shots) {
+    for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["dark", 1280, "dark"]]) {
+      const { page, close } = await opened(browser, { viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
+      await button(page, /^As trained/).click();
+      await page.screenshot({ path: `${shots}/bench-${name}.png`, fullPage: true });
+      await close();
+    }
+  },
+};

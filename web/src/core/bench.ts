@@ -1,0 +1,89 @@
+/** The theorem bench without its looks: from the state to images, outputs, their difference and the bound. */
+import type { BenchState } from "../state/bench";
+import { type Bound, errorBound } from "./bounds";
+import { type Plane, convolve, difference, largest, range } from "./convolution";
+import { type Border, type Geometry, tapShifts } from "./grid";
+import { type KernelName, kernelNamed } from "./kernels";
+import { type PictureName, pictureNamed } from "./pictures";
+import { type Heads, attend } from "./theorem";
+
+export interface Setup {
+  readonly image: Plane;
+  readonly geometry: Geometry;
+  readonly kernel: readonly number[];
+  readonly shifts: readonly [number, number][];
+  readonly heads: Heads;
+}
+
+export interface Result {
+  readonly attention: Plane;
+  readonly convolution: Plane;
+  readonly difference: Plane;
+  /** The largest |difference|. */
+  readonly error: number;
+  readonly bound: Bound;
+  /** Smallest and largest value of the image, and of both outputs. */
+  readonly inputs: readonly [number, number];
+  readonly outputs: readonly [number, number];
+}
+
+/** What decides the result: the part of the state that asks for new outputs when it changes. */
+export function decisive(state: BenchState): string {
+  const { head: _head, query: _query, frozen: _frozen, ownScale: _scale, ...rest } = state;
+  return JSON.stringify(rest);
+}
+
+export function kernelOf(state: BenchState): readonly number[] {
+  return state.kernel === "free" ? state.taps : kernelNamed(state.kernel as KernelName, state.width);
+}
+
+export function setup(state: BenchState, own: Plane | null): Setup {
+  const geometry: Geometry = {
+    width: state.width,
+    stride: state.stride,
+    dilation: state.dilation,
+    border: state.border as Border,
+  };
+  const shifts = tapShifts(geometry);
+  const centres = shifts.map(([row, column], head): [number, number] => [
+    row + (state.offsets[2 * head] ?? 0),
+    column + (state.offsets[2 * head + 1] ?? 0),
+  ]);
+  const kernel = kernelOf(state);
+  const present = shifts.map((_, head) => !state.missing.includes(head));
+  const named = state.picture === "own" ? "disc" : state.picture;
+  const image = state.picture === "own" && own !== null ? own : pictureNamed(named as PictureName, state.size);
+  return { image, geometry, kernel, shifts, heads: { alpha: state.alpha, centres, weights: kernel, present } };
+}
+
+export function result({ image, geometry, kernel, shifts, heads }: Setup): Result {
+  const attention = attend(image, heads, geometry);
+  const convolution = convolve(image, kernel, geometry);
+  const apart = difference(attention, convolution);
+  const inputs = range(image.data);
+  const [low, high] = inputs;
+  const [a, b] = [range(attention.data), range(convolution.data)];
+  return {
+    attention,
+    convolution,
+    difference: apart,
+    error: largest(apart),
+    bound: errorBound(heads, shifts, { low, high }, geometry.border),
+    inputs,
+    outputs: [Math.min(a[0], b[0]), Math.max(a[1], b[1])],
+  };
+}
+
+/** The offsets with those of one head changed. */
+export function moved(state: BenchState, head: number, offset: readonly [number, number]): readonly number[] {
+  const offsets = state.offsets.length > 0 ? [...state.offsets] : new Array<number>(2 * state.width ** 2).fill(0);
+  offsets[2 * head] = offset[0];
+  offsets[2 * head + 1] = offset[1];
+  return offsets.every((value) => value === 0) ? [] : offsets;
+}
+
+/** The head to take out: the chosen one, or the heaviest where the chosen one weighs nothing. */
+export function headToMiss(state: BenchState): number {
+  const sizes = kernelOf(state).map(Math.abs);
+  return sizes[state.head] ? state.head : sizes.indexOf(Math.max(...sizes));
+}

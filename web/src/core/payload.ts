@@ -1,0 +1,200 @@
+/** The payload: its manifest, checked field by field, and its tensors, checked against what the manifest says. */
+import { type Safetensors, type Tensor, isRecord, readSafetensors } from "./safetensors";
+
+export const KINDS = ["positions", "content", "rows"] as const;
+export type LayerKind = (typeof KINDS)[number];
+
+export interface Statistics {
+  /** One number for each head, null where it does not apply. */
+  readonly heads: Readonly<Record<string, readonly (number | null)[]>>;
+  readonly layer: Readonly<Record<string, number | null>>;
+}
+
+export interface Layer {
+  readonly name: string;
+  readonly kind: LayerKind;
+  readonly heads: number;
+  /** Rows and columns of the token grid. */
+  readonly sizes: readonly [number, number];
+  /** Tokens before those of the grid (class tokens). */
+  readonly prefix: number;
+  readonly border: string;
+  readonly encoding: string;
+  readonly dilated: boolean;
+  readonly statistics: Statistics;
+}
+
+export interface Manifest {
+  readonly title: string;
+  readonly library: string;
+  readonly patch: readonly [number, number] | null;
+  readonly images: readonly { readonly name: string }[];
+  readonly times: readonly string[];
+  readonly layers: readonly Layer[];
+}
+
+export interface Payload {
+  readonly manifest: Manifest;
+  /** A tensor of a layer (`of(0, "query")`) or null where the payload has none. */
+  of(layer: number, name: string): Tensor | null;
+  /** The images as displayed, uint8 (n, height, width, 3), or null. */
+  readonly images: Tensor | null;
+}
+
+const FORMAT = 1;
+
+/** Everything that a payload holds, or one error that says what is wrong. */
+export function openPayload(bytes: ArrayBuffer): Payload {
+  const file = readSafetensors(bytes);
+  const text = file.metadata["attnconv"];
+  if (text === undefined) fail("__metadata__", "must hold the key 'attnconv'", "another program's safetensors file");
+  const manifest = manifestOf(text);
+  checkTensors(file, manifest);
+  return {
+    manifest,
+    of: (layer, name) => file.tensor(`${layer}.${name}`),
+    images: file.tensor("images"),
+  };
+}
+
+function manifestOf(text: string): Manifest {
+  let json: unknown;
+  try {
+    json = JSON.parse(text);
+  } catch {
+    fail("attnconv", "must be JSON", "something else");
+  }
+  const all = record(json, "manifest");
+  if (all["format"] !== FORMAT) fail("format", `must be ${FORMAT}`, all["format"]);
+  const times = list(all["times"], "times").map((entry, index) => string(entry, `times[${index}]`));
+  if (times.length === 0) fail("times", "must name at least one moment", "none");
+  return {
+    title: string(all["title"], "title"),
+    library: string(all["library"], "library"),
+    patch: all["patch"] === null ? null : pair(all["patch"], "patch"),
+    images: list(all["images"], "images").map((entry, index) => ({
+      name: string(record(entry, `images[${index}]`)["name"], `images[${index}].name`),
+    })),
+    times,
+    layers: list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`)),
+  };
+}
+
+function layerOf(value: unknown, path: string): Layer {
+  const all = record(value, path);
+  const kind = KINDS.find((known) => known === all["kind"]);
+  if (kind === undefined) fail(`${path}.kind`, `must be one of ${KINDS.join(", ")}`, all["kind"]);
+  const heads = count(all["heads"], `${path}.heads`, 1);
+  return {
+    name: string(all["name"], `${path}.name`),
+    kind,
+    heads,
+    sizes: pair(all["sizes"], `${path}.sizes`),
+    prefix: count(all["prefix"], `${path}.prefix`, 0),
+    border: string(all["border"], `${path}.border`),
+    encoding: string(all["encoding"], `${path}.encoding`),
+    dilated: all["dilated"] === true,
+    statistics: statisticsOf(all["statistics"], heads, `${path}.statistics`),
+  };
+}
+
+function statisticsOf(value: unknown, heads: number, path: string): Statistics {
+  const all = record(value, path);
+  const perHead = Object.entries(record(all["heads"] ?? {}, `${path}.heads`)).map(([name, entries]) => {
+    const numbers = list(entries, `${path}.heads.${name}`).map((entry) => numberOrNull(entry, `${path}.heads.${name}`));
+    if (numbers.length !== heads) fail(`${path}.heads.${name}`, `must have ${heads} entries`, numbers.length);
+    return [name, numbers] as const;
+  });
+  const whole = Object.entries(record(all["layer"] ?? {}, `${path}.layer`)).map(
+    ([name, entry]) => [name, numberOrNull(entry, `${path}.layer.${name}`)] as const,
+  );
+  return { heads: Object.fromEntries(perHead), layer: Object.fromEntries(whole) };
+}
+
+/** Which tensors a layer may have, as a shape in letters: numbers from the manifest, others free. */
+const SHAPES: Readonly<Record<string, readonly string[]>> = {
+  shift_scores: ["t", "h", "2H-1", "2W-1"],
+  centres: ["t", "h", "2"],
+  precision: ["t", "h", "2", "2"],
+  query: ["n", "h", "T", "e"],
+  key: ["n", "h", "T", "e"],
+  row_scores: ["n", "h", "T", "H"],
+  column_scores: ["n", "h", "T", "W"],
+  queries: ["m"],
+  probabilities: ["n", "h", "m", "T"],
+  prefix_mass: ["n", "h", "m"],
+};
+const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
+  positions: ["shift_scores"],
+  content: ["query", "key"],
+  rows: ["queries", "probabilities"],
+};
+
+function checkTensors(file: Safetensors, manifest: Manifest): void {
+  const images = file.described.get("images");
+  const n = manifest.images.length;
+  if (n > 0 && (images === undefined || images.kind !== "U8" || !fits(images.shape, ["n", "", "", "3"], { n, "3": 3 }))) {
+    fail("images", `must be uint8 of shape (${n}, height, width, 3)`, images?.shape.join(" x ") ?? "none");
+  }
+  manifest.layers.forEach((layer, index) => checkLayer(file, layer, index, manifest));
+}
+
+function checkLayer(file: Safetensors, layer: Layer, index: number, manifest: Manifest): void {
+  const [H, W] = layer.sizes;
+  const sizes: Record<string, number> = {
+    t: manifest.times.length, n: manifest.images.length, h: layer.heads, H, W, T: H * W, "2": 2,
+    "2H-1": 2 * H - 1, "2W-1": 2 * W - 1,
+  };
+  for (const name of NEEDED[layer.kind]) {
+    if (!file.described.has(`${index}.${name}`)) fail(`${index}.${name}`, `must be there for kind ${layer.kind}`, "none");
+  }
+  for (const [name, letters] of Object.entries(SHAPES)) {
+    const tensor = file.described.get(`${index}.${name}`);
+    if (tensor === undefined) continue;
+    if (!fits(tensor.shape, letters, sizes)) {
+      const wanted = letters.map((letter) => sizes[letter] ?? letter).join(" x ");
+      fail(`${index}.${name}`, `must have the shape ${wanted}`, tensor.shape.join(" x "));
+    }
+  }
+}
+
+/** Whether a shape has these extents; a letter without a size binds to the first extent it meets. */
+function fits(shape: readonly number[], letters: readonly string[], sizes: Record<string, number>): boolean {
+  if (shape.length !== letters.length) return false;
+  return shape.every((extent, axis) => {
+    const letter = letters[axis] ?? "";
+    if (letter !== "" && sizes[letter] === undefined) sizes[letter] = extent;
+    return letter === "" || sizes[letter] === extent;
+  });
+}
+
+function fail(field: string, requirement: string, got: unknown): never {
+  const shown = typeof got === "string" ? got : JSON.stringify(got);
+  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Write it again with attnconv.explore.`);
+}
+
+function record(value: unknown, path: string): Record<string, unknown> {
+  return isRecord(value) ? value : fail(path, "must be an object", value);
+}
+
+function list(value: unknown, path: string): readonly unknown[] {
+  return Array.isArray(value) ? value : fail(path, "must be a list", value);
+}
+
+function string(value: unknown, path: string): string {
+  return typeof value === "string" ? value : fail(path, "must be text", value);
+}
+
+function count(value: unknown, path: string, least: number): number {
+  if (typeof value === "number" && Number.isSafeInteger(value) && value >= least && value <= 1e6) return value;
+  return fail(path, `must be a whole number from ${least}`, value);
+}
+
+function pair(value: unknown, path: string): readonly [number, number] {
+  const numbers = list(value, path).map((entry) => count(entry, path, 1));
+  return numbers.length === 2 ? [numbers[0]!, numbers[1]!] : fail(path, "must be two whole numbers", value);
+}
+
+function numberOrNull(value: unknown, path: string): number | null {
+  return value === null || typeof value === "number" ? value : fail(path, "must be a number or null", value);
+}

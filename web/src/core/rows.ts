@@ -1,0 +1,133 @@
+/**
+ * Attention rows from a payload's tensors: what one query of one head gives to every token of the grid.
+ *
+ *     positions   P = softmax over keys k of table[k - q]
+ *     content     P = softmax of query_q . key_k  (+ table[k - q], or row_scores[q, k_row] + column_scores[q, k_column])
+ *     rows        P as stored
+ *
+ * `write...` functions fill an array of the caller's, so that a page of sixty heads makes no garbage while the pointer
+ * moves. Scores and probabilities are float64.
+ */
+import type { Layer, Payload } from "./payload";
+import type { Tensor } from "./safetensors";
+
+export const PARTS = ["both", "content", "position"] as const;
+export type Part = (typeof PARTS)[number];
+
+/** Which row is wanted. */
+export interface Place {
+  readonly layer: number;
+  readonly head: number;
+  /** Row-major token of the grid, without prefix tokens. */
+  readonly query: number;
+  readonly image: number;
+  readonly time: number;
+}
+
+/** The parts that a layer's scores have; "both" where there is no choice. */
+export function partsOf(payload: Payload, layer: number): readonly Part[] {
+  const kind = payload.manifest.layers[layer]?.kind;
+  const positions = ["shift_scores", "row_scores"].some((name) => payload.of(layer, name) !== null);
+  return kind === "content" && positions ? PARTS : ["both"];
+}
+
+/** The queries whose rows are known: null for all of them. */
+export function storedQueries(payload: Payload, layer: number): ArrayLike<number> | null {
+  return payload.manifest.layers[layer]?.kind === "rows" ? (payload.of(layer, "queries")?.data ?? null) : null;
+}
+
+/** Fills `into` (T) with scores before the softmax; false for kind rows, which has none. */
+export function writeScores(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
+  const layer = payload.manifest.layers[place.layer];
+  if (layer === undefined || layer.kind === "rows") return false;
+  into.fill(0);
+  if (layer.kind === "content" && part !== "position") addContent(payload, layer, place, into);
+  if (layer.kind === "positions" || part !== "content") addPosition(payload, layer, place, into);
+  return true;
+}
+
+/** Fills `into` (T) with probabilities that sum to 1; false where the payload does not hold this query's row. */
+export function writeRow(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
+  if (!writeScores(payload, place, part, into)) return writeStored(payload, place, into);
+  softmax(into);
+  return true;
+}
+
+/** Softmax in place, the largest score taken off first. */
+export function softmax(scores: Float64Array): void {
+  let most = -Infinity;
+  for (let key = 0; key < scores.length; key++) if (scores[key]! > most) most = scores[key]!;
+  let total = 0;
+  for (let key = 0; key < scores.length; key++) total += scores[key] = Math.exp(scores[key]! - most);
+  for (let key = 0; key < scores.length; key++) scores[key]! /= total;
+}
+
+function addContent(payload: Payload, layer: Layer, place: Place, into: Float64Array): void {
+  const queries = payload.of(place.layer, "query");
+  const keys = payload.of(place.layer, "key");
+  if (queries === null || keys === null) return;
+  const tokens = into.length;
+  const extent = queries.shape[3] ?? 0;
+  const block = (place.image * layer.heads + place.head) * tokens * extent;
+  const from = block + place.query * extent;
+  for (let key = 0; key < tokens; key++) {
+    let sum = 0;
+    const at = block + key * extent;
+    for (let c = 0; c < extent; c++) sum += queries.data[from + c]! * keys.data[at + c]!;
+    into[key]! += sum;
+  }
+}
+
+function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64Array): void {
+  const table = payload.of(place.layer, "shift_scores");
+  if (table !== null) addTable(table, layer, place, into);
+  const rows = payload.of(place.layer, "row_scores");
+  const columns = payload.of(place.layer, "column_scores");
+  if (rows === null || columns === null) return;
+  const [height, width] = layer.sizes;
+  const query = (place.image * layer.heads + place.head) * height * width + place.query;
+  for (let row = 0; row < height; row++) {
+    const score = rows.data[query * height + row]!;
+    for (let column = 0; column < width; column++) {
+      into[row * width + column]! += score + columns.data[query * width + column]!;
+    }
+  }
+}
+
+/** Adds the window of a table of shifts that this query sees. */
+function addTable(table: Tensor, layer: Layer, place: Place, into: Float64Array): void {
+  const [height, width] = layer.sizes;
+  const across = 2 * width - 1;
+  const start = (place.time * layer.heads + place.head) * (2 * height - 1) * across;
+  const queryRow = Math.floor(place.query / width);
+  const queryColumn = place.query % width;
+  for (let row = 0; row < height; row++) {
+    const from = start + (row - queryRow + height - 1) * across + (width - 1 - queryColumn);
+    for (let column = 0; column < width; column++) into[row * width + column]! += table.data[from + column]!;
+  }
+}
+
+function writeStored(payload: Payload, place: Place, into: Float64Array): boolean {
+  const layer = payload.manifest.layers[place.layer];
+  const queries = payload.of(place.layer, "queries");
+  const stored = payload.of(place.layer, "probabilities");
+  if (layer === undefined || queries === null || stored === null) return false;
+  const index = Array.prototype.indexOf.call(queries.data, place.query);
+  if (index < 0) return false;
+  const start = ((place.image * layer.heads + place.head) * queries.data.length + index) * into.length;
+  for (let key = 0; key < into.length; key++) into[key] = stored.data[start + key]!;
+  return true;
+}
+
+/** Fills `into` with the mean of a query's rows over all images (kind positions has the same for each). */
+export function writeMeanRow(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
+  const images = Math.max(payload.manifest.images.length, 1);
+  if (payload.manifest.layers[place.layer]?.kind === "positions") return writeRow(payload, place, part, into);
+  const one = new Float64Array(into.length);
+  into.fill(0);
+  for (let image = 0; image < images; image++) {
+    if (!writeRow(payload, { ...place, image }, part, one)) return false;
+    for (let key = 0; key < into.length; key++) into[key]! += one[key]! / images;
+  }
+  return true;
+}

@@ -1,0 +1,53 @@
+/** The state in the address bar. Written at most four times a second: browsers refuse more than some hundred a minute. */
+import { type State, fromHash, toHash } from "./state";
+
+const PAUSE = 250; // milliseconds
+
+/** Whether this page has an address that it may write; a page inside a notebook's srcdoc has none. */
+const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
+
+export class Address {
+  private shown = "";
+  private view = "";
+  private waiting: ReturnType<typeof setTimeout> | null = null;
+
+  start(): State {
+    const state = fromHash(addressed() ? location.hash : "");
+    this.shown = location.hash;
+    this.view = state.view;
+    return state;
+  }
+
+  /** Writes the state soon; another view is another entry in the browser's history. */
+  show(state: State): void {
+    if (!addressed()) return;
+    if (this.waiting !== null) clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      const hash = toHash(state);
+      if (hash === this.shown) return;
+      this.write(hash, state.view !== this.view);
+      this.shown = hash;
+      this.view = state.view;
+    }, PAUSE);
+  }
+
+  private write(hash: string, another: boolean): void {
+    try {
+      if (another) history.pushState(null, "", hash);
+      else history.replaceState(null, "", hash);
+    } catch {
+      // A browser that refuses, in a sandboxed frame say, costs the link and nothing else.
+    }
+  }
+
+  /** Calls `restore` when the visitor follows a link into the page or goes back. */
+  watch(restore: (state: State) => void): () => void {
+    const changed = (): void => {
+      if (location.hash === this.shown) return;
+      restore(this.start());
+    };
+    addEventListener("popstate", changed);
+    return () => removeEventListener("popstate", changed);
+  }
+}

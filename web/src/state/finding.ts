@@ -1,0 +1,41 @@
+/** Where the page finds its payload: inside itself, or at the server that it came from. */
+
+/** The payload's bytes, or null where there is none. */
+export async function findPayload(): Promise<ArrayBuffer | null> {
+  const embedded = document.getElementById("attnconv-payload")?.textContent?.trim();
+  if (embedded) return fromBase64(embedded);
+  return served() ? fetchPayload() : null;
+}
+
+/** Whether the library's own server sent this page: only then is anything requested. */
+export function served(): boolean {
+  const mark = document.querySelector('meta[name="attnconv-server"]');
+  return location.protocol.startsWith("http") && mark?.getAttribute("content") === "1";
+}
+
+/** Sends a picture to the server and gets a payload back. */
+export async function sendImage(picture: Blob): Promise<ArrayBuffer> {
+  return bytesOf(await fetch("image", { method: "POST", body: picture }));
+}
+
+async function fetchPayload(): Promise<ArrayBuffer | null> {
+  const answer = await fetch("payload");
+  return answer.status === 404 ? null : bytesOf(answer);
+}
+
+async function bytesOf(answer: Response): Promise<ArrayBuffer> {
+  if (answer.ok) return answer.arrayBuffer();
+  const said: unknown = await answer.json().catch(() => null);
+  const words = typeof said === "object" && said !== null && "error" in said ? String(said.error) : answer.statusText;
+  throw new Error(words || `The server answered ${answer.status}.`);
+}
+
+function fromBase64(text: string): ArrayBuffer {
+  let decoded: string;
+  try {
+    decoded = atob(text);
+  } catch {
+    throw new Error("payload: the page's embedded payload must be base64. Export the page again.");
+  }
+  return Uint8Array.from(decoded, (letter) => letter.charCodeAt(0)).buffer;
+}

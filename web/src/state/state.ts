@@ -1,0 +1,61 @@
+/** The one state object of the page, its reducer, and its form in the URL's hash. */
+import { ARTICLE, type ArticleState, checkedArticle } from "./article";
+import { BENCH, type BenchState, checkedBench } from "./bench";
+import { MODEL, type ModelState, checkedModel } from "./model";
+import { read, written } from "./slice";
+
+export const VIEWS = ["bench", "model", "article"] as const;
+export type View = (typeof VIEWS)[number];
+
+export interface State {
+  readonly view: View;
+  readonly bench: BenchState;
+  readonly model: ModelState;
+  readonly article: ArticleState;
+}
+
+export type Action =
+  | { type: "view"; view: View }
+  | { type: "bench"; change: Partial<BenchState> }
+  | { type: "model"; change: Partial<ModelState> }
+  | { type: "article"; change: Partial<ArticleState> }
+  | { type: "restore"; state: State };
+
+export type Dispatch = (action: Action) => void;
+
+export const START: State = { view: "bench", bench: BENCH, model: MODEL, article: ARTICLE };
+
+export function reduce(state: State, action: Action): State {
+  switch (action.type) {
+    case "view":
+      return { ...state, view: action.view };
+    case "bench":
+      return { ...state, bench: checkedBench({ ...state.bench, ...action.change }) };
+    case "model":
+      return { ...state, model: checkedModel({ ...state.model, ...action.change }) };
+    case "article":
+      return { ...state, article: checkedArticle({ ...state.article, ...action.change }) };
+    case "restore":
+      return action.state;
+  }
+}
+
+export function toHash(state: State): string {
+  const parts = [
+    `view=${state.view}`,
+    ...written("bench", state.bench, BENCH),
+    ...written("model", state.model, MODEL),
+    ...written("article", state.article, ARTICLE),
+  ];
+  return `#${parts.join("&")}`;
+}
+
+export function fromHash(hash: string): State {
+  const values = new URLSearchParams(hash.replace(/^#/, ""));
+  return {
+    view: VIEWS.find((view) => view === values.get("view")) ?? START.view,
+    bench: checkedBench(read("bench", values, BENCH)),
+    model: checkedModel(read("model", values, MODEL)),
+    article: checkedArticle(read("article", values, ARTICLE)),
+  };
+}

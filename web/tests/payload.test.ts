@@ -1,0 +1,99 @@
+import { describe, expect, test } from "vitest";
+import { openPayload } from "../src/core/payload";
+import { partsOf, type Part, storedQueries, writeMeanRow, writeRow, writeScores } from "../src/core/rows";
+import { readSafetensors } from "../src/core/safetensors";
+import expected from "./fixtures/payload.json";
+import { apart, fixture } from "./reading";
+
+const bytes = fixture("payload.safetensors");
+const payload = openPayload(bytes);
+const header = Number(new DataView(bytes).getBigUint64(0, true));
+const json = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, header))) as Record<string, Record<string, unknown>>;
+
+/** The fixture with its header changed, its data kept. */
+function changed(change: (header: typeof json) => void): ArrayBuffer {
+  const copy = structuredClone(json);
+  change(copy);
+  const text = new TextEncoder().encode(JSON.stringify(copy));
+  const file = new Uint8Array(8 + text.length + bytes.byteLength - 8 - header);
+  new DataView(file.buffer).setBigUint64(0, BigInt(text.length), true);
+  file.set(text, 8);
+  file.set(new Uint8Array(bytes, 8 + header), 8 + text.length);
+  return file.buffer;
+}
+
+function changedManifest(change: (manifest: Record<string, any>) => void): ArrayBuffer {
+  return changed((all) => {
+    const manifest = JSON.parse(String(all["__metadata__"]!["attnconv"]));
+    change(manifest);
+    all["__metadata__"]!["attnconv"] = JSON.stringify(manifest);
+  });
+}
+
+describe("rows", () => {
+  test.each(expected.rows.map((row) => ({ ...row, name: `layer ${row.place.layer}, ${row.part}` })))("$name", ({ place, part, row }) => {
+    const into = new Float64Array(row.length);
+    expect(writeRow(payload, place, part as Part, into)).toBe(true);
+    expect(apart(into, row)).toBeLessThan(1e-6);
+  });
+
+  test("the mean over images is the mean of their rows", () => {
+    const place = { layer: 1, head: 0, query: 5, image: 0, time: 0 };
+    const [first, second, mean] = [new Float64Array(12), new Float64Array(12), new Float64Array(12)];
+    writeRow(payload, place, "both", first);
+    writeRow(payload, { ...place, image: 1 }, "both", second);
+    writeMeanRow(payload, place, "both", mean);
+    expect(apart(mean, first.map((value, index) => (value + second[index]!) / 2))).toBeLessThan(1e-15);
+  });
+
+  test("a query without a stored row is said to have none", () => {
+    const place = { layer: 3, head: 0, query: 0, image: 0, time: 0 };
+    expect(writeRow(payload, place, "both", new Float64Array(12))).toBe(false);
+    expect(writeScores(payload, place, "both", new Float64Array(12))).toBe(false);
+    expect(Array.from(storedQueries(payload, 3)!)).toEqual([1, 7, 10]);
+    expect(storedQueries(payload, 0)).toBe(null);
+  });
+
+  test("parts are those that the scores have", () => {
+    expect([0, 1, 2, 3].map((layer) => partsOf(payload, layer).length)).toEqual([1, 3, 3, 1]);
+  });
+});
+
+describe("files that are not a payload", () => {
+  const cases: [string, ArrayBuffer, RegExp][] = [
+    ["nothing", new ArrayBuffer(0), /safetensors file, got 0 bytes/],
+    ["text", new TextEncoder().encode("<!doctype html><title>a page</title>").buffer as ArrayBuffer, /header of \d+ bytes/],
+    ["cut in the header", bytes.slice(0, 100), /header of \d+ bytes in a file of 100/],
+    ["cut in the data", bytes.slice(0, bytes.byteLength - 1), /must be a whole file/],
+    ["a header that is not JSON", new Uint8Array([2, 0, 0, 0, 0, 0, 0, 0, 64, 64]).buffer, /not JSON/],
+    ["another program's file", changed((all) => delete all["__metadata__"]), /must hold the key 'attnconv'/],
+    ["a tensor of 10^15 numbers", changed((all) => (all["images"]!["shape"] = [1e6, 1e6, 1e3, 3])), /images: must fill/],
+    ["an element type of its own", changed((all) => (all["images"]!["dtype"] = "BF16")), /must be one of U8.*BF16/],
+    ["a later format", changedManifest((manifest) => (manifest["format"] = 2)), /format: must be 1, got 2/],
+    ["heads that are text", changedManifest((manifest) => (manifest["layers"][0].heads = "2")), /layers\[0\]\.heads: must be a whole number/],
+    ["another grid", changedManifest((manifest) => (manifest["layers"][0].sizes = [4, 4])), /0\.shift_scores: must have the shape 2 x 2 x 7 x 7/],
+    ["a kind of its own", changedManifest((manifest) => (manifest["layers"][0].kind = "new")), /kind: must be one of positions/],
+    ["a table too short", changedManifest((manifest) => (manifest["layers"][0].statistics.heads.entropy = [1])), /must have 2 entries, got 1/],
+    ["a lost tensor", changed((all) => delete all["1.key"]), /1\.key: must be there/],
+  ];
+  test.each(cases)("%s", (_, file, message) => {
+    expect(() => openPayload(file)).toThrow(message);
+  });
+
+  test("no cut of the file passes", () => {
+    for (let length = 0; length < bytes.byteLength; length += 97) {
+      expect(() => openPayload(bytes.slice(0, length))).toThrow(/payload/);
+    }
+  });
+});
+
+test("float16 is widened exactly", () => {
+  const halves = new Uint16Array([0x0000, 0x8000, 0x3c00, 0xc000, 0x0001, 0x03ff, 0x7bff, 0x7c00, 0x3555]);
+  const head = `{"x":{"dtype":"F16","shape":[9],"data_offsets":[0,18]}}`;
+  const file = new Uint8Array(8 + head.length + 18);
+  new DataView(file.buffer).setBigUint64(0, BigInt(head.length), true);
+  file.set(new TextEncoder().encode(head), 8);
+  file.set(new Uint8Array(halves.buffer), 8 + head.length);
+  const data = readSafetensors(file.buffer).tensor("x")!.data;
+  expect(Array.from(data)).toEqual([0, -0, 1, -2, 2 ** -24, 1023 * 2 ** -24, 65504, Infinity, 0.333251953125]);
+});
