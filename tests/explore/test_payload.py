@@ -101,10 +101,11 @@ class TestPositions:
         torch.testing.assert_close(table, scores, rtol=1e-4, atol=1e-4)  # both in float32
 
     def test_a_layer_that_runs_dense_or_as_shifts_shows_its_encoding(self) -> None:
-        layer = own(Quadratic(4))
+        encoding = Quadratic(4)
         with torch.no_grad():
-            layer.encoding.spread.fill_(12.0)  # type: ignore[union-attr]
-            layer.encoding.centres.round_()  # type: ignore[union-attr,operator]
+            encoding.spread.fill_(12.0)
+            encoding.centres.round_()
+        layer = own(encoding)
         assert layer.plan(SIZES) == "shift"
         found = read_payload(payload(layer, images()))
         assert found.layers[0].kind == "positions"

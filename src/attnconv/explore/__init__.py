@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attnconv.explore.server import app as app
     from attnconv.explore.server import listen as listen
     from attnconv.explore.server import server_for as server_for
+    from attnconv.explore.session import Session as Session
     from attnconv.explore.uploads import read_upload as read_upload
 else:
     __getattr__, __dir__, __all__ = attach(
@@ -38,6 +39,7 @@ else:
             "Payload": "reading",
             "PayloadLayer": "reading",
             "Pictures": "building",
+            "Session": "session",
             "app": "server",
             "attention_row": "attending",
             "explore": "notebook",

@@ -111,7 +111,7 @@ def payload(
         parts[key] = layer_tensors(key or type(module).__name__, module, operator, budget=each)
 
     visit_attention(model, images, look, **reading)
-    if shown is None and (content := [name for name, part in parts.items() if part.kind != "positions"]):
+    if shown is None and (content := [name for name, layer in found.items() if not layer.position_only]):
         requirement = "must be given, since attention depends on what they show"
         raise ValueError(bad("images", requirement, f"none for {', '.join(content[:3])}"))
     pictures = _checked(pictures, images)
@@ -175,7 +175,7 @@ def statistics_of(found: LayerAudit) -> tuple[dict[str, list[float | None]], dic
         known = [value for value in heads(key) if value is not None]
         return sum(known) / len(known) if known else None
 
-    by_head = {
+    by_head: dict[str, list[float | None]] = {
         "best row": heads("best_shift", 0),
         "best column": heads("best_shift", -1),
         "mass": heads("shift_mass"),

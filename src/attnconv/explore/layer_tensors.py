@@ -83,8 +83,8 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
         tensors, rounding = content_tensors(operator, budget)
         if all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return LayerTensors("content", *about, "none", encoding, tensors, rounding)
-    border = operator.grid.axes[0].border if own is not None else "renormalise"
-    border = {"renormalise": "none", "zero": "zeros"}.get(border, border)
+    rule = operator.grid.axes[0].border if own is not None else "renormalise"
+    border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
     return LayerTensors("rows", *about, border, encoding, row_tensors(name, operator, budget))
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +15,7 @@ from attnconv._errors import bad
 FORMAT = 1
 LARGEST_HEADER = 16 << 20  # bytes
 _FIX = "`attnconv explore --export DIR` writes one."
+_Forms: TypeAlias = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
 _LAYER = {"name": str, "kind": str, "heads": int, "sizes": list, "prefix": int, "border": str, "encoding": str}
 
 
@@ -185,7 +186,7 @@ def _check_tensors(index: int, entry: Mapping[str, Any], own: Mapping[str, Tenso
     images = query.shape[0] if query.dim() == 4 else None
     channels = query.shape[-1]
     stored = own["queries"].shape[0] if "queries" in own and own["queries"].dim() == 1 else None
-    forms = {
+    forms: dict[str, tuple[_Forms, _Forms]] = {
         "positions": (
             {"shift_scores": table},
             {"centres": (single, (times, heads, 2)), "precision": (single, (times, heads, 2, 2))},
