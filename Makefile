@@ -11,7 +11,7 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check verify docs format install unit doctests compile verify-tenth cli-reference clean
+.PHONY: help demo test check verify docs format install unit doctests compile verify-tenth cli-reference clean page
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -51,6 +51,9 @@ verify-tenth: $(STAMP)
 # All cores here: among the claims are times.
 verify: $(STAMP)  ## re-measure what the README claims of exactness, training and resumption (hours)
 	$(BIN)/python -m pytest tests/verify -m verify --verify-scale=1
+
+page:  ## build the explorer's page into web/dist/index.html (needs Node 20 or newer)
+	cd web && npm ci --no-audit --no-fund && npm run build
 
 docs: $(STAMP)  ## build the pages into docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

@@ -53,6 +53,5 @@ class PageHook(BuildHookInterface[Any]):
             done = subprocess.run(command, cwd=web, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 last = (done.stderr or done.stdout).strip()[-2000:]
-                raise RuntimeError(
-                    f"web: `{' '.join(command[1:])}` must succeed, got status {done.returncode}.\n{last}"
-                )
+                words = " ".join(command[1:])
+                raise RuntimeError(f"web: npm {words} must succeed, got status {done.returncode}.\n{last}")

@@ -84,10 +84,6 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, trained: Path, capsys:
     found = written(home / "shown")
     assert (len(found.names), found.images.shape) == (2, (2, 8, 8, 3))
     assert found.times == ("epoch 0", "epoch 1", "epoch 2", "now")
-        2,
-        (2, 8, 8, 3),
-        ("epoch 0", "epoch 1", "epoch 2", "now"),
-    )
     centres = found.layers[0].tensors["centres"]
     recorded = torch.tensor(RunFolder(trained).heads()[1]["layers"][0]["centres"])
     torch.testing.assert_close(centres[1], recorded, rtol=0, atol=1e-6)
