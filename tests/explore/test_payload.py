@@ -230,6 +230,7 @@ class TestRows:
         found = read_payload(payload(layer, images()))
         assert found.layers[0].kind == "rows"
         assert found.layers[0].border == {"zero": "zeros"}.get(border, border)
+        assert found.layers[0].tensors["probabilities"].shape[0] == 2  # one for each image, though they are the same
         assert found.layers[0].tensors["queries"].tolist() == [0, 2, 4, 6, 14, 16, 18, 20, 28, 30, 32, 34]
         rows = layer.operator(images()).rows(torch.tensor([5]))[0, :, 0]
         row = attention_row(found, 0, 1, 16).flatten()
@@ -240,6 +241,11 @@ class TestRows:
         assert found.layers[0].sizes == (1, 6)
         with pytest.raises(ValueError, match="model: 'SelfAttention3d' must have one or two axes to be shown, got 3"):
             payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures.none())
+
+    def test_rows_without_an_image_have_a_grey_one(self) -> None:
+        found = read_payload(payload(own(Quadratic(4), border="zero", padding=1)))
+        assert (found.names, found.images.unique().tolist()) == (("no image",), [128])
+        assert len(found.layers[0].tensors["probabilities"]) == 1
 
     def test_the_other_parts_are_refused(self) -> None:
         found = read_payload(payload(SmallViT(size=16), images(1, 3, (16, 16))))

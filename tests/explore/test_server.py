@@ -173,7 +173,7 @@ class TestUploads:
 
     def test_a_hundred_megapixels(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", png_of(10_000, 10_000), Content_Type="image/png")
-        assert (status, words(content)) == (413, "image: must have at most 64,000,000 pixels, got 10000 x 10000.")
+        assert (status, words(content)) == (413, "image: must have at most 50,000,000 pixels, got 10000 x 10000.")
 
     def test_broken_and_missing(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", picture()[:-30], Content_Type="image/png")

@@ -6,7 +6,7 @@ two readers to the same numbers.
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -28,6 +28,7 @@ from attnconv.theorem.convolutions import is_convolution
 
 BUDGET = 3_500_000  # bytes for each image: a page with one image then stays below 5 MB, also in base64
 NOW = "now"
+GREY = 128  # of pictures that stand for none
 _SIDE = 32  # pixels of the noise on which positions are looked at
 
 
@@ -114,7 +115,7 @@ def payload(
     if shown is None and (content := [name for name, layer in found.items() if not layer.position_only]):
         requirement = "must be given, since attention depends on what they show"
         raise ValueError(bad("images", requirement, f"none for {', '.join(content[:3])}"))
-    pictures = _checked(pictures, images)
+    pictures = _with_place(_checked(pictures, images), parts.values(), images)
     named = {name or next(iter(found)): part for name, part in parts.items()}
     manifest = {
         "format": FORMAT,
@@ -127,7 +128,10 @@ def payload(
     }
     tensors = {"images": pictures.pixels.contiguous()}
     for index, (name, part) in enumerate(named.items()):
-        stacked = part.tensors if part.kind != "positions" else _over_time(name, part, moments)
+        if part.kind == "positions":
+            stacked = _over_time(name, part, moments)
+        else:
+            stacked = _over_images(part, len(pictures.pixels))
         tensors |= {f"{index}.{key}": tensor for key, tensor in stacked.items()}
     return save(tensors, {"attnconv": json.dumps(manifest, allow_nan=False)})
 
@@ -140,6 +144,13 @@ def _over_time(name: str, part: LayerTensors, moments: Sequence[Moment]) -> dict
         same = shapes is not None and len(shapes.centres) == part.heads and "centres" in part.tensors
         past.append(gaussian_tensors(shapes.centres, shapes.precision, part.sizes) if shapes and same else part.tensors)
     return {key: torch.stack([*(then[key] for then in past), tensor]) for key, tensor in part.tensors.items()}
+
+
+def _over_images(part: LayerTensors, count: int) -> dict[str, Tensor]:
+    """Tensors of one image each; where all images share their attention, it is repeated."""
+    shared = {name: tensor for name, tensor in part.tensors.items() if name != "queries" and len(tensor) == 1}
+    repeated = {name: tensor.expand(count, *tensor.shape[1:]).contiguous() for name, tensor in shared.items()}
+    return {**part.tensors, **repeated}
 
 
 def _entry(name: str, part: LayerTensors, found: LayerAudit) -> dict[str, Any]:
@@ -221,6 +232,19 @@ def _checked(pictures: Pictures | None, images: Tensor) -> Pictures:
     if pictures.names and len(pictures.names) != count:
         raise ValueError(bad("pictures", f"must have {count} names, or none", repr(pictures.names)))
     return Pictures(pictures.pixels, pictures.names or tuple(f"image {index + 1}" for index in range(count)))
+
+
+def _with_place(pictures: Pictures, parts: Iterable[LayerTensors], images: Tensor) -> Pictures:
+    """Grey pictures where there are none and some layer is stored image by image: its numbers belong to a picture."""
+    stored = [
+        len(tensor) for part in parts for name, tensor in part.tensors.items() if name in ("query", "prefix_mass")
+    ]
+    if len(pictures.pixels) > 0 or not stored:
+        return pictures
+    count = max(stored)
+    height, width = (1, *images.shape[2:])[-2:]
+    names = ("no image",) if count == 1 else tuple(f"image {index + 1}" for index in range(count))
+    return Pictures(torch.full((count, height, width, 3), GREY, dtype=torch.uint8), names)
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:

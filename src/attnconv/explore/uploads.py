@@ -17,8 +17,19 @@ from torch import Tensor
 from attnconv._errors import bad
 
 LARGEST_UPLOAD = 20_000_000  # bytes
-LARGEST_PICTURE = 64_000_000  # pixels: the largest that decodes in 256 MB
+LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones, decoded in 200 MB, or 400 MB with transparency
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
+ORIENTATION = 0x0112  # the entry of a file's EXIF that says how the camera was held
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
 
 
 class UnsupportedTypeError(ValueError):
@@ -87,10 +98,15 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     with Image.open(io.BytesIO(content), formats=[wanted]) as image:
         if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
             raise ValueError(f"mode {image.mode}")
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        if turn in SIDEWAYS:
+            height, width = width, height
         image.draft(mode, (2 * width, 2 * height))  # JPEG only: decoded at a fraction of its size
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode == "P":
-            upright = upright.convert("RGBA")
-        fitted = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR).convert(mode)
+        # Palettes cannot be scaled, and of transparent pixels the colour below is shown, as `attnconv.data` does.
+        plain = image if image.mode in ("RGB", "L", "CMYK", "YCbCr") else image.convert(mode)
+        fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR).convert(mode)
+    if turn is not None:  # now that it is small
+        fitted = fitted.transpose(turn)
+    height, width = sizes
     pixels = np.asarray(fitted, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
     return torch.from_numpy(pixels)
