@@ -64,6 +64,17 @@ else:
             "restore": "theorem",
             "to_conv": "theorem",
         },
-        submodules=("analysis", "data", "encodings", "grid", "layers", "models", "operators", "report", "theorem"),
+        submodules=(
+            "analysis",
+            "data",
+            "encodings",
+            "explore",
+            "grid",
+            "layers",
+            "models",
+            "operators",
+            "report",
+            "theorem",
+        ),
         extra=("__version__",),
     )

@@ -19,6 +19,7 @@ COMMANDS = {
     "prove": "perform convolutions by attention and compare, drawn ones or a network's",
     "recast": "write a network whose convolutions are attention",
     "audit": "say how convolutional the attention of any model is, with figures",
+    "explore": "see what the heads of a model do, on a live page",
     "prune": "remove degenerate heads from a trained model",
     "bench": "measure time and memory on this machine, beside peers",
     "models": "list the presets with their parameters and FLOPs",
@@ -34,6 +35,7 @@ examples:
   attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
   attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
+  attnconv explore runs/first
   attnconv bench --quick
 """
 

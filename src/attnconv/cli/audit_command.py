@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from attnconv._errors import bad
+from attnconv.cli.looking import layer_names, own_channels, own_size, read_pixels, require_positions_alone, sides
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
 attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/PICTURES --images 16 --skip-broken
 attnconv audit my_package.models:network --data PATH/TO/PICTURES --size 192x256 --grid 12x16 --prefix 1
 """
-_DATA_SETS = ("digits", "cifar10")
-_USUAL_SIZE = 224  # pixels, where a model does not say
-
-
 ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
 
 
@@ -70,15 +67,14 @@ def run(words: Sequence[str]) -> int:
     for flag in ("images", "queries"):
         if getattr(arguments, flag) < 1:
             raise ValueError(bad(f"--{flag}", "must be at least 1", getattr(arguments, flag)))
-    sizes, grid = (_sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
+    sizes, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     from attnconv.analysis import audit
     from attnconv.models.load import load
     from attnconv.report.audit_page import write_audit
 
     loaded = load(arguments.model, pretrained=arguments.pretrained)
-    layers = None if arguments.layers is None else tuple(name.strip() for name in arguments.layers.split(","))
-    reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layers}
-    images, about, notes = _images(arguments, loaded, sizes or _own_size(loaded), reading)
+    reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layer_names(arguments.layers)}
+    images, about, notes = _images(arguments, loaded, sizes or own_size(loaded), reading)
     found = audit(loaded.model, images, queries=arguments.queries, **reading)
     about = f"{_capital(loaded.source)}. {about}"
     for note in notes:
@@ -94,30 +90,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _sides(flag: str, words: str | None) -> tuple[int, int] | None:
-    """`N` or `HxW` as height and width."""
-    if words is None:
-        return None
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", words)
-    sides = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
-    if min(sides) < 1:
-        raise ValueError(bad(flag, "must be N or HxW with numbers of at least 1", repr(words)))
-    return sides
-
-
-def _own_size(loaded: "LoadedModel") -> tuple[int, int]:
-    """The images that a model is made for, if it says so: this library's, timm's, torchvision's, transformers'."""
-    network = getattr(loaded.model, "network", loaded.model)
-    words = (
-        getattr(loaded.settings, "image_size", None),
-        getattr(getattr(network, "patch_embed", None), "img_size", None),
-        getattr(network, "image_size", None),
-        getattr(getattr(network, "config", None), "image_size", None),
-    )
-    size = next((word for word in words if word is not None), _USUAL_SIZE)
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
 def _images(
     arguments: Audit, loaded: "LoadedModel", sizes: tuple[int, int], reading: dict[str, Any]
 ) -> "tuple[Tensor, str, list[str]]":
@@ -125,81 +97,19 @@ def _images(
     import torch
 
     from attnconv.data.augment import normalise
-    from attnconv.theorem.convolutions import is_convolution
 
     parameter = next(loaded.model.parameters(), torch.zeros(()))
-    first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
-    channels = 3 if first is None else int(first.in_channels)
-    channels = getattr(loaded.settings, "image_channels", channels)
+    channels = own_channels(loaded)
     if arguments.data is None:
         noise = torch.randn(2, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
-        _require_positions_alone(loaded, noise, reading)
+        require_positions_alone(loaded, noise, reading)
         about = f"All its attention looks at positions alone, those of images of {sizes[0]} x {sizes[1]} pixels."
         return noise, about, []
-    if channels not in (1, 3):
-        raise ValueError(bad("model", "must take grey or RGB images to look at --data", f"{channels} channels"))
-    pixels, mean, std, notes = _pixels(arguments, sizes, channels)
+    options: dict[str, Any] = {"count": arguments.images, "root": arguments.root, "skip_broken": arguments.skip_broken}
+    pixels, mean, std, notes = read_pixels(arguments.data, sizes, channels=channels, **options)
     about = f"Looked at {len(pixels)} images of {arguments.data}, {sizes[0]} x {sizes[1]} pixels."
     mean, std = loaded.mean or mean, loaded.std or std
     return normalise(pixels, mean, std).to(parameter.dtype), about, notes
-
-
-def _require_positions_alone(loaded: "LoadedModel", noise: "Tensor", reading: dict[str, Any]) -> None:
-    """Refuse to audit on noise what depends on the image."""
-    from attnconv.analysis import audit
-
-    content = [
-        layer.name for layer in audit(loaded.model, noise, queries=1, **reading).layers if not layer.position_only
-    ]
-    if content:
-        some = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
-        requirement = "must say which images to look at, since attention depends on what they show"
-        fix = f"Name a folder of pictures, or {' or '.join(_DATA_SETS)}."
-        raise ValueError(bad("--data", requirement, f"none for {some}", fix))
-
-
-def _pixels(
-    arguments: Audit, sizes: tuple[int, int], channels: int
-) -> "tuple[Tensor, tuple[float, ...], tuple[float, ...], list[str]]":
-    """Bytes, the mean and deviation that normalise them where the model has none, and notes."""
-    from attnconv.data.load import load as load_data
-    from attnconv.data.pictures import read_pictures
-    from attnconv.data.settings import DataSettings
-
-    assert arguments.data is not None
-    middle = (0.5,) * channels
-    if arguments.data in _DATA_SETS:
-        splits = load_data(DataSettings(arguments.data, root=str(arguments.root)))  # type: ignore[arg-type]
-        pixels = splits.test.images[: arguments.images]
-        same = pixels.shape[1] == channels
-        return _fitted(pixels, sizes, channels), *((splits.mean, splits.std) if same else (middle, middle)), []
-    if not Path(arguments.data).is_dir():
-        requirement = f"must be a folder of pictures, {' or '.join(_DATA_SETS)}"
-        raise ValueError(bad("--data", requirement, repr(arguments.data)))
-    pixels, broken = read_pictures(
-        arguments.data,
-        sizes,
-        count=arguments.images,
-        channels=channels,
-        skip_broken=arguments.skip_broken,
-        varied=True,
-    )
-    return pixels, middle, middle, [f"Skipped a broken file. {sentence}" for sentence in broken]
-
-
-def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":
-    """Images of a data set at the size and with the channels that the model wants; colours are not thrown away."""
-    import torch.nn.functional as F
-
-    if pixels.shape[1] > channels:
-        raise ValueError(
-            bad("--data", "must be grey for a model of grey images", "images with colours", "Take digits.")
-        )
-    pixels = pixels.expand(-1, channels, -1, -1)
-    if tuple(pixels.shape[2:]) == sizes:
-        return pixels
-    scaled = F.interpolate(pixels.float(), sizes, mode="bilinear", antialias=True)
-    return scaled.round().clamp(0, 255).byte()
 
 
 def _print(found: "Found", title: str) -> None:

@@ -1,0 +1,161 @@
+"""`attnconv explore [MODEL]`: a live page of what the heads of a model do, served or written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from attnconv._errors import bad
+from attnconv.cli.demo_command import Demo
+from attnconv.cli.looking import layer_names, own_channels, own_size, read_pixels, require_positions_alone, sides
+from attnconv.cli.parsing import parse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnconv.explore.moments import Moment
+    from attnconv.models.load import LoadedModel
+
+_EXAMPLES = """\
+attnconv explore
+attnconv explore runs/first --data PATH/TO/PICTURES
+attnconv explore quadratic-digits --export shown
+attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES --layers blocks.0.attn,blocks.6.attn
+"""
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Arguments of `attnconv explore`."""
+
+    model: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="MODEL")]] = None
+    """Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; the run of
+    `attnconv demo` if there is none."""
+    data: str | None = None
+    """Images to begin with: a folder of pictures, digits or cifar10; None for the digits where a run was trained on
+    them. Only a model whose attention looks at positions alone does without."""
+    root: Path = Path("data")
+    """Folder that holds CIFAR-10."""
+    images: int = 4
+    """How many images to begin with, at most."""
+    size: str | None = None
+    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224."""
+    layers: str | None = None
+    """Names of the modules to show, with commas between; None for all."""
+    grid: str | None = None
+    """Tokens of the image, N or HxW, for models that do not say it."""
+    prefix: int | None = None
+    """Class tokens and registers before the image's tokens, for models that do not say it."""
+    moments: int = 24
+    """Most epochs of a run to show its heads at; 0 for none."""
+    pretrained: bool = False
+    """Fetch the trained weights of a model from a library."""
+    export: Path | None = None
+    """Write the page into this folder instead of serving it: it opens from disk and can be hosted."""
+    port: int = 8765
+    """Where to serve it, on this machine alone; 0 for any port that is free."""
+    browser: bool = True
+    """Open the page in a browser."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Load, look, then serve or write."""
+    about = "Show what every head of a model does, live: on your own images, over the training, beside the theorem. "
+    about += "Serves a page on this machine alone, or writes one that needs no server."
+    arguments = parse(Explore, "explore", words, about=about, examples=_EXAMPLES)
+    for flag, least in (("images", 1), ("moments", 0), ("port", 0)):
+        if getattr(arguments, flag) < least:
+            raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
+    from attnconv.explore import export, find_page
+
+    page = find_page()  # before any work: without it there is nothing to show
+    content, answer = _look(arguments)
+    if arguments.export is not None:
+        print(f"Explorer: {export(content, arguments.export)}")
+        return 0
+    return _serve(arguments, content, answer, page)
+
+
+def _look(arguments: Explore) -> tuple[bytes, Any]:
+    """The payload, and what answers a visitor's picture."""
+    from attnconv.explore import Pictures, Session, payload
+    from attnconv.models.load import load
+
+    size, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
+    name = arguments.model or _demo()
+    loaded = load(name, pretrained=arguments.pretrained)
+    moments, trained_on = _of_run(name, arguments.moments)
+    data = arguments.data or trained_on
+    channels, sizes = own_channels(loaded), size or own_size(loaded)
+    reading: dict[str, Any] = {"layers": layer_names(arguments.layers), "grid": grid, "prefix": arguments.prefix}
+    about: dict[str, Any] = {"title": name, "moments": moments}
+
+    def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
+        mean, std = loaded.mean or mean, loaded.std or std
+        return Session(loaded.model, sizes, mean=mean, std=std, reading=reading, **about)
+
+    if data is None:
+        noise = _noise(loaded, sizes, channels)
+        require_positions_alone(loaded, noise, reading)
+        content = payload(loaded.model, noise, pictures=Pictures.none(), **reading, **about)
+        return content, session((0.5,) * channels, (0.5,) * channels).answer
+    options: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
+    pixels, mean, std, notes = read_pixels(data, sizes, channels=channels, **options)
+    for note in notes:
+        print(note)
+    shown = session(mean, std)
+    return shown.payload(pixels), shown.answer
+
+
+def _demo() -> str:
+    """Where `attnconv demo` leaves its run."""
+    from attnconv.training.run_folder import RunFolder
+
+    folder = Demo().out
+    if not RunFolder(folder).exists():
+        fix = "Run `attnconv demo` first (three minutes), or name a model: `attnconv explore quadratic`."
+        raise ValueError(bad("MODEL", "must be named where there is no demo's run", f"nothing at {folder}", fix))
+    return str(folder)
+
+
+def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
+    """Moments of a run's training, and the data set that it was trained on if that is at hand."""
+    from attnconv.explore import moments_of
+    from attnconv.models.presets import PRESETS
+    from attnconv.training.run_folder import RunFolder
+
+    run = None if name in PRESETS else RunFolder.holding(Path(name))
+    if run is None:
+        return (), None
+    trained_on = run.settings().data.name
+    return moments_of(run, count) if count > 0 else (), trained_on if trained_on == "digits" else None
+
+
+def _noise(loaded: "LoadedModel", sizes: tuple[int, int], channels: int) -> "Tensor":
+    """Two images for a model that does not look at them."""
+    import torch
+
+    some = next(loaded.model.parameters(), torch.zeros(()))
+    return torch.randn(2, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(some.dtype)
+
+
+def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
+    """Until it is interrupted."""
+    import webbrowser
+
+    from attnconv.explore import app, listen, server_for
+
+    place = listen(arguments.port)
+    port = place.getsockname()[1]
+    server = server_for(app(content, answer, port=port, page=page))
+    address = f"http://127.0.0.1:{port}/"
+    print(f"Explorer: {address} (on this machine alone; Ctrl-C ends it)", flush=True)
+    if arguments.browser:
+        webbrowser.open(address)
+    try:
+        server.run(sockets=[place])
+    except KeyboardInterrupt:
+        print("Explorer: ended.")
+    return 0

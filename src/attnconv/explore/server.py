@@ -1,0 +1,205 @@
+"""The explorer's server, for this machine alone: the page, one payload, and payloads of one's own images.
+
+    GET  /           the page, marked as served
+    GET  /payload    the payload; 404 where there is none
+    POST /image      the bytes of one picture -> a new payload; 400, 413 or 415 with {"error": words}
+
+It listens on 127.0.0.1. Requests that name another host or come from another origin are refused, so that neither a page
+in the same browser nor a name that was pointed here can speak to it. No path of a request reaches a file: three routes
+are all there is. Pictures live in memory until the answer is sent.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, final
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attnconv._errors import bad
+from attnconv.explore.page import find_page, with_server
+from attnconv.explore.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+HOST = "127.0.0.1"
+NAMES = ("127.0.0.1", "localhost")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_BYTES = "application/octet-stream"
+
+
+def app(
+    payload: bytes | None,
+    answer: Callable[[bytes, str], bytes] | None = None,
+    *,
+    port: int,
+    page: str | None = None,
+) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        payload: What the page shows first; None for a page without a model.
+        answer: From a picture's bytes and declared type to a new payload; raises ValueError with words for the visitor.
+            None where images cannot be taken.
+        port: Where it listens, which is part of the host and the origin that it accepts.
+        page: HTML; None for the package's own.
+
+    Raises:
+        FileNotFoundError: The package holds no page.
+    """
+    shown = with_server(find_page() if page is None else page)
+    busy = threading.Lock()  # one picture at a time: memory for one, and the cores are the model's
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(shown)
+
+    async def current(_: Request) -> Response:
+        if payload is None:
+            return _refusal(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
+        return Response(payload, media_type=_BYTES)
+
+    def answered(content: bytes, kind: str) -> bytes:
+        assert answer is not None
+        with busy:
+            return answer(content, kind)
+
+    async def image(request: Request) -> Response:
+        if answer is None:
+            return _refusal(400, "image: there is no model here to show it to.")
+        try:
+            content = await _body(request)
+            kind = request.headers.get("content-type", "")
+            return Response(await anyio.to_thread.run_sync(answered, content, kind), media_type=_BYTES)
+        except TooLargeError as error:
+            return _refusal(413, str(error))
+        except UnsupportedTypeError as error:
+            return _refusal(415, str(error))
+        except (ValueError, TypeError, ClientDisconnect) as error:
+            return _refusal(400, str(error) or type(error).__name__)
+
+    routes = [
+        Route("/", index, methods=["GET"]),
+        Route("/payload", current, methods=["GET"]),
+        Route("/image", image, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, port=port)])
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on 127.0.0.1 that nobody else has, before anything is said to be there.
+
+    Args:
+        port: 0 for any that is free; `listen(0).getsockname()[1]` says which.
+
+    Raises:
+        OSError: The port is taken or not to be had.
+    """
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # elsewhere it would let two programs have one port
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+        found.listen(64)  # who comes before the server runs waits
+    except (OSError, OverflowError) as error:
+        found.close()
+        reason = error.strerror if isinstance(error, OSError) else "no such port"
+        message = bad("--port", "must be free", f"{port} ({reason})", "Name another, or 0 for any.")
+        raise OSError(getattr(error, "errno", None), message) from error
+    return found
+
+
+def server_for(application: ASGIApp) -> "uvicorn.Server":
+    """The HTTP server, set up to hold little: `run(sockets=[listen(port)])` serves until interrupted."""
+    import uvicorn
+
+    settings = uvicorn.Config(
+        application,
+        log_level="critical",  # what a stranger sends is no news; what fails here is answered in words
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        limit_concurrency=64,
+        timeout_keep_alive=5,
+        ws="none",
+    )
+    return uvicorn.Server(settings)
+
+
+@final
+class Guard:
+    """Refuses requests to other hosts and from other origins, and adds the security headers to every answer.
+
+    Args:
+        app: What it stands before.
+        port: Part of the host and origin.
+    """
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        bare = NAMES if port == 80 else ()
+        self._hosts = frozenset([*(f"{name}:{port}" for name in NAMES), *bare])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # no other protocol is spoken here
+        headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
+        response = self._wrong(headers, entrance=scope["path"] == "/")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await (self._app if response is None else response)(scope, receive, guarded)
+
+    def _wrong(self, headers: list[tuple[bytes, str]], *, entrance: bool) -> Response | None:
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            return _refusal(400, "host: this server answers to 127.0.0.1 and localhost alone.")
+        own = {f"http://{host}" for host in self._hosts}
+        if any(name == b"origin" and value not in own for name, value in headers):
+            return _refusal(403, "origin: this server answers to its own page alone.")
+        # A browser says this of a page of another site even where it sends no origin. A link may lead to the page.
+        if not entrance and any(name == b"sec-fetch-site" and value == "cross-site" for name, value in headers):
+            return _refusal(403, "origin: this server answers to its own page alone.")
+        return None
+
+
+async def _body(request: Request) -> bytes:
+    """All bytes of a request, if they are few enough; a declared length is believed only where it is too much."""
+    declared = request.headers.get("content-length", "0")
+    requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
+    if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > LARGEST_UPLOAD:
+        raise TooLargeError(bad("image", requirement, declared[:40]))
+    parts, length = [], 0
+    stream: AsyncIterator[bytes] = request.stream()
+    async for part in stream:
+        length += len(part)
+        if length > LARGEST_UPLOAD:
+            raise TooLargeError(bad("image", requirement, "more"))
+        parts.append(part)
+    if length == 0:
+        raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
+    return b"".join(parts)
+
+
+def _refusal(status: int, words: str) -> JSONResponse:
+    return JSONResponse({"error": words}, status)

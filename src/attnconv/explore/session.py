@@ -1,0 +1,76 @@
+"""A model that is being looked at: the payload of chosen images, and of every picture that a visitor sends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from attnconv.data.augment import normalise
+from attnconv.explore.building import Pictures, payload
+from attnconv.explore.moments import Moment
+from attnconv.explore.uploads import read_upload
+
+
+@final
+class Session:
+    """How pictures become a payload of one model.
+
+    Args:
+        model: Any module with attention that `visit_attention` reads.
+        sizes: Height and width of the images that it sees, in pixels.
+        mean: Of each channel, for images in [0, 1]; one number for grey images, three for RGB.
+        std: Deviation of each channel.
+        title: Heading of the page.
+        moments: Moments of the training before the present one.
+        reading: Further arguments of `payload`: `layers`, `grid`, `prefix`, `budget`.
+
+    Example:
+        >>> import torch
+        >>> from attnconv import SelfAttention2d
+        >>> from attnconv.explore import read_payload
+        >>> session = Session(SelfAttention2d(3, 4, heads=2), (4, 6), mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> pixels = torch.arange(72, dtype=torch.uint8).reshape(1, 3, 4, 6)
+        >>> read_payload(session.payload(pixels, ("steps",))).names
+        ('steps',)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sizes: tuple[int, int],
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        title: str = "",
+        moments: Sequence[Moment] = (),
+        reading: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model, self._sizes, self._title, self._moments = model, sizes, title, tuple(moments)
+        self._mean, self._std = tuple(mean), tuple(std)
+        self._reading = dict(reading or {})
+
+    def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
+        """The payload of some images.
+
+        Raises:
+            ValueError: As `payload`.
+        """
+        some = next(self._model.parameters())
+        images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
+        pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
+        about: dict[str, Any] = {"title": self._title, "moments": self._moments}
+        return payload(self._model, images, pictures=pictures, **about, **self._reading)
+
+    def answer(self, content: bytes, declared: str) -> bytes:
+        """The payload of one picture from outside; what `app` takes.
+
+        Args:
+            content: The file.
+            declared: Its media type.
+
+        Raises:
+            ValueError: The picture is refused (see `read_upload`), or shows one colour only.
+        """
+        pixels = read_upload(content, declared, self._sizes, channels=len(self._mean))
+        return self.payload(pixels[None], ("your image",))

@@ -1,0 +1,112 @@
+"""A picture from a stranger, decoded without trusting anything that it says of itself.
+
+Before any pixel is decoded: the number of bytes, the declared type, the type that the bytes have, the number of pixels
+in the header, and the file's own checksums. Only the four formats below are ever tried, so that Pillow's rarer decoders
+are out of reach.
+"""
+
+import io
+import warnings
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from attnconv._errors import bad
+
+LARGEST_UPLOAD = 20_000_000  # bytes
+LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones, decoded in 200 MB, or 400 MB with transparency
+TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
+ORIENTATION = 0x0112  # the entry of a file's EXIF that says how the camera was held
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
+
+
+class UnsupportedTypeError(ValueError):
+    """The bytes are no picture of a format that is taken, or of another than was declared."""
+
+
+class TooLargeError(ValueError):
+    """The picture has too many bytes or pixels."""
+
+
+def read_upload(
+    content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
+) -> UInt8[Tensor, "channels height width"]:
+    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of a GIF, the first frame.
+
+    Args:
+        content: The file.
+        declared: Its media type as the sender says, such as `image/png`.
+        sizes: Height and width of the result in pixels.
+        channels: 3 for RGB, 1 for grey.
+
+    Raises:
+        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are.
+        TooLargeError: More bytes or pixels than `LARGEST_UPLOAD` and `LARGEST_PICTURE`.
+        ValueError: The picture is broken, or not of 8 bits a channel.
+    """
+    wanted = TYPES.get(declared.partition(";")[0].strip().lower())
+    if wanted is None:
+        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", repr(declared[:60])))
+    if len(content) > LARGEST_UPLOAD:
+        requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
+        raise TooLargeError(bad("image", requirement, f"{len(content):,}"))
+    with warnings.catch_warnings():  # Pillow warns of large pictures and odd metadata: both are decided here
+        warnings.simplefilter("ignore")
+        try:
+            _verify(content, wanted, declared)
+            return _decode(content, wanted, sizes, "RGB" if channels == 3 else "L")
+        except (UnsupportedTypeError, TooLargeError):
+            raise
+        # Pillow's decoders raise all of these for broken files.
+        except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError) as error:
+            first = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise ValueError(bad("image", "must be a whole picture of 8 bits a channel", first)) from error
+        except (Image.DecompressionBombError, MemoryError) as error:
+            raise TooLargeError(bad("image", "must be of an ordinary size", "one that unpacks to far more")) from error
+
+
+def _verify(content: bytes, wanted: str, declared: str) -> None:
+    """Type, size in pixels and checksums, from the header and without a pixel."""
+    try:
+        image = Image.open(io.BytesIO(content), formats=list(TYPES.values()))
+    except UnidentifiedImageError as error:
+        got = f"bytes that are none, declared as {declared[:60]!r}"
+        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", got)) from error
+    with image:
+        if image.format != wanted:
+            raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
+        if image.width * image.height > LARGEST_PICTURE:
+            requirement = f"must have at most {LARGEST_PICTURE:,} pixels"
+            raise TooLargeError(bad("image", requirement, f"{image.width} x {image.height}"))
+        image.verify()
+
+
+def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> Tensor:
+    height, width = sizes
+    with Image.open(io.BytesIO(content), formats=[wanted]) as image:
+        if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
+            raise ValueError(f"mode {image.mode}")
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        if turn in SIDEWAYS:
+            height, width = width, height
+        image.draft(mode, (2 * width, 2 * height))  # JPEG only: decoded at a fraction of its size
+        # Palettes cannot be scaled, and of transparent pixels the colour below is shown, as `attnconv.data` does.
+        plain = image if image.mode in ("RGB", "L", "CMYK", "YCbCr") else image.convert(mode)
+        fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR).convert(mode)
+    if turn is not None:  # now that it is small
+        fitted = fitted.transpose(turn)
+    height, width = sizes
+    pixels = np.asarray(fitted, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
+    return torch.from_numpy(pixels)

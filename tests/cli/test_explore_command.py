@@ -1,0 +1,181 @@
+"""`attnconv explore`."""
+
+import http.client
+import io
+import re
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+
+from attnconv.cli import main
+from attnconv.explore import Payload, page, read_payload
+from attnconv.training.run_folder import RunFolder
+from tests.explore.pages import PAGE
+
+TINY = ["--epochs=2", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
+MODULE = """
+import torch
+from attnconv import LearnedRelativeContent, SelfAttention2d
+
+def looks():
+    torch.manual_seed(0)
+    return SelfAttention2d(3, 4, heads=2, encoding=LearnedRelativeContent(3, 2, head_channels=4, max_shift=12))
+"""
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error of one command."""
+    with pytest.raises(SystemExit) as end:
+        main(["explore", *words])
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that the command line trained on digits."""
+    folder = tmp_path_factory.mktemp("explore") / "run"
+    with pytest.raises(SystemExit) as end:
+        main(["train", "quadratic-digits", *TINY, "--out", str(folder)])
+    assert end.value.code == 0
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a page, a user's module and pictures."""
+    (tmp_path / "page.html").write_text(PAGE)
+    (tmp_path / "of_an_explorer.py").write_text(MODULE)
+    (tmp_path / "pictures").mkdir()
+    for index in range(3):
+        pixels = torch.randint(256, (20, 30, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(tmp_path / "pictures" / f"{index}.png")
+    monkeypatch.setattr(page, "PACKAGED", tmp_path / "page.html")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "of_an_explorer", raising=False)
+    return tmp_path
+
+
+def written(folder: Path) -> Payload:
+    assert "attnconv-payload" in (folder / "index.html").read_text()
+    return read_payload((folder / "payload.safetensors").read_bytes())
+
+
+def test_a_preset_needs_no_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys, "quadratic-digits", "--export", "shown")
+    assert (status, err) == (0, "")
+    assert out.strip() == f"Explorer: {Path('shown') / 'index.html'}"
+    found = written(home / "shown")
+    assert (found.title, found.names, found.patch, found.times) == ("quadratic-digits", (), (1, 1), ("now",))
+    assert [layer.sizes for layer in found.layers] == [(8, 8)] * 3
+
+
+def test_a_run_brings_its_digits_and_its_past(home: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, str(trained), "--images", "2", "--export", "shown")
+    assert (status, err) == (0, "")
+    found = written(home / "shown")
+    assert (len(found.names), found.images.shape) == (2, (2, 8, 8, 3))
+    assert found.times == ("epoch 0", "epoch 1", "epoch 2", "now")
+    centres = found.layers[0].tensors["centres"]
+    recorded = torch.tensor(RunFolder(trained).heads()[1]["layers"][0]["centres"])
+    torch.testing.assert_close(centres[1], recorded, rtol=0, atol=1e-6)
+    assert not torch.equal(centres[0], centres[2])
+    same = found.layers[0].tensors["shift_scores"]
+    torch.testing.assert_close(same[2], same[3], rtol=1e-4, atol=1e-4)  # float32; the best epoch of two is the last
+    call(capsys, str(trained), "--moments", "0", "--export", "shown")
+    assert written(home / "shown").times == ("now",)
+
+
+def test_without_a_name_the_demo(home: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "--export", "shown")
+    assert status == 1
+    assert "MODEL: must be named where there is no demo's run, got nothing at runs" in err
+    assert "Run `attnconv demo` first" in err
+    shutil.copytree(trained, home / "runs" / "demo")
+    assert call(capsys, "--export", "shown")[0] == 0
+    assert written(home / "shown").title == str(Path("runs") / "demo")
+
+
+def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["of_an_explorer:looks", "--size", "10x12", "--export", "shown"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "--data: must say which images to look at, since attention depends on what they show" in err
+    assert not (home / "shown").exists()
+    assert call(capsys, *words, "--data", "pictures", "--images", "2")[0] == 0
+    found = written(home / "shown")
+    assert [(layer.kind, layer.sizes) for layer in found.layers] == [("content", (10, 12))]
+    assert len(found.names) == 2
+
+
+@pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("moments", "-1"), ("port", "-1")])
+def test_numbers_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+    status, _, err = call(capsys, "quadratic-digits", f"--{flag}={value}")
+    assert status == 1
+    assert f"--{flag}: must be at least" in err
+    assert f"got {value}" in err
+
+
+def test_without_a_page(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACKAGED", "BUILT"):
+        monkeypatch.setattr(page, name, home / "none.html")
+    status, _, err = call(capsys, "quadratic-digits")
+    assert status == 1
+    assert "page: must be part of the package" in err
+    assert "make page" in err
+
+
+def test_served_until_it_is_interrupted(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    answers: dict[str, tuple[int, bytes]] = {}
+
+    def visit(port: int) -> None:
+        file = io.BytesIO()
+        Image.linear_gradient("L").save(file, "PNG")
+        for method, path, body in (("GET", "/payload", None), ("POST", "/image", file.getvalue())):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request(method, path, body, {"Content-Type": "image/png"})
+            response = connection.getresponse()
+            answers[path] = (response.status, response.read())
+            connection.close()
+
+    run = uvicorn.Server.run
+
+    def interrupted(server: uvicorn.Server, sockets: Any) -> None:
+        """As the server itself, with a visitor and then somebody at the keyboard."""
+
+        def come_and_end() -> None:
+            try:
+                visit(sockets[0].getsockname()[1])
+            finally:
+                server.should_exit = True
+
+        visitor = threading.Thread(target=come_and_end)
+        visitor.start()
+        run(server, sockets)
+        visitor.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    status, out, err = call(capsys, "quadratic-digits", "--port", "0")
+    assert (status, err) == (0, "")
+    address = re.search(r"http://127\.0\.0\.1:\d+/", out)
+    assert address is not None
+    assert opened == [address[0]]
+    assert [answer[0] for answer in answers.values()] == [200, 200]
+    assert read_payload(answers["/payload"][1]).names == ()
+    mine = read_payload(answers["/image"][1])
+    assert (mine.names, mine.images.shape) == (("your image",), (1, 8, 8, 3))
+    assert call(capsys, "quadratic-digits", "--port", "0", "--no-browser")[0] == 0
+    assert len(opened) == 1

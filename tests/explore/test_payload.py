@@ -1,0 +1,362 @@
+"""Payloads: what they hold, that they say what the model does, and that broken ones are refused in words."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from attnconv import (
+    Absolute,
+    GeneralizedQuadratic,
+    LearnedRelative,
+    LearnedRelativeContent,
+    Quadratic,
+    Relative,
+    SelfAttention1d,
+    SelfAttention2d,
+    SelfAttention3d,
+)
+from attnconv.encodings import Encoding, SinusoidalPositions
+from attnconv.explore import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
+from attnconv.explore.layer_tensors import balanced, fewer
+from tests.small_vit import SmallViT
+
+SIZES = (5, 7)
+POSITIONS: dict[str, Callable[[], Encoding]] = {
+    "quadratic": lambda: Quadratic(4),
+    "diagonal": lambda: Quadratic(4, diagonal=True, spread_std=0.5),
+    "generalized": lambda: GeneralizedQuadratic(4, spread_std=0.5),
+    "learned": lambda: LearnedRelative(4, channels=8, max_shift=3),
+    "sinusoidal": lambda: Relative(8, 4, terms=("position-position",)),
+}
+CONTENT: dict[str, Callable[[], Encoding]] = {
+    "learned-content": lambda: LearnedRelativeContent(8, 4, max_shift=3),
+    "sinusoidal": lambda: Relative(8, 4),
+    "absolute": lambda: Absolute(8, 4, positions=SinusoidalPositions(8, 2)),
+}
+
+
+def images(batch: int = 2, channels: int = 8, sizes: tuple[int, ...] = SIZES) -> Tensor:
+    return torch.randn(batch, channels, *sizes, generator=torch.Generator().manual_seed(1))
+
+
+def own(encoding: Encoding, **options: Any) -> SelfAttention2d:
+    return SelfAttention2d(8, 6, 4, encoding=encoding, **options)
+
+
+def all_rows(found: Payload, layer: int = 0, part: str = "both", image: int = 0) -> Tensor:
+    """(h, n, m) of one layer and image."""
+    shown = found.layers[layer]
+    count = math.prod(shown.sizes)
+    rows = [
+        torch.stack([attention_row(found, layer, head, n, image=image, part=part).flatten() for n in range(count)])
+        for head in range(shown.heads)
+    ]
+    return torch.stack(rows)
+
+
+def altered(content: bytes, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> bytes:
+    """A payload whose manifest and tensors were changed."""
+    length = int.from_bytes(content[:8], "little")
+    manifest = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["attnconv"])
+    tensors = load(content)
+    change(manifest, tensors)
+    return save(tensors, {"attnconv": json.dumps(manifest)})
+
+
+class TestPositions:
+    @pytest.mark.parametrize("name", POSITIONS)
+    def test_the_rows_are_the_layers_own(self, name: str) -> None:
+        torch.manual_seed(0)
+        layer = own(POSITIONS[name]()).double()
+        found = read_payload(payload(layer, images().double()))
+        assert found.layers[0].kind == "positions"
+        torch.testing.assert_close(all_rows(found), layer.operator(images().double()).to_dense()[0], rtol=0, atol=1e-6)
+
+    def test_far_centres_and_sharp_heads(self) -> None:
+        encoding = Quadratic(4)
+        with torch.no_grad():
+            encoding.centres.copy_(torch.tensor([[-40.0, 0.25], [3.5, 90.0], [0.0, 0.5], [1e3, -1e3]]))
+            encoding.spread.copy_(torch.tensor([[1.0], [0.3], [9.0], [3.0]]))
+        layer = own(encoding).double()
+        found = read_payload(payload(layer, images().double()))
+        torch.testing.assert_close(all_rows(found), layer.operator(images().double()).to_dense()[0], rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("name", ["quadratic", "diagonal", "generalized"])
+    def test_centre_and_precision_say_the_same_scores(self, name: str) -> None:
+        torch.manual_seed(0)
+        tensors = read_payload(payload(own(POSITIONS[name]()), images())).layers[0].tensors
+        height, width = SIZES
+        table = tensors["shift_scores"][0]
+        steps = torch.meshgrid(torch.arange(1.0 - height, height), torch.arange(1.0 - width, width), indexing="ij")
+        off = torch.stack(steps, -1) - tensors["centres"][0][:, None, None]
+        scores = -0.5 * torch.einsum("hyxa,hab,hyxb->hyx", off, tensors["precision"][0], off)
+        scores = scores - scores.amax((-1, -2), keepdim=True)
+        torch.testing.assert_close(table, scores, rtol=1e-4, atol=1e-4)  # both in float32
+
+    def test_a_layer_that_runs_dense_or_as_shifts_shows_its_encoding(self) -> None:
+        encoding = Quadratic(4)
+        with torch.no_grad():
+            encoding.spread.fill_(12.0)
+            encoding.centres.round_()
+        layer = own(encoding)
+        assert layer.plan(SIZES) == "shift"
+        found = read_payload(payload(layer, images()))
+        assert found.layers[0].kind == "positions"
+        torch.testing.assert_close(all_rows(found).float(), layer.operator(images()).to_dense()[0], rtol=0, atol=1e-6)
+
+    def test_no_image_is_needed(self) -> None:
+        found = read_payload(payload(own(Quadratic(4)), title="none"))
+        assert (found.title, found.names, found.patch, len(found.images)) == ("none", (), (1, 1), 0)
+
+    def test_moments_are_stacked_before_the_present(self) -> None:
+        model = nn.Sequential(own(Quadratic(4)), SelfAttention2d(6, 6, 2, encoding=LearnedRelative(2, channels=4)))
+        shapes = HeadShapes(torch.zeros(4, 2).double(), torch.eye(2).double().expand(4, 2, 2))
+        content = payload(model, images(), moments=[Moment("epoch 0", {"0": shapes})])
+        found = read_payload(content)
+        assert found.times == ("epoch 0", "now")
+        assert found.layers[0].tensors["centres"][0].abs().sum() == 0
+        table = found.layers[1].tensors["shift_scores"]
+        assert torch.equal(table[0], table[1])
+        rows = torch.stack([attention_row(found, 0, 0, 0, time=time) for time in (0, 1)])
+        down, across = torch.arange(5.0).double(), torch.arange(7.0).double()
+        gaussian = torch.softmax((-0.5 * (down[:, None] ** 2 + across**2)).flatten(), 0)
+        torch.testing.assert_close(rows[0].flatten(), gaussian, rtol=0, atol=1e-6)
+        assert not torch.allclose(rows[0], rows[1])
+
+
+class TestContent:
+    @pytest.mark.parametrize("name", CONTENT)
+    def test_the_rows_are_the_layers_own_within_the_stated_rounding(self, name: str) -> None:
+        torch.manual_seed(0)
+        layer = own(CONTENT[name]())
+        found = read_payload(payload(layer, images()))
+        assert found.layers[0].kind == "content"
+        rounding = found.layers[0].statistics["layer"]["rounding of scores"]
+        assert 0 < rounding < 2e-3
+        for image in range(2):
+            exact = layer.operator(images()).to_dense()[image].double()
+            off = (all_rows(found, image=image) / exact).log().abs().max()
+            assert off <= 2 * rounding + 1e-5  # float32 of the layer's own softmax
+            assert off > 1e-7  # half precision cannot be exact
+
+    def test_each_part_alone(self) -> None:
+        layer = own(LearnedRelativeContent(8, 4, max_shift=3))
+        found = read_payload(payload(layer, images()))
+        terms = layer.score_terms(images())
+        for part, name in (("content", "content-content"), ("position", "content-position")):
+            exact = torch.softmax(terms[name][0], -1).double()
+            torch.testing.assert_close(all_rows(found, part=part), exact, rtol=4e-3, atol=1e-6)
+
+    def test_no_position_part_where_positions_are_in_the_vectors(self) -> None:
+        found = read_payload(payload(own(CONTENT["absolute"]()), images()))
+        with pytest.raises(ValueError, match="part: must be one that layer 'SelfAttention2d' has, got 'position'"):
+            attention_row(found, 0, 0, 0, part="position")
+
+    def test_a_budget_is_kept_and_its_price_is_said(self) -> None:
+        torch.manual_seed(0)
+        layer = own(LearnedRelativeContent(8, 4, head_channels=24, max_shift=3))
+        full, small = (payload(layer, images(), budget=budget) for budget in (10**9, 35 * 4 * 2 * (2 * 7 + 12)))
+        found = read_payload(small)
+        assert found.layers[0].tensors["query"].shape[-1] == 7  # and the least that says these scores: rank 8 + 1
+        assert len(small) < len(full)
+        rounding = found.layers[0].statistics["layer"]["rounding of scores"]
+        exact = layer.operator(images()).to_dense()[0].double()
+        off = (all_rows(found) / exact).log().abs().max()
+        assert 1e-3 < off <= 2 * rounding + 1e-5
+
+    def test_images_are_needed(self) -> None:
+        with pytest.raises(ValueError, match="images: must be given, since attention depends on what they show, got"):
+            payload(own(LearnedRelativeContent(8, 4)))
+
+    def test_fewer_channels_are_exact_where_the_rank_allows(self) -> None:
+        query, key = torch.randn(1, 2, 9, 3), torch.randn(1, 2, 9, 3)
+        left, right = fewer(query, key, 3)
+        off = left @ right.mT - query @ key.mT
+        torch.testing.assert_close(off, off.mean(-1, keepdim=True).expand_as(off), rtol=0, atol=1e-5)
+
+    def test_balanced_vectors_have_the_same_products(self) -> None:
+        query, key = torch.randn(1, 2, 9, 3) * 1e-6, torch.randn(1, 2, 9, 3) * 1e6
+        left, right = balanced(query, key)
+        assert torch.equal(left @ right.mT, query @ key.mT)
+        assert right.abs().max() < 10
+
+
+class TestRows:
+    def test_a_model_of_another_library(self) -> None:
+        torch.manual_seed(0)
+        model = SmallViT(size=16, prefix=2)
+        found = read_payload(payload(model, images(2, 3, (16, 16))))
+        assert [(layer.kind, layer.sizes, layer.prefix) for layer in found.layers] == [("rows", (4, 4), 2)] * 2
+        assert found.patch == (4, 4)
+        from attnconv.analysis import visit_attention
+
+        exact: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def look(name: str, operator: Any) -> None:
+            queries = torch.arange(16)
+            exact[name] = (operator.rows(queries), operator.padding_mass(queries))
+
+        visit_attention(model, images(2, 3, (16, 16)), look)
+        for index, (rows, elsewhere) in enumerate(exact.values()):
+            shown = torch.stack([all_rows(found, index, image=image) for image in range(2)])
+            normed = (rows / rows.sum(-1, keepdim=True)).double()
+            torch.testing.assert_close(shown, normed, rtol=2**-11, atol=1e-7)
+            stored = found.layers[index].tensors["prefix_mass"].float()
+            torch.testing.assert_close(stored, elsewhere, rtol=2**-11, atol=1e-7)
+
+    def test_large_grids_keep_as_many_queries_as_fit(self) -> None:
+        model = SmallViT(size=72, prefix=1)
+        content = payload(model, images(1, 3, (72, 72)), budget=300_000)
+        found = read_payload(content)
+        queries = found.layers[0].tensors["queries"]
+        assert 50 < len(queries) <= 300_000 // 2 // (2 * 4 * 324)  # 57 fit; a lattice of them has 7 x 8
+        assert len(content) < 320_000
+        row = attention_row(found, 0, 0, int(queries[5]))
+        torch.testing.assert_close(row.sum(), torch.ones(()).double(), rtol=0, atol=1e-3)
+        missing = next(token for token in range(324) if token not in queries)
+        with pytest.raises(ValueError, match=f"query: must be one that layer .* has stored .*, got {missing}"):
+            attention_row(found, 0, 0, missing)
+
+    @pytest.mark.parametrize("border", ["zero", "circular"])
+    def test_other_borders_and_strides(self, border: Any) -> None:
+        layer = own(Quadratic(4), border=border, padding=1, stride=2)
+        found = read_payload(payload(layer, images()))
+        assert found.layers[0].kind == "rows"
+        assert found.layers[0].border == {"zero": "zeros"}.get(border, border)
+        assert found.layers[0].tensors["probabilities"].shape[0] == 2  # one for each image, though they are the same
+        assert found.layers[0].tensors["queries"].tolist() == [0, 2, 4, 6, 14, 16, 18, 20, 28, 30, 32, 34]
+        rows = layer.operator(images()).rows(torch.tensor([5]))[0, :, 0]
+        row = attention_row(found, 0, 1, 16).flatten()
+        torch.testing.assert_close(row.float(), rows[1] / rows[1].sum(), rtol=1e-3, atol=1e-7)
+
+    def test_one_axis_is_one_row_and_three_are_refused(self) -> None:
+        found = read_payload(payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)), pictures=Pictures.none()))
+        assert found.layers[0].sizes == (1, 6)
+        with pytest.raises(ValueError, match="model: 'SelfAttention3d' must have one or two axes to be shown, got 3"):
+            payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures.none())
+
+    def test_rows_without_an_image_have_a_grey_one(self) -> None:
+        found = read_payload(payload(own(Quadratic(4), border="zero", padding=1)))
+        assert (found.names, found.images.unique().tolist()) == (("no image",), [128])
+        assert len(found.layers[0].tensors["probabilities"]) == 1
+
+    def test_the_other_parts_are_refused(self) -> None:
+        found = read_payload(payload(SmallViT(size=16), images(1, 3, (16, 16))))
+        with pytest.raises(ValueError, match=r"part: must be both for the stored rows of layer .* got 'content'"):
+            attention_row(found, 0, 0, 0, part="content")
+
+
+class TestArguments:
+    def test_pictures_are_made_or_taken(self) -> None:
+        found = read_payload(payload(own(Quadratic(4)), images()))
+        assert found.names == ("image 1", "image 2")
+        assert found.images.shape == (2, *SIZES, 3)
+        assert (int(found.images.min()), int(found.images.max())) == (0, 255)
+        pixels = torch.zeros(2, 10, 14, 3, dtype=torch.uint8)
+        found = read_payload(payload(own(Quadratic(4)), images(), pictures=Pictures(pixels, ("a", "b"))))
+        assert (found.names, found.images.shape) == (("a", "b"), pixels.shape)
+
+    def test_pictures_that_do_not_fit(self) -> None:
+        pixels = torch.zeros(3, 4, 4, 3, dtype=torch.uint8)
+        with pytest.raises(ValueError, match="pictures: must be one for each of 2 images, or none, got 3"):
+            payload(own(Quadratic(4)), images(), pictures=Pictures(pixels))
+        with pytest.raises(ValueError, match=r"pictures: must have 2 names, .* got \('a',\)"):
+            payload(own(Quadratic(4)), images(), pictures=Pictures(pixels[:2], ("a",)))
+        with pytest.raises(ValueError, match=r"pictures: must be given for inputs .* got shape \(2, 8, 6\)"):
+            payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)))
+
+    def test_a_budget_of_nothing(self) -> None:
+        with pytest.raises(ValueError, match="budget: must be at least 1, got 0"):
+            payload(own(Quadratic(4)), images(), budget=0)
+
+    def test_statistics_are_the_audits(self) -> None:
+        from attnconv.analysis import audit
+
+        layer = own(Quadratic(4))
+        numbers = audit(layer, images()).layers[0].numbers()
+        statistics = read_payload(payload(layer, images())).layers[0].statistics
+        assert statistics["layer"]["score"] == numbers["convolution_score"]
+        assert statistics["heads"]["entropy"] == numbers["entropy"]
+        assert statistics["heads"]["best column"] == [shift[1] for shift in numbers["best_shift"]]
+        assert statistics["heads"]["content share"] == [0.0] * 4
+        assert {len(values) for values in statistics["heads"].values()} == {4}
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("layer", 1), ("head", 4), ("head", -1), ("query", 35), ("time", 1), ("time", -2)]
+    )
+    def test_numbers_out_of_range(self, name: str, value: int) -> None:
+        found = read_payload(payload(own(Quadratic(4)), images()))
+        numbers = {"layer": 0, "head": 0, "query": 0} | {name: value}
+        with pytest.raises(ValueError, match=f"{name}: must lie below .* got {value}"):
+            attention_row(found, **numbers)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="part: must be one of both, content, position, got 'all'"):
+            attention_row(found, 0, 0, 0, part="all")
+
+
+@functools.cache
+def whole() -> bytes:
+    """A payload that is fine."""
+    torch.manual_seed(0)
+    return payload(own(LearnedRelativeContent(8, 4, max_shift=3)), images())
+
+
+class TestBroken:
+    def test_every_cut_is_refused(self) -> None:
+        content = whole()
+        for length in {0, 1, 7, 8, 9, 100, *range(200, len(content), 997), len(content) - 1}:
+            with pytest.raises(ValueError, match="payload: must be a whole safetensors file, got"):
+                read_payload(content[:length])
+
+    def test_foreign_files(self) -> None:
+        content = whole()
+        for other in (
+            b"\x89PNG\r\n\x1a\n" + b"\0" * 100,
+            b"{}" * 50,
+            b"\xff" * 64,
+            (20).to_bytes(8, "little") + b"[" * 64,
+        ):
+            with pytest.raises(ValueError, match="payload: must be a"):
+                read_payload(other)
+        with pytest.raises(ValueError, match="payload: must hold a manifest under `attnconv`, got none"):
+            read_payload(save({"x": torch.zeros(1)}))
+        with pytest.raises(ValueError, match="payload: must hold a manifest that is JSON"):
+            read_payload(save({"x": torch.zeros(1)}, {"attnconv": "{"}))
+        with pytest.raises(ValueError, match="payload: must be of format 1, got 2"):
+            read_payload(altered(content, lambda manifest, _: manifest.update(format=2)))
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda m, t: m.update(times=[]), "times must be as the format says"),
+            (lambda m, t: m.update(layers=[]), "layers must be as the format says"),
+            (lambda m, t: m.update(title=3), "title must be as the format says"),
+            (lambda m, t: m.update(patch=[1]), "patch must be as the format says"),
+            (lambda m, t: m.update(images=[]), "tensor images must be torch.uint8 of 0 x any x any x 3"),
+            (lambda m, t: m["layers"][0].update(kind="magic"), "kind must be as the format says, got 'magic'"),
+            (lambda m, t: m["layers"][0].update(heads=True), "heads must be as the format says, got True"),
+            (lambda m, t: m["layers"][0].update(heads=5), "tensor 0.query must be torch.float16 of any x 5 x 35 x any"),
+            (lambda m, t: m["layers"][0].update(sizes=[5, -7]), "sizes must be as the format says"),
+            (lambda m, t: m["layers"][0].update(statistics=[]), "statistics must be as the format says"),
+            (lambda m, t: t.pop("0.key"), "must hold the tensor 0.key, got none"),
+            (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be as the format says"),
+            (lambda m, t: t["0.key"].fill_(math.nan), "tensor 0.key must be finite"),
+            (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be torch.float16"),
+        ],
+    )
+    def test_manifest_and_tensors_that_do_not_fit(
+        self, change: Callable[[Mapping[str, Any], Mapping[str, Tensor]], object], words: str
+    ) -> None:
+        with pytest.raises(ValueError, match=words):
+            read_payload(altered(whole(), change))
+
+    def test_stored_queries_outside_of_the_grid(self) -> None:
+        content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
+        with pytest.raises(ValueError, match=r"0\.queries must be as the format says"):
+            read_payload(altered(content, lambda _, tensors: tensors["0.queries"].fill_(16)))

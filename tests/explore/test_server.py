@@ -1,0 +1,272 @@
+"""The server through real sockets, as browsers and others speak to it."""
+
+import http.client
+import io
+import json
+import random
+import socket
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from attnconv.explore import app, listen, read_upload, server_for
+from attnconv.explore.server import HEADERS
+from tests.explore.pages import PAGE
+from tests.explore.test_uploads import png_of
+
+PAYLOAD = b"the payload's bytes"
+SECRET = "only on this disk"
+
+
+@dataclass
+class Running:
+    """A server that listens."""
+
+    port: int
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body; the path goes out as it is."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        named = {"Host": f"127.0.0.1:{self.port}"} | {key.replace("_", "-"): value for key, value in headers.items()}
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for key, value in named.items():
+            connection.putheader(key, value)
+        if body is not None and "Transfer-Encoding" not in named and "Content-Length" not in named:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, {key.lower(): value for key, value in response.getheaders()}, content
+
+    def raw(self, content: bytes) -> bytes:
+        """What comes back, if anything, to bytes that need not be HTTP."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as stream:
+            stream.sendall(content)
+            stream.shutdown(socket.SHUT_WR)
+            parts = []
+            try:
+                while part := stream.recv(65536):
+                    parts.append(part)
+            except ConnectionResetError:
+                pass
+            return b"".join(parts)
+
+
+def answer(content: bytes, kind: str) -> bytes:
+    """As the explorer does, with the mean of the pixels for a payload."""
+    return bytes(str(float(read_upload(content, kind, (4, 4)).float().mean())), "ascii")
+
+
+def started(payload: bytes | None = PAYLOAD, *, takes: bool = True) -> Iterator[Running]:
+    place = listen(0)
+    port = place.getsockname()[1]
+    server = server_for(app(payload, answer if takes else None, port=port, page=PAGE))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+    thread.start()
+    try:
+        yield Running(port)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    yield from started()
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Running]:
+    yield from started(None, takes=False)
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20), (30, 60, 90)).save(file, "PNG")
+    return file.getvalue()
+
+
+def words(content: bytes) -> str:
+    return str(json.loads(content)["error"])
+
+
+class TestRoutes:
+    def test_the_page_is_marked_as_served(self, running: Running) -> None:
+        status, headers, content = running.ask("GET", "/")
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert b'<meta name="attnconv-server" content="1">' in content
+        assert b"stand-in" in content
+
+    def test_the_payload(self, running: Running, empty: Running) -> None:
+        status, _, content = running.ask("GET", "/payload")
+        assert (status, content) == (200, PAYLOAD)
+        status, _, content = empty.ask("GET", "/payload")
+        assert status == 404
+        assert "no model was named" in words(content)
+
+    def test_an_image(self, running: Running, empty: Running) -> None:
+        status, _, content = running.ask("POST", "/image", picture(), Content_Type="image/png")
+        assert (status, content) == (200, b"60.0")
+        status, _, content = empty.ask("POST", "/image", picture(), Content_Type="image/png")
+        assert (status, words(content)) == (400, "image: there is no model here to show it to.")
+
+    def test_every_answer_has_the_headers_of_safety(self, running: Running) -> None:
+        asked = [("GET", "/"), ("GET", "/payload"), ("GET", "/none"), ("POST", "/payload"), ("POST", "/image")]
+        for method, path in asked:
+            headers = running.ask(method, path, b"" if method == "POST" else None)[1]
+            assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS
+            assert "server" not in headers
+            assert "access-control-allow-origin" not in headers
+
+    def test_other_paths_and_methods(self, running: Running) -> None:
+        assert running.ask("GET", "/docs")[0] == 404
+        assert running.ask("DELETE", "/payload")[0] == 405
+        assert running.ask("GET", "/image")[0] == 405
+        assert running.ask("OPTIONS", "/image", Origin="http://evil.example")[0] == 403
+
+
+class TestOrigin:
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example", "", "[::1]"]
+    )
+    def test_foreign_hosts(self, running: Running, host: str) -> None:
+        status, _, content = running.ask("GET", "/payload", Host=host)
+        assert status == 400
+        assert PAYLOAD not in content
+
+    def test_own_hosts(self, running: Running) -> None:
+        assert running.ask("GET", "/payload", Host=f"LOCALHOST:{running.port}")[0] == 200
+
+    @pytest.mark.parametrize(
+        "origin", ["http://evil.example", "null", "http://127.0.0.1", "https://127.0.0.1:{port}", ""]
+    )
+    def test_foreign_origins(self, running: Running, origin: str) -> None:
+        origin = origin.format(port=running.port)
+        status, _, content = running.ask("POST", "/image", picture(), Content_Type="image/png", Origin=origin)
+        assert (status, words(content)) == (403, "origin: this server answers to its own page alone.")
+
+    def test_own_origins(self, running: Running) -> None:
+        origin = f"http://localhost:{running.port}"
+        assert running.ask("POST", "/image", picture(), Content_Type="image/png", Origin=origin)[0] == 200
+
+    def test_pages_of_other_sites(self, running: Running) -> None:
+        assert running.ask("GET", "/payload", Sec_Fetch_Site="cross-site")[0] == 403
+        assert running.ask("GET", "/payload", Sec_Fetch_Site="same-origin")[0] == 200
+        assert running.ask("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link may lead here
+
+
+class TestUploads:
+    def test_types(self, running: Running) -> None:
+        for content, kind in ((b"words named .png", "image/png"), (picture(), "text/plain"), (picture(), "image/gif")):
+            status, _, found = running.ask("POST", "/image", content, Content_Type=kind)
+            assert status == 415
+            assert words(found).startswith("image: must be ")
+
+    def test_a_hundred_megapixels(self, running: Running) -> None:
+        status, _, content = running.ask("POST", "/image", png_of(10_000, 10_000), Content_Type="image/png")
+        assert (status, words(content)) == (413, "image: must have at most 50,000,000 pixels, got 10000 x 10000.")
+
+    def test_broken_and_missing(self, running: Running) -> None:
+        status, _, content = running.ask("POST", "/image", picture()[:-30], Content_Type="image/png")
+        assert status == 400
+        assert "image: must be a whole picture" in words(content)
+        status, _, content = running.ask("POST", "/image", b"", Content_Type="image/png")
+        assert (status, words(content)) == (400, "image: must be the bytes of a picture, got nothing.")
+
+    def test_too_many_bytes_declared_or_sent(self, running: Running) -> None:
+        status, _, content = running.ask("POST", "/image", b"x", Content_Type="image/png", Content_Length="20000001")
+        assert (status, words(content)) == (413, "image: must have at most 20,000,000 bytes, got 20000001.")
+        chunks = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+        head = f"POST /image HTTP/1.1\r\nHost: localhost:{running.port}\r\nContent-Type: image/png\r\n"
+        found = running.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 21 + b"0\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 413") or found == b""  # the answer may be lost with what was not read
+        assert running.ask("GET", "/payload")[0] == 200
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/../secret",
+            "/..%2fsecret",
+            "/%2e%2e/secret",
+            "/payload/../../secret",
+            "//secret",
+            "/payload%00",
+            "/\\..\\secret",
+        ],
+    )
+    def test_no_path_leads_to_a_file(
+        self, running: Running, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "secret").write_text(SECRET)
+        (tmp_path / "inner").mkdir()
+        monkeypatch.chdir(tmp_path / "inner")
+        for method in ("GET", "POST"):
+            status, _, content = running.ask(method, path)
+            assert status in (307, 400, 404, 405)
+            assert SECRET.encode() not in content
+        assert sorted(found.name for found in tmp_path.rglob("*")) == ["inner", "secret"]
+
+
+def malformed(draws: random.Random, port: int) -> bytes:
+    """One request that is wrong somewhere."""
+    host = f"Host: localhost:{port}\r\n"
+    noise = draws.randbytes(draws.randrange(1, 400))
+    return draws.choice(
+        [
+            noise,
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/9.9\r\n" + host.encode() + b"\r\n",
+            b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n",
+            f"POST /image HTTP/1.1\r\n{host}Content-Length: -1\r\n\r\n".encode(),
+            f"POST /image HTTP/1.1\r\n{host}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello".encode(),
+            f"POST /image HTTP/1.1\r\n{host}Content-Type: image/png\r\nContent-Length: 999\r\n\r\n".encode() + noise,
+            f"POST /image HTTP/1.1\r\n{host}Content-Type: image/png\r\nContent-Length: {len(noise)}\r\n\r\n".encode()
+            + noise,
+            f"POST /image HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(),
+            f"GET /payload HTTP/1.1\r\n{host}{host}\r\n".encode(),
+            f"GET /payload HTTP/1.1\r\n{host}Origin: {noise.hex()}\r\n\r\n".encode(),
+            f"GET /%{noise.hex()} HTTP/1.1\r\n{host}\r\n".encode(),
+        ]
+    )
+
+
+def test_a_thousand_malformed_requests_leave_the_memory_steady(running: Running) -> None:
+    draws = random.Random(0)
+
+    def send(count: int) -> int:
+        for _ in range(count):
+            found = running.raw(malformed(draws, running.port))
+            assert PAYLOAD not in found
+            assert b" 500 " not in found[:20]
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = send(100)  # whatever is loaded late is loaded
+        after = send(1000)
+    finally:
+        tracemalloc.stop()
+    assert after - before < 300_000  # bytes: 300 for each, less than any of them holds
+    assert running.ask("GET", "/payload")[2] == PAYLOAD
+    assert running.ask("POST", "/image", picture(), Content_Type="image/png")[2] == b"60.0"
+
+
+def test_a_port_that_is_taken() -> None:
+    with listen(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"--port: must be free, got {port} .* Name another, or 0 for any"):
+            listen(port)
+        assert taken.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(OSError, match=r"--port: must be free, got 70000 .no such port."):
+        listen(70_000)
