@@ -98,9 +98,7 @@ def read_pixels(
     if not Path(data).is_dir():
         requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(data)))
-    pixels, broken = read_pictures(
-        data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True
-    )
+    pixels, broken = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
     return pixels, middle, middle, [f"Skipped a broken file. {sentence}" for sentence in broken]
 
 

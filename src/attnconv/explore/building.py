@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv._errors import bad
-from attnconv.analysis.auditing import KERNEL, LayerAudit, audit
+from attnconv.analysis.auditing import LayerAudit, audit
+from attnconv.analysis.kernel_span import KERNEL
 from attnconv.analysis.reading import visit_attention
 from attnconv.explore.layer_tensors import LayerTensors, gaussian_tensors, layer_tensors
 from attnconv.explore.moments import Moment
