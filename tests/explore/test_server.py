@@ -49,14 +49,16 @@ class Running:
     def raw(self, content: bytes) -> bytes:
         """What comes back, if anything, to bytes that need not be HTTP."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as stream:
-            stream.sendall(content)
-            stream.shutdown(socket.SHUT_WR)
             parts = []
             try:
+                stream.sendall(content)
+                stream.shutdown(socket.SHUT_WR)
                 while part := stream.recv(65536):
                     parts.append(part)
-            except ConnectionResetError:
-                pass
+            except TimeoutError:
+                raise
+            except OSError:
+                pass  # the server has hung up, on such a request its right
             return b"".join(parts)
 
 

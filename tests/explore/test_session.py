@@ -1,0 +1,53 @@
+"""Pictures of a visitor on their way through a model."""
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from attnconv import SelfAttention2d
+from attnconv.data.augment import normalise
+from attnconv.explore import Session, payload, read_payload
+from attnconv.explore.building import Pictures
+from attnconv.explore.uploads import UnsupportedTypeError
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+
+
+def file_of(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def session(layer: SelfAttention2d) -> Session:
+    return Session(layer, (6, 8), mean=MEAN, std=STD, title="visited", reading={"budget": 10**6})
+
+
+def test_a_picture_is_normalised_and_shown_as_it_is() -> None:
+    torch.manual_seed(0)
+    layer = SelfAttention2d(3, 4, heads=2, encoding="learned-content")
+    pixels = torch.randint(256, (6, 8, 3), dtype=torch.uint8)
+    made = session(layer).answer(file_of(Image.fromarray(pixels.numpy())), "image/png")
+    images = normalise(pixels.movedim(-1, 0)[None], MEAN, STD)
+    pictures = Pictures(pixels[None], ("your image",))
+    assert made == payload(layer, images, title="visited", pictures=pictures, budget=10**6)
+    assert torch.equal(read_payload(made).images, pixels[None])
+
+
+def test_grey_models_see_grey() -> None:
+    made = Session(SelfAttention2d(1, 2, heads=2), (4, 4), mean=(0.5,), std=(0.5,)).answer(
+        file_of(Image.linear_gradient("L").convert("RGB")), "image/png"
+    )
+    images = read_payload(made).images
+    assert images.shape == (1, 4, 4, 3)
+    assert torch.equal(images[..., 0], images[..., 2])
+
+
+def test_pictures_that_tell_nothing_are_refused() -> None:
+    layer = SelfAttention2d(3, 4, heads=2)
+    with pytest.raises(ValueError, match="images: must have pixels that differ"):
+        session(layer).answer(file_of(Image.new("RGB", (9, 9), (1, 2, 3))), "image/png")
+    with pytest.raises(UnsupportedTypeError, match="image: must be one of"):
+        session(layer).answer(b"words", "image/png")
