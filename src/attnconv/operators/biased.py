@@ -25,7 +25,7 @@ from attnconv.operators.fused import Form, attend_flex, attend_folded, form_of
 from attnconv.operators.products import axis_sum
 from attnconv.operators.recomputing import Gradients, recomputing
 
-BLOCK = 2**20  # scores of a block
+BLOCK = 2**19  # scores of a block
 LEAST_ROWS = 16
 
 
@@ -138,7 +138,10 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # all but the last sums are needed for any of them
     queries, keys, values, *biases = inputs
-    totals = [torch.zeros_like(tensor) for tensor in inputs]
+    # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
+    totals = [
+        tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
+    ]
     room = _Room(3)
     for images, rows in _blocks(gradient.shape[0], queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
@@ -146,21 +149,21 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         weights, part = _rows(query, key, bias, room), gradient[images, :, rows]
         slopes = room.of(0, (*part.shape[:-1], keys.shape[2]), part)  # of the probabilities, where the scores were
         if value.shape[1] == 1:  # one for all heads
-            into[2][:, 0] += weights.flatten(1, 2).mT @ part.flatten(1, 2)
+            into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
             torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
         else:
-            _add(into[2], weights.mT @ part)
+            _add_product(into[2], part.mT, weights)
             torch.matmul(part, value.mT, out=slopes)
         weights, descent = weights.expand_as(slopes).contiguous(), room.of(2, slopes.shape, slopes)
         torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
-        _add(into[0], descent @ key)
-        _add(into[1], descent.mT @ query)
+        _add_product(into[0], descent, key)
+        _add_product(into[1], query.mT, descent)
         if biases:
             grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
             for dim, total in enumerate(into[3:]):
                 others = [3 + axis for axis in range(len(biases)) if axis != dim]
                 _add(total, grid.sum(others) if others else grid)
-    return tuple(totals)
+    return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
 
 
 @final
@@ -225,6 +228,14 @@ def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h
     if values.shape[1] > 1:
         return weights @ values
     return (weights.flatten(1, 2) @ values[:, 0]).unflatten(1, weights.shape[1:3])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`_add` of a product, which adds itself where it may."""
+    if total.shape[0] == left.shape[0] == right.shape[0]:
+        total.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1))
+    else:
+        _add(total, left @ right)
 
 
 def _add(total: Tensor, part: Tensor) -> None:
