@@ -7,7 +7,6 @@ images; the CNN itself is trained in the same way. Alpha is chosen by held-out t
 """
 
 import copy
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +17,10 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv.data.load import load as load_data
-from attnconv.data.settings import DataSettings
 from attnconv.layers import SelfAttention
 from attnconv.theorem import recast
-from attnconv.training.environment import environment
-from tests.resnet20 import MEAN, STD, pretrained
+from benchmarks.common import accuracy, augmented, cifar10, write_results
+from tests.resnet20 import pretrained
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ class Result:
 def main(settings: Settings) -> list[Result]:
     """Train the CNN and its recasts, and print and write the table."""
     torch.set_flush_denormal(True)
-    sets = images_of(settings)
+    parts = {"train": slice(settings.images), "held out": slice(settings.images, settings.images + settings.held_out)}
+    sets = cifar10(settings.root, parts, settings.test_images)
     cnn = pretrained(settings.checkpoint)
     results = [run("CNN", copy.deepcopy(cnn), sets, settings)]
     results += [
@@ -86,32 +84,10 @@ def main(settings: Settings) -> list[Result]:
         for alpha in settings.alphas
     ]
     if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        (settings.out / "table.md").write_text(table(results) + "\n", encoding="utf-8")
-        record: dict[str, Any] = {
-            "settings": {**asdict(settings), "checkpoint": settings.checkpoint.name, "root": "CIFAR-10", "out": None},
-            "environment": environment(["python", "-m", "benchmarks.finetune_recast"], torch.device("cpu")),
-            "results": [asdict(result) for result in results],
-        }
-        (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        found = {"results": [asdict(result) for result in results]}
+        write_results(settings.out, "finetune_recast", settings, table(results), found)
     print(table(results))
     return results
-
-
-def images_of(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
-    """Normalised images and classes: train, held out, test."""
-    data = load_data(DataSettings(name="cifar10", root=str(settings.root), download=False))
-    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
-    cut = settings.images + settings.held_out
-    parts = {
-        "train": (data.train, slice(0, settings.images)),
-        "held out": (data.train, slice(settings.images, cut)),
-        "test": (data.test, slice(0, settings.test_images)),
-    }
-    return {
-        name: ((part.images[chosen].float() / 255 - mean) / std, part.labels[chosen].long())
-        for name, (part, chosen) in parts.items()
-    }
 
 
 def run(name: str, model: nn.Module, sets: dict[str, tuple[Tensor, Tensor]], settings: Settings) -> Result:
@@ -164,29 +140,6 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) 
             loss.backward()
             optimiser.step()
             schedule.step()
-
-
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image shifted by up to four pixels over zeros and perhaps mirrored."""
-    count, _, height, width = images.shape
-    padded = F.pad(images, (4, 4, 4, 4))
-    down, right = torch.randint(0, 9, (2, count), generator=generator)
-    rows = down[:, None] + torch.arange(height)
-    mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
-    across = torch.arange(width)
-    columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
-    taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return taken.permute(0, 3, 1, 2).contiguous()
-
-
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Part of the images that are classified rightly."""
-    model.eval()
-    with torch.inference_mode():
-        right = sum(
-            int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
-        )
-    return right / len(images)
 
 
 def attention(model: nn.Module) -> list[SelfAttention]:

@@ -10,11 +10,9 @@ rest trains on for a third of the epochs at a tenth of the rate.
 Trained runs are kept and continued: a second call measures them again.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import tyro
@@ -30,12 +28,13 @@ from attnconv.models.counts import flops_all, flops_paper, parameters
 from attnconv.models.load import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.theorem import can_express
-from attnconv.training.environment import environment
 from attnconv.training.evaluate import evaluate
 from attnconv.training.fit import fit
 from attnconv.training.recipes import recipe
+from attnconv.training.reproduction import continued
 from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import RunSettings, ScheduleSettings
+from attnconv.training.settings import RunSettings
+from benchmarks.common import write_results
 
 PLANTED = (2, 6)  # the head that averages the image, and the stripe
 
@@ -117,15 +116,8 @@ def train_on(before: RunFolder, pruned: nn.Module, settings: Settings) -> RunFol
     model = settings_after_pruning(run.model, pruned)
     start, source = settings.kept / "pruned.safetensors", load(before.last_weights)
     save_weights(start, pruned, model, classes=source.classes, mean=source.mean, std=source.std)
-    continued = replace(
-        run,
-        preset="pruned",
-        model=model,
-        optim=replace(run.optim, learning_rate=run.optim.learning_rate / 10),
-        schedule=ScheduleSettings(name="cosine", warmup=0.0),
-        train=replace(run.train, epochs=max(1, settings.epochs // 3)),
-    )
-    return fit(continued, settings.kept / "after", resume=True, start_from=start)
+    after = replace(continued(run, "pruned"), model=model)
+    return fit(after, settings.kept / "after", resume=True, start_from=start)
 
 
 def accuracy(model: nn.Module, run: RunSettings) -> float:
@@ -145,15 +137,11 @@ def accuracy(model: nn.Module, run: RunSettings) -> float:
 def expressed(before: nn.Module, after: nn.Module) -> dict[str, tuple[float, float]]:
     """Per layer, the part of 3 x 3 kernels out of reach, away from the border: before and after."""
     rest = attention_layers(after)
-    return {
-        name: (missing(can_express(layer, 3, sizes=(16, 16))), missing(can_express(rest[name], 3, sizes=(16, 16))))
-        for name, layer in attention_layers(before).items()
-    }
-
-
-def missing(answer: Any) -> float:
-    """Of the worst kernel, relative."""
-    return float((answer.uniform if answer.uniform_inside is None else answer.uniform_inside).worst)
+    found = {}
+    for name, layer in attention_layers(before).items():
+        whole, left = (can_express(each, 3, sizes=(16, 16)) for each in (layer, rest[name]))
+        found[name] = (whole.missed, left.missed)
+    return found
 
 
 def report(
@@ -188,17 +176,8 @@ def report(
     text = "\n".join(lines)
     print(text)
     if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        (settings.out / "table.md").write_text(text + "\n", encoding="utf-8")
-        record = {
-            "settings": {**asdict(settings), "root": "CIFAR-10", "out": None, "kept": None},
-            "environment": environment(["python", "-m", "benchmarks.prune_and_recover"], torch.device("cpu")),
-            "removed": found,
-            "accuracies": accuracies,
-            "kernels": kernels,
-            "counts": counts,
-        }
-        (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        record = {"removed": found, "accuracies": accuracies, "kernels": kernels, "counts": counts}
+        write_results(settings.out, "prune_and_recover", settings, text, record)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ Trained models are kept and not trained again, so that several processes may sha
 seeds first, with `--seeds 1 --no-measure`.
 """
 
-import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -22,11 +21,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv.analysis import replace_heads, start_as_convolution
-from attnconv.data.load import load as load_data
-from attnconv.data.settings import DataSettings
-from attnconv.training.environment import environment
-from benchmarks.finetune_recast import accuracy, augmented
-from tests.resnet20 import MEAN, STD
+from benchmarks.common import accuracy, augmented, cifar10, write_results
 from tests.small_vit import SmallViT
 
 Sets = dict[str, tuple[Tensor, Tensor]]
@@ -79,7 +74,7 @@ class Settings:
 def main(settings: Settings) -> None:
     """Train, replace, compare; print and write the tables."""
     torch.set_flush_denormal(True)
-    sets = images_of(settings)
+    sets = cifar10(settings.root, {"train": slice(settings.images)}, settings.test_images)
     trained: dict[str, list[float]] = {}
     said: dict[str, Any] = {}
     for seed in settings.seeds:
@@ -94,27 +89,8 @@ def main(settings: Settings) -> None:
     text = f"{heads_table(rows)}\n\n{starts_table(trained)}"
     print(text)
     if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-        (settings.out / "table.md").write_text(text + "\n", encoding="utf-8")
-        record = {
-            "settings": {**asdict(settings), "root": "CIFAR-10", "out": None, "kept": None},
-            "environment": environment(["python", "-m", "benchmarks.vit_as_convolution"], torch.device("cpu")),
-            "heads": rows,
-            "accuracies": trained,
-            "starts": said,
-        }
-        (settings.out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def images_of(settings: Settings) -> Sets:
-    """Normalised images and classes."""
-    data = load_data(DataSettings(name="cifar10", root=str(settings.root), download=False))
-    average, deviation = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
-    parts = {"train": (data.train, settings.images), "test": (data.test, settings.test_images)}
-    return {
-        name: ((part.images[:count].float() / 255 - average) / deviation, part.labels[:count].long())
-        for name, (part, count) in parts.items()
-    }
+        found = {"heads": rows, "accuracies": trained, "starts": said}
+        write_results(settings.out, "vit_as_convolution", settings, text, found)
 
 
 def trained_model(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.Module, list[dict[str, float]]]:

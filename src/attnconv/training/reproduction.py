@@ -128,7 +128,7 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
         0.01
     """
     if name == PRUNED:
-        return _continued(settings_at(scale, SOURCE), f"{PRUNED}{'' if scale == 'paper' else f'-{scale}'}")
+        return continued(settings_at(scale, SOURCE), f"{PRUNED}{'' if scale == 'paper' else f'-{scale}'}")
     if scale == "paper":
         return recipe(name)
     if scale == "small":
@@ -141,8 +141,17 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
     return replace(settings, preset=f"{name}-tiny", model=model, train=train)
 
 
-def _continued(settings: RunSettings, label: str) -> RunSettings:
-    """A third of the epochs at a tenth of the rate, from the first step on."""
+def continued(settings: RunSettings, label: str) -> RunSettings:
+    """How a pruned model trains on: a third of the epochs at a tenth of the rate, from the first step on.
+
+    Args:
+        settings: Of the training before.
+        label: What the preset is called.
+
+    Example:
+        >>> continued(settings_at("tiny", "quadratic"), "on").preset
+        'on'
+    """
     return replace(
         settings,
         preset=label,

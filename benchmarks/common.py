@@ -1,0 +1,66 @@
+"""What several of these scripts do: CIFAR-10 as tensors, its augmentation, accuracy, and a folder of results."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnconv.data.load import load as load_data
+from attnconv.data.settings import DataSettings
+from attnconv.training.environment import environment
+from tests.resnet20 import MEAN, STD
+
+
+def cifar10(root: Path, train: Mapping[str, slice], test: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Normalised images and classes.
+
+    Args:
+        root: Folder of CIFAR-10.
+        train: Name -> which of the training images.
+        test: How many test images; they go by the name "test".
+    """
+    data = load_data(DataSettings(name="cifar10", root=str(root), download=False))
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
+    return {
+        name: ((part.images[chosen].float() / 255 - mean) / std, part.labels[chosen].long())
+        for name, (part, chosen) in parts.items()
+    }
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image shifted by up to four pixels over zeros and perhaps mirrored."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, (4, 4, 4, 4))
+    down, right = torch.randint(0, 9, (2, count), generator=generator)
+    rows = down[:, None] + torch.arange(height)
+    mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
+    across = torch.arange(width)
+    columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
+    taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return taken.permute(0, 3, 1, 2).contiguous()
+
+
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Part of the images that are classified rightly."""
+    model.eval()
+    with torch.inference_mode():
+        right = sum(
+            int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
+        )
+    return right / len(images)
+
+
+def write_results(out: Path, script: str, settings: Any, table: str, found: Mapping[str, Any]) -> None:
+    """table.md, and results.json with the settings but for their paths, the environment and what was found."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(table + "\n", encoding="utf-8")
+    plain = {name: value.name if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    made = environment(["python", "-m", f"benchmarks.{script}"], torch.device("cpu"))
+    record = {"settings": plain, "environment": made, **found}
+    (out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
