@@ -94,11 +94,14 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, trained: Path, capsys:
     assert written(home / "shown").times == ("now",)
 
 
-def test_without_a_name_the_demo(home: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = call(capsys, "--export", "shown")
+def test_without_a_name_the_example_or_the_demo(home: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "--export", "shown")
+    assert status == 0
+    assert "an example that comes with the package" in out
+    assert len(written(home / "shown").times) == 13  # it was trained
+    status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
-    assert "MODEL: must be named where there is no demo's run, got nothing at runs" in err
-    assert "Run `attnconv demo` first" in err
+    assert "MODEL: must be named to look at --data, got none" in err
     shutil.copytree(trained, home / "runs" / "demo")
     assert call(capsys, "--export", "shown")[0] == 0
     assert written(home / "shown").title == str(Path("runs") / "demo")

@@ -119,7 +119,10 @@ class TestRoutes:
         status, _, content = running.ask("POST", "/image", picture(), Content_Type="image/png")
         assert (status, content) == (200, b"60.0")
         status, _, content = empty.ask("POST", "/image", picture(), Content_Type="image/png")
-        assert (status, words(content)) == (400, "image: there is no model here to show it to.")
+        assert (status, words(content)) == (
+            400,
+            "image: there is no model here to show it to. Name one: attnconv explore MODEL.",
+        )
 
     def test_every_answer_has_the_headers_of_safety(self, running: Running) -> None:
         asked = [("GET", "/"), ("GET", "/payload"), ("GET", "/none"), ("POST", "/payload"), ("POST", "/image")]

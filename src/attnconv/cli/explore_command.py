@@ -31,8 +31,8 @@ class Explore:
     """Arguments of `attnconv explore`."""
 
     model: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="MODEL")]] = None
-    """Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; the run of
-    `attnconv demo` if there is none."""
+    """Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for the run
+    of `attnconv demo`, or where there is none, for what such a run left in the package."""
     data: str | None = None
     """Images to begin with: a folder of pictures, digits or cifar10; None for the digits where a run was trained on
     them. Only a model whose attention looks at positions alone does without."""
@@ -79,12 +79,17 @@ def run(words: Sequence[str]) -> int:
 
 
 def _look(arguments: Explore) -> tuple[bytes, Any]:
-    """The payload, and what answers a visitor's picture."""
-    from attnconv.explore import Pictures, Session, payload
+    """The payload, and what answers a visitor's picture if there is a model to answer."""
+    from attnconv.explore import Pictures, Session, example, payload
     from attnconv.models.load import load
 
     size, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     name = arguments.model or _demo()
+    if name is None and arguments.data is not None:
+        raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
+    if name is None:
+        print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
+        return example(), None
     loaded = load(name, pretrained=arguments.pretrained)
     moments, trained_on = _of_run(name, arguments.moments)
     data = arguments.data or trained_on
@@ -109,15 +114,11 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     return shown.payload(pixels), shown.answer
 
 
-def _demo() -> str:
-    """Where `attnconv demo` leaves its run."""
+def _demo() -> str | None:
+    """Where `attnconv demo` leaves its run, if it did."""
     from attnconv.training.run_folder import RunFolder
 
-    folder = Demo().out
-    if not RunFolder(folder).exists():
-        fix = "Run `attnconv demo` first (three minutes), or name a model: `attnconv explore quadratic`."
-        raise ValueError(bad("MODEL", "must be named where there is no demo's run", f"nothing at {folder}", fix))
-    return str(folder)
+    return str(Demo().out) if RunFolder(Demo().out).exists() else None
 
 
 def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":

@@ -2,6 +2,7 @@
 
 payload -> read_payload, attention_row     one file with the numbers that the page shows
 export                                     a folder that opens from disk and can be hosted
+example                                    the payload that comes with the package
 explore                                    the page in a notebook
 app, listen, server_for                    a server for this machine alone, which takes one's own images
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from attnconv.explore.server import listen as listen
     from attnconv.explore.server import server_for as server_for
     from attnconv.explore.session import Session as Session
+    from attnconv.explore.shipped import example as example
     from attnconv.explore.uploads import read_upload as read_upload
 else:
     __getattr__, __dir__, __all__ = attach(
@@ -42,6 +44,7 @@ else:
             "Session": "session",
             "app": "server",
             "attention_row": "attending",
+            "example": "shipped",
             "explore": "notebook",
             "export": "exporting",
             "find_page": "page",

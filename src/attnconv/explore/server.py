@@ -82,7 +82,7 @@ def app(
 
     async def image(request: Request) -> Response:
         if answer is None:
-            return _refusal(400, "image: there is no model here to show it to.")
+            return _refusal(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
         try:
             content = await _body(request)
             kind = request.headers.get("content-type", "")
