@@ -53,12 +53,18 @@ export function carried(place: readonly number[], from: readonly number[], to: r
   return [along(0), along(1)];
 }
 
-/** The choice made legal for a payload: an image and a moment that it has. */
+/** Whether some layer lets one choose between content and position. */
+export function hasParts(payload: Payload): boolean {
+  return payload.manifest.layers.some((_, layer) => partsOf(payload, layer).length > 1);
+}
+
+/** The choice made legal for a payload: a part, an image and a moment that it has. */
 export function choiceFor(payload: Payload, wanted: Choice): Choice {
   const { images, times } = payload.manifest;
   const last = times.length - 1;
   return {
     ...wanted,
+    part: hasParts(payload) ? wanted.part : "both",
     image: Math.min(wanted.image, Math.max(0, images.length - 1)),
     mean: wanted.mean && images.length > 1,
     time: wanted.time < 0 ? last : Math.min(wanted.time, last),

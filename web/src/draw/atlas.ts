@@ -6,7 +6,7 @@
  */
 import { type Choice, type Maps, carried, choiceFor, emptyMaps, fillMaps, finest } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { type Marks, Sheet, drawMap, linesOf } from "./maps";
+import { type Marks, Sheet, drawMap, frameOf, linesOf } from "./maps";
 
 /** How far below the largest score of its map a score is still told apart: exp(-12) = 0.000006. */
 export const DEPTH = 12;
@@ -17,6 +17,8 @@ export interface Wanted extends Marks {
   readonly grid: readonly [number, number];
   readonly choice: Choice;
   readonly common: boolean;
+  /** Only what lies around the query of grids that are large. */
+  readonly near: boolean;
 }
 
 /** The maps of one layer on the page. */
@@ -101,13 +103,14 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
   sheet.write(maps.heads, sizes[1], wanted.common ? () => common : own);
   const unit = Math.min(devicePixelRatio, 2);
   const width = Math.max(1, Math.round(strip.width * unit));
-  const height = Math.max(1, Math.round((width * sizes[0]) / sizes[1]));
+  const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
+  const height = Math.max(1, Math.round((width * frame.rows) / frame.columns));
   strip.canvases.forEach((canvas, head) => {
     const context = canvas.getContext("2d", { alpha: false });
     if (context === null) return;
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, wanted);
-    drawMap(context, sheet, head, { sizes, lines, unit });
+    drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit });
     const words = strip.words(choice.softmax ? maps.largest[head]! : maps.least[head]!);
     const caption = strip.captions[head];
     if (caption && caption.textContent !== words) caption.textContent = words;

@@ -26,10 +26,30 @@ interface Contour {
   readonly dashed: boolean;
 }
 
-const HALO = "#000000";
+/** The part of a grid that a map shows, in tokens: all of it, or what lies around the query. */
+export interface Frame {
+  readonly top: number;
+  readonly left: number;
+  readonly rows: number;
+  readonly columns: number;
+}
+
+/** Tokens to each side of the query that are shown of grids that have more. */
+export const NEAR = 7;
+
+export function frameOf(sizes: readonly [number, number], query: readonly [number, number], near: boolean): Frame {
+  const whole = { top: 0, left: 0, rows: sizes[0], columns: sizes[1] };
+  const across = 2 * NEAR + 1;
+  if (!near || Math.min(...sizes) <= across) return whole;
+  return { top: query[0] - NEAR, left: query[1] - NEAR, rows: across, columns: across };
+}
+
+const HALO = "rgb(0 0 0 / 65%)";
+const OUTSIDE = "#8b9098"; // beside the image, as plain in both modes
 const MARK = "#ffb000";
 const LINE = "#ffffff";
 const DASH = [4, 3];
+const HUGE = 4; // times the map: of larger ellipses the outline of the pixels is drawn, since browsers dash all of a line
 
 /** Colours of `maps` from a value low to a value high, one map beside the other, for `drawMap`. */
 export class Sheet {
@@ -59,11 +79,20 @@ export class Sheet {
     this.canvas.getContext("2d")?.putImageData(this.picture, 0, 0);
   }
 
-  /** Copies one map onto a canvas of any size. */
-  copy(context: CanvasRenderingContext2D, head: number, sizes: readonly [number, number]): void {
-    const [height, width] = sizes;
+  /** Copies a part of one map onto a canvas of any size. */
+  copy(context: CanvasRenderingContext2D, head: number, width: number, frame: Frame): void {
+    const { width: across, height: down } = context.canvas;
+    const [top, left] = [Math.max(0, frame.top), Math.max(0, frame.left)];
+    const rows = Math.min(this.canvas.height, frame.top + frame.rows) - top;
+    const columns = Math.min(width, frame.left + frame.columns) - left;
+    const [x, y] = [across / frame.columns, down / frame.rows];
+    if (rows < frame.rows || columns < frame.columns) {
+      context.fillStyle = OUTSIDE;
+      context.fillRect(0, 0, across, down);
+    }
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.canvas, head * width, 0, width, height, 0, 0, context.canvas.width, context.canvas.height);
+    const to = [(left - frame.left) * x, (top - frame.top) * y, columns * x, rows * y] as const;
+    context.drawImage(this.canvas, head * width + left, top, columns, rows, ...to);
   }
 }
 
@@ -111,66 +140,91 @@ function gaussianOf(
   };
 }
 
-/** Draws one map and its lines; `unit` is canvas pixels for one CSS pixel. */
+/** Draws one map and its lines; `unit` is canvas pixels for the width of a line. */
 export function drawMap(
   context: CanvasRenderingContext2D,
   sheet: Sheet,
   index: number,
-  { sizes, lines, unit }: { sizes: readonly [number, number]; lines: Lines; unit: number },
+  { width, frame, lines, unit }: { width: number; frame: Frame; lines: Lines; unit: number },
 ): void {
-  sheet.copy(context, index, sizes);
-  const scale: [number, number] = [context.canvas.width / sizes[1], context.canvas.height / sizes[0]];
-  for (const contour of lines.contours) {
+  context.setTransform(1, 0, 0, 1, 0, 0);
+  sheet.copy(context, index, width, frame);
+  const pen = new Pen(context, frame, unit);
+  for (const { ellipse, level, dashed } of lines.contours) {
     context.beginPath();
-    if (contour.ellipse) trace(context, contour.ellipse, scale);
-    else outline(lines.shares, sizes[1], contour.level, (row, column, toRow, toColumn) => {
-      context.moveTo(column * scale[0], row * scale[1]);
-      context.lineTo(toColumn * scale[0], toRow * scale[1]);
-    });
-    stroke(context, LINE, unit, contour.dashed && contour.ellipse ? DASH : []);
+    const small = ellipse && ellipse.axes[0] < HUGE * Math.max(frame.rows, frame.columns);
+    if (small) pen.ellipse(ellipse);
+    else outline(lines.shares, width, level, (...edge) => pen.edge(...edge));
+    pen.stroke(LINE, dashed ? 1 : 1.8, dashed && small ? DASH : []);
   }
-  if (lines.centre) {
-    const [x, y] = [(lines.centre[1] + 0.5) * scale[0], (lines.centre[0] + 0.5) * scale[1]];
-    const arm = 4 * unit;
-    context.beginPath();
-    context.moveTo(x - arm, y);
-    context.lineTo(x + arm, y);
-    context.moveTo(x, y - arm);
-    context.lineTo(x, y + arm);
-    stroke(context, LINE, 1.5 * unit);
+  if (lines.centre) pen.cross(lines.centre);
+  if (lines.key) pen.square(lines.key, LINE);
+  pen.square(lines.query, MARK);
+}
+
+/** Draws in places of the grid, whole numbers in the middles of its pixels. */
+class Pen {
+  private readonly x: number;
+  private readonly y: number;
+
+  constructor(
+    private readonly context: CanvasRenderingContext2D,
+    private readonly frame: Frame,
+    private readonly unit: number,
+  ) {
+    this.x = context.canvas.width / frame.columns;
+    this.y = context.canvas.height / frame.rows;
   }
-  if (lines.key) square(context, lines.key, scale, LINE, unit);
-  square(context, lines.query, scale, MARK, unit);
-}
 
-function trace(context: CanvasRenderingContext2D, { centre, axes, angle }: Ellipse, scale: readonly [number, number]): void {
-  context.save();
-  context.scale(...(scale as [number, number]));
-  context.ellipse(centre[1] + 0.5, centre[0] + 0.5, axes[0], axes[1], angle, 0, 2 * Math.PI);
-  context.restore(); // the path keeps its shape, lines get their width from the canvas
-}
+  ellipse({ centre, axes, angle }: Ellipse): void {
+    this.context.save();
+    this.context.scale(this.x, this.y);
+    this.context.ellipse(this.across(centre[1]) / this.x, this.down(centre[0]) / this.y, axes[0], axes[1], angle, 0, 2 * Math.PI);
+    this.context.restore(); // the path keeps its shape, lines get their width from the canvas
+  }
 
-/** A square around a pixel, never under five CSS pixels wide. */
-function square(
-  context: CanvasRenderingContext2D,
-  place: readonly [number, number],
-  scale: readonly [number, number],
-  colour: string,
-  unit: number,
-): void {
-  const [width, height] = scale.map((side) => Math.max(side, 5 * unit)) as [number, number];
-  context.beginPath();
-  context.rect((place[1] + 0.5) * scale[0] - width / 2, (place[0] + 0.5) * scale[1] - height / 2, width, height);
-  stroke(context, colour, 1.5 * unit);
-}
+  /** A line along edges of pixels, from corner to corner. */
+  edge(row: number, column: number, toRow: number, toColumn: number): void {
+    this.context.moveTo(this.across(column - 0.5), this.down(row - 0.5));
+    this.context.lineTo(this.across(toColumn - 0.5), this.down(toRow - 0.5));
+  }
 
-function stroke(context: CanvasRenderingContext2D, colour: string, width: number, dash: number[] = []): void {
-  context.setLineDash([]);
-  context.strokeStyle = HALO;
-  context.lineWidth = 2.2 * width;
-  context.stroke();
-  context.setLineDash(dash.map((length) => length * width));
-  context.strokeStyle = colour;
-  context.lineWidth = width;
-  context.stroke();
+  cross(place: readonly [number, number]): void {
+    const [x, y] = [this.across(place[1]), this.down(place[0])];
+    const arm = 3.5 * this.unit;
+    this.context.beginPath();
+    this.context.moveTo(x - arm, y);
+    this.context.lineTo(x + arm, y);
+    this.context.moveTo(x, y - arm);
+    this.context.lineTo(x, y + arm);
+    this.stroke(LINE, 1.2);
+  }
+
+  /** Around a pixel, never under five lines wide. */
+  square(place: readonly [number, number], colour: string): void {
+    const [width, height] = [Math.max(this.x, 5 * this.unit), Math.max(this.y, 5 * this.unit)];
+    this.context.beginPath();
+    this.context.rect(this.across(place[1]) - width / 2, this.down(place[0]) - height / 2, width, height);
+    this.stroke(colour, 1.4);
+  }
+
+  stroke(colour: string, lines: number, dash: readonly number[] = []): void {
+    const { context, unit } = this;
+    context.setLineDash([]);
+    context.strokeStyle = HALO;
+    context.lineWidth = (lines + 1.4) * unit;
+    context.stroke();
+    context.setLineDash(dash.map((length) => length * unit));
+    context.strokeStyle = colour;
+    context.lineWidth = lines * unit;
+    context.stroke();
+  }
+
+  private across(column: number): number {
+    return (column + 0.5 - this.frame.left) * this.x;
+  }
+
+  private down(row: number): number {
+    return (row + 0.5 - this.frame.top) * this.y;
+  }
 }

@@ -26,6 +26,8 @@ export interface ModelState {
   /** Contours of the smallest sets of pixels that hold 50 % and 90 %. */
   readonly half: boolean;
   readonly most: boolean;
+  /** Maps show what lies around the query instead of the whole image. */
+  readonly near: boolean;
   /** Moment of the training; -1 for the last. */
   readonly time: number;
   /** Column that the table of statistics is sorted by; empty for the model's order. */
@@ -48,6 +50,7 @@ export const MODEL: ModelState = {
   centres: true,
   half: false,
   most: true,
+  near: false,
   time: -1,
   sort: "",
   down: true,
