@@ -33,7 +33,7 @@ const settled = (page) => page.evaluate(() => new Promise((done) => requestAnima
 
 /** Frames a second while the mouse goes over the first map: [median, worst decile]. */
 async function speed(page) {
-  const box = await page.locator(".map canvas").first().boundingBox();
+  const box = await page.locator(".map .stage").first().boundingBox();
   await page.evaluate(() => {
     globalThis.times = [];
     const note = (time) => {

@@ -6,7 +6,7 @@
  */
 import { type Choice, type Maps, carried, choiceFor, emptyMaps, fillMaps, finest } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { type Marks, Sheet, drawMap, frameOf, linesOf } from "./maps";
+import { type Frame, type Marks, Sheet, drawMap, frameOf, linesOf } from "./maps";
 
 /** How far below the largest score of its map a score is still told apart: exp(-12) = 0.000006. */
 export const DEPTH = 12;
@@ -21,16 +21,29 @@ export interface Wanted extends Marks {
   readonly near: boolean;
 }
 
+/** How maps lie on their canvas, in CSS pixels. */
+export interface Plan {
+  readonly columns: number;
+  /** Width of a map. */
+  readonly side: number;
+  /** Height of the title above a map. */
+  readonly above: number;
+  readonly gap: number;
+}
+
+/** Height of a map in CSS pixels. */
+export const heightOf = (plan: Plan, frame: Frame): number => Math.round((plan.side * frame.rows) / frame.columns);
+
 /** The maps of one layer on the page. */
 export class Strip {
   readonly maps: Maps;
-  readonly canvases: HTMLCanvasElement[] = [];
+  /** One for all maps: the browser's work for a canvas is more than that for its pixels. */
+  canvas: HTMLCanvasElement | null = null;
   /** Elements that take the largest value of a map, in words. */
   readonly captions: HTMLElement[] = [];
   readonly sheet = new Sheet();
   visible = false;
-  /** Width of a map in CSS pixels. */
-  width = 0;
+  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0 };
 
   constructor(
     readonly payload: Payload,
@@ -101,18 +114,28 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
   const own = (head: number): readonly [number, number] =>
     choice.softmax ? [0, maps.largest[head]!] : [Math.max(maps.least[head]!, -DEPTH), 0];
   sheet.write(maps.heads, sizes[1], wanted.common ? () => common : own);
-  const unit = Math.min(devicePixelRatio, 2);
-  const width = Math.max(1, Math.round(strip.width * unit));
+  const context = strip.canvas?.getContext("2d");
+  if (!context) return;
+  const { columns, side, above, gap } = strip.plan;
   const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
-  const height = Math.max(1, Math.round((width * frame.rows) / frame.columns));
-  strip.canvases.forEach((canvas, head) => {
-    const context = canvas.getContext("2d", { alpha: false });
-    if (context === null) return;
-    if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
-    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, wanted);
-    drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit });
+  const height = heightOf(strip.plan, frame);
+  const unit = Math.min(devicePixelRatio, 2);
+  fit(context.canvas, [Math.ceil(maps.heads.length / columns) * (above + height + gap) - gap, columns * (side + gap) - gap], unit);
+  maps.heads.forEach((map, head) => {
+    const lines = linesOf(payload, { layer, head, query: maps.query }, map, choice, wanted);
+    const at = [Math.floor(head / columns) * (above + height + gap) + above, (head % columns) * (side + gap)] as const;
+    const scaled = { at: [at[0] * unit, at[1] * unit], size: [height * unit, side * unit] } as const;
+    drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit, ...scaled });
     const words = strip.words(choice.softmax ? maps.largest[head]! : maps.least[head]!);
     const caption = strip.captions[head];
     if (caption && caption.textContent !== words) caption.textContent = words;
   });
+}
+
+/** Gives a canvas its size in CSS pixels, and `unit` times as many of its own. */
+function fit(canvas: HTMLCanvasElement, [height, width]: readonly [number, number], unit: number): void {
+  const [down, across] = [Math.round(height * unit), Math.round(width * unit)];
+  if (canvas.width === across && canvas.height === down) return;
+  [canvas.width, canvas.height] = [across, down];
+  [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
 }

@@ -79,9 +79,8 @@ export class Sheet {
     this.canvas.getContext("2d")?.putImageData(this.picture, 0, 0);
   }
 
-  /** Copies a part of one map onto a canvas of any size. */
-  copy(context: CanvasRenderingContext2D, head: number, width: number, frame: Frame): void {
-    const { width: across, height: down } = context.canvas;
+  /** Copies a part of one map to where the context's origin is. */
+  copy(context: CanvasRenderingContext2D, head: number, { width, frame, size: [down, across] }: Drawn): void {
     const [top, left] = [Math.max(0, frame.top), Math.max(0, frame.left)];
     const rows = Math.min(this.canvas.height, frame.top + frame.rows) - top;
     const columns = Math.min(width, frame.left + frame.columns) - left;
@@ -140,16 +139,28 @@ function gaussianOf(
   };
 }
 
-/** Draws one map and its lines; `unit` is canvas pixels for the width of a line. */
-export function drawMap(
-  context: CanvasRenderingContext2D,
-  sheet: Sheet,
-  index: number,
-  { width, frame, lines, unit }: { width: number; frame: Frame; lines: Lines; unit: number },
-): void {
-  context.setTransform(1, 0, 0, 1, 0, 0);
-  sheet.copy(context, index, width, frame);
-  const pen = new Pen(context, frame, unit);
+export interface Drawn {
+  /** Tokens of a row of the grid. */
+  readonly width: number;
+  readonly frame: Frame;
+  readonly lines: Lines;
+  /** Top and left edge, then height and width, in canvas pixels. */
+  readonly at: readonly [number, number];
+  readonly size: readonly [number, number];
+  /** Canvas pixels for the width of a line. */
+  readonly unit: number;
+}
+
+/** Draws one map of a sheet and its lines. */
+export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: number, drawn: Drawn): void {
+  const { width, frame, lines, at, size } = drawn;
+  context.save();
+  context.translate(at[1], at[0]);
+  context.beginPath();
+  context.rect(0, 0, size[1], size[0]);
+  context.clip();
+  sheet.copy(context, index, drawn);
+  const pen = new Pen(context, drawn);
   for (const { ellipse, level, dashed } of lines.contours) {
     context.beginPath();
     const small = ellipse && ellipse.axes[0] < HUGE * Math.max(frame.rows, frame.columns);
@@ -160,20 +171,24 @@ export function drawMap(
   if (lines.centre) pen.cross(lines.centre);
   if (lines.key) pen.square(lines.key, LINE);
   pen.square(lines.query, MARK);
+  context.restore();
 }
 
 /** Draws in places of the grid, whole numbers in the middles of its pixels. */
 class Pen {
   private readonly x: number;
   private readonly y: number;
+  private readonly frame: Frame;
+  private readonly unit: number;
 
   constructor(
     private readonly context: CanvasRenderingContext2D,
-    private readonly frame: Frame,
-    private readonly unit: number,
+    { frame, size, unit }: Drawn,
   ) {
-    this.x = context.canvas.width / frame.columns;
-    this.y = context.canvas.height / frame.rows;
+    this.frame = frame;
+    this.unit = unit;
+    this.x = size[1] / frame.columns;
+    this.y = size[0] / frame.rows;
   }
 
   ellipse({ centre, axes, angle }: Ellipse): void {
