@@ -19,16 +19,15 @@ async function shown(browser, bytes, { hash = "", ...options } = {}) {
   return tab;
 }
 
-/** Waits until the first map has a number above it. */
-const painted = (page) => page.waitForFunction(() => document.querySelector(".map .soft")?.textContent !== "");
+/** Waits until maps have numbers above them; those out of sight have none. */
+async function painted(page) {
+  await page.locator(".map:visible").first().scrollIntoViewIfNeeded();
+  await page.waitForFunction(() => [...document.querySelectorAll(".map .soft")].some((caption) => caption.textContent !== ""));
+  await page.evaluate(() => scrollTo(0, 0));
+}
 
-/** A hash of the pixels of a layer's maps. */
-const pixels = (page, layer = 0) =>
-  page.evaluate((index) => {
-    const canvas = document.querySelectorAll(".maps canvas")[index];
-    const bytes = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    return bytes.reduce((hash, byte) => (Math.imul(hash, 31) + byte) | 0, 7);
-  }, layer);
+/** The picture of a layer's maps, as a text. */
+const pixels = (page, layer = 0) => page.locator(".maps canvas").nth(layer).evaluate((canvas) => canvas.toDataURL());
 
 /** After the page has painted what it was asked for. */
 const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
@@ -143,7 +142,7 @@ export const checks = {
     await image(page).focus();
     for (const key of ["ArrowDown", "ArrowRight", "Shift+ArrowLeft", "Enter"]) await page.keyboard.press(key);
     assert.deepEqual(await query(page), [9, 4]);
-    assert.equal(await button(page, "Freeze").getAttribute("aria-pressed"), "true");
+    assert.equal(await page.getByRole("button", { name: "Freeze", exact: true }).getAttribute("aria-pressed"), "true");
     await page.waitForFunction(() => /row 9, column 4. layer 0, head 1 looks at/.test(document.querySelector("[aria-live]").textContent));
     await button(page, "layer 1, head 2: enlarge").first().focus();
     await page.keyboard.press("ArrowUp");
@@ -170,7 +169,7 @@ export const checks = {
     const box = await map.boundingBox();
     await page.touchscreen.tap(box.x + 0.1 * box.width, box.y + 0.9 * box.height);
     assert.deepEqual(await query(page), [14, 1]);
-    assert.equal(await button(page, "Freeze").getAttribute("aria-pressed"), "true");
+    assert.equal(await page.getByRole("button", { name: "Freeze", exact: true }).getAttribute("aria-pressed"), "true");
     await page.getByText("What the maps show").tap();
     const small = await page.evaluate(() =>
       [...document.querySelectorAll("button, select, input, summary")]
