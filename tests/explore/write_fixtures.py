@@ -18,6 +18,8 @@ from torch import Tensor
 from attnconv import SelfAttention2d
 from attnconv.encodings.gaussian_mass import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
+from attnconv.explore import attention_row, read_payload
+from attnconv.explore.attending import PARTS
 from attnconv.grid import Border
 from attnconv.theorem import error_bound
 
@@ -96,7 +98,10 @@ def payload() -> tuple[bytes, dict[str, Any]]:
     tensors = {
         "images": (127 + 120 * waves(images, 6, 8, 3)).to(torch.uint8),
         "0.shift_scores": table.float(),
-        "0.centres": waves(times, heads, 2).float(),
+        "0.centres": torch.stack([waves(heads, 2, phase=time) for time in range(times)]).float(),
+        "0.precision": torch.stack(
+            [_spread(time, heads).square()[..., None] * torch.eye(2) for time in range(times)]
+        ).float(),
         "1.query": waves(images, heads, tokens, 5).half(),
         "1.key": waves(images, heads, tokens, 5, step=1.3).half(),
         "1.row_scores": waves(images, heads, tokens, height, step=0.3).half(),
@@ -127,7 +132,25 @@ def payload() -> tuple[bytes, dict[str, Any]]:
         }
         for place, part in _places(kinds)
     ]
-    return save(tensors, metadata={"attnconv": json.dumps(manifest)}), {"rows": rows}
+    content = save(tensors, metadata={"attnconv": json.dumps(manifest)})
+    return content, {"rows": rows, "maps": _maps(content)}
+
+
+def _maps(content: bytes) -> list[dict[str, Any]]:
+    """What the model explorer shows, from the library's reader: rows of other heads, and means over images."""
+    found = read_payload(content)
+    images = len(found.names)
+    maps = []
+    for (index, layer), query in product(enumerate(found.layers), (1, 10)):
+        for part in PARTS if layer.kind == "content" else ("both",):
+            rows = [attention_row(found, index, 0, query, image=image, time=0, part=part) for image in range(images)]
+            place = {"layer": index, "head": 0, "query": query}
+            known = {
+                "rows": [row.flatten().tolist() for row in rows],
+                "mean": torch.stack(rows).mean(0).flatten().tolist(),
+            }
+            maps.append({"place": place, "part": part, **known})
+    return maps
 
 
 def _layer(name: str, kind: str, heads: int, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -157,12 +180,16 @@ def _places(kinds: tuple[str, ...]) -> list[tuple[dict[str, int], str]]:
     ]
 
 
+def _spread(time: int, heads: int) -> Tensor:
+    return 1.2 + waves(heads, 1, phase=time) / 4
+
+
 def _quadratic_table(time: int, heads: int, sizes: tuple[int, int]) -> Tensor:
     """Scores of the library's own encoding for every shift."""
     encoding = Quadratic(heads, dims=2).double()
     with torch.no_grad():
         encoding.centres.copy_(waves(heads, 2, phase=time))
-        encoding.spread.copy_(1.2 + waves(heads, 1, phase=time) / 4)
+        encoding.spread.copy_(_spread(time, heads))
         down, across = (
             encoding.axis_scores(axis, torch.arange(1.0 - size, size, dtype=torch.float64)[None])[:, 0]
             for axis, size in enumerate(sizes)

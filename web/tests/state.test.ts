@@ -10,7 +10,13 @@ test("a state survives its link", () => {
   let state: State = reduce(START, { type: "view", view: "article" });
   state = reduce(state, { type: "bench", change: { alpha: 3.25 } });
   state = reduce(state, { type: "article", change: { step: 4 } });
+  state = reduce(state, { type: "model", change: { query: [3, 30], part: "content", time: 4, zoomed: true, sort: "best row" } });
   expect(fromHash(toHash(state))).toEqual(state);
+});
+
+test("a model's numbers in a link are made legal", () => {
+  const { model } = fromHash("#model.query=3,-7.6&model.key=1,2,3&model.part=all&model.time=-9&model.layer=1e99");
+  expect([model.query, model.key, model.part, model.time, model.layer]).toEqual([[3, 0], [], "both", -1, 4096]);
 });
 
 test("a link that does not parse opens the page", () => {

@@ -1,0 +1,64 @@
+/** Payloads for the tests in a browser, made of sines: nothing random, any size. */
+
+/** The bytes of a safetensors file; `tensors` maps names to [dtype, shape, typed array]. */
+function safetensors(tensors, manifest) {
+  const header = { __metadata__: { attnconv: JSON.stringify(manifest) } };
+  let end = 0;
+  for (const [name, [dtype, shape, data]] of Object.entries(tensors)) {
+    header[name] = { dtype, shape, data_offsets: [end, (end += data.byteLength)] };
+  }
+  const text = Buffer.from(JSON.stringify(header));
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(text.length));
+  const parts = Object.values(tensors).map(([, , data]) => Buffer.from(data.buffer));
+  return Buffer.concat([length, text, ...parts]);
+}
+
+const waves = (count, step) => Float32Array.from({ length: count }, (_, index) => Math.sin(step * index + 1.3e-4 * index ** 2));
+
+/** Gaussian heads whose centres move over `times` moments. */
+function gaussians({ times, heads, side }, phase) {
+  const across = 2 * side - 1;
+  const table = new Float32Array(times * heads * across * across);
+  const centres = new Float32Array(times * heads * 2);
+  const precision = new Float32Array(times * heads * 4);
+  for (let which = 0; which < times * heads; which++) {
+    const centre = [4 * Math.sin(1.7 * which + phase), 4 * Math.cos(2.3 * which + phase)];
+    const sharp = 0.15 + 0.1 * Math.sin(which);
+    centres.set(centre, 2 * which);
+    precision.set([sharp, 0, 0, sharp], 4 * which);
+    for (let row = 0; row < across; row++) {
+      for (let column = 0; column < across; column++) {
+        const off = [row - side + 1 - centre[0], column - side + 1 - centre[1]];
+        table[(which * across + row) * across + column] = -0.5 * sharp * (off[0] ** 2 + off[1] ** 2);
+      }
+    }
+  }
+  return { shift_scores: ["F32", [times, heads, across, across], table], centres: ["F32", [times, heads, 2], centres],
+    precision: ["F32", [times, heads, 2, 2], precision] };
+}
+
+function contents({ heads, side, extent }, phase) {
+  const tokens = side ** 2;
+  const vectors = (step) => ["F32", [1, heads, tokens, extent], waves(heads * tokens * extent, step + phase / 10)];
+  const scores = (step) => ["F32", [1, heads, tokens, side], waves(heads * tokens * side, step)];
+  return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(0.3), column_scores: scores(2.1) };
+}
+
+export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves" } = {}) {
+  const pixels = Uint8Array.from({ length: 64 * 64 * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
+  const tensors = { images: ["U8", [1, 64, 64, 3], pixels] };
+  for (let layer = 0; layer < layers; layer++) {
+    const own = kind === "positions" ? gaussians({ times, heads, side }, layer) : contents({ heads, side, extent }, layer);
+    for (const [name, tensor] of Object.entries(own)) tensors[`${layer}.${name}`] = tensor;
+  }
+  const entropy = (layer) => Array.from({ length: heads }, (_, head) => (head === 3 ? null : 2 + Math.sin(head + layer)));
+  return safetensors(tensors, {
+    format: 1, title, library: "0", patch: null, images: [{ name: "waves" }],
+    times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
+    layers: Array.from({ length: layers }, (_, layer) => ({
+      name: `layer ${layer}`, kind, heads, sizes: [side, side], prefix: 0, border: "none", encoding: kind, dilated: false,
+      statistics: { heads: { entropy: entropy(layer) }, layer: { score: 0.1 * layer } },
+    })),
+  });
+}

@@ -1,0 +1,118 @@
+/**
+ * One number of the page, term by term: why a query of a head gives a key this score and this probability.
+ *
+ *     score = -1/2 (d - c)^T A (d - c)  or a table's entry,  + query . key,  + row score + column score
+ *     p     = exp(score - largest) / sum over keys of exp(score - largest)
+ */
+import type { Payload } from "./payload";
+import { type Part, type Place, writeRow, writeScores } from "./rows";
+
+export interface GaussianTerm {
+  readonly centre: readonly [number, number];
+  /** A, row-major. */
+  readonly precision: readonly number[];
+  /** d - c, (rows, columns) in pixels of the grid. */
+  readonly off: readonly [number, number];
+  readonly score: number;
+}
+
+export interface ContentTerm {
+  readonly query: readonly number[];
+  readonly key: readonly number[];
+  readonly score: number;
+}
+
+export interface Formula {
+  /** Key less query, (rows, columns). */
+  readonly shift: readonly [number, number];
+  readonly gaussian: GaussianTerm | null;
+  /** The stored score of the shift, which is less the largest over all shifts. */
+  readonly table: number | null;
+  readonly content: ContentTerm | null;
+  /** Scores of the key's row and of its column. */
+  readonly along: readonly [number, number] | null;
+  /** The softmax, or null where the probability is stored itself. */
+  readonly softmax: { readonly score: number; readonly largest: number; readonly weight: number; readonly sum: number; readonly keys: number } | null;
+  readonly probability: number;
+  /** What falls on class tokens and padding before the row is divided by the rest; null where nothing can. */
+  readonly elsewhere: number | null;
+}
+
+/** How the probability of `key` comes about; null where the payload does not hold the query's row. */
+export function formulaOf(payload: Payload, place: Place, part: Part, key: number): Formula | null {
+  const layer = payload.manifest.layers[place.layer]!;
+  const [height, width] = layer.sizes;
+  const row = new Float64Array(height * width);
+  const at = (token: number): [number, number] => [Math.floor(token / width), token % width];
+  const shift = at(key).map((to, axis) => to - at(place.query)[axis]!) as [number, number];
+  const scored = writeScores(payload, place, part, row);
+  const softmax = scored ? summed(row, key) : null;
+  if (!writeRow(payload, place, part, row)) return null;
+  const position = scored && (layer.kind === "positions" || part !== "content");
+  return {
+    shift,
+    gaussian: position ? gaussianTerm(payload, place, shift) : null,
+    table: position ? tableTerm(payload, place, shift) : null,
+    content: scored && layer.kind === "content" && part !== "position" ? contentTerm(payload, place, key) : null,
+    along: position ? alongTerm(payload, place, at(key)) : null,
+    softmax,
+    probability: row[key]!,
+    elsewhere: elsewhereOf(payload, place),
+  };
+}
+
+function summed(scores: Float64Array, key: number): NonNullable<Formula["softmax"]> {
+  const largest = scores.reduce((most, score) => Math.max(most, score), -Infinity);
+  const sum = scores.reduce((total, score) => total + Math.exp(score - largest), 0);
+  return { score: scores[key]!, largest, weight: Math.exp(scores[key]! - largest), sum, keys: scores.length };
+}
+
+function gaussianTerm(payload: Payload, place: Place, shift: readonly [number, number]): GaussianTerm | null {
+  const centres = payload.of(place.layer, "centres");
+  const matrices = payload.of(place.layer, "precision");
+  if (centres === null || matrices === null) return null;
+  const at = place.time * payload.manifest.layers[place.layer]!.heads + place.head;
+  const centre = [centres.data[2 * at]!, centres.data[2 * at + 1]!] as const;
+  const precision = Array.from(matrices.data.subarray(4 * at, 4 * at + 4));
+  const off = [shift[0] - centre[0], shift[1] - centre[1]] as const;
+  const [a, b, c, d] = precision as [number, number, number, number];
+  return { centre, precision, off, score: -0.5 * (a * off[0] ** 2 + (b + c) * off[0] * off[1] + d * off[1] ** 2) };
+}
+
+function tableTerm(payload: Payload, place: Place, shift: readonly [number, number]): number | null {
+  const table = payload.of(place.layer, "shift_scores");
+  if (table === null) return null;
+  const { heads, sizes } = payload.manifest.layers[place.layer]!;
+  const [down, across] = [2 * sizes[0] - 1, 2 * sizes[1] - 1];
+  const start = (place.time * heads + place.head) * down * across;
+  return table.data[start + (shift[0] + sizes[0] - 1) * across + shift[1] + sizes[1] - 1]!;
+}
+
+function contentTerm(payload: Payload, place: Place, key: number): ContentTerm | null {
+  const queries = payload.of(place.layer, "query");
+  const keys = payload.of(place.layer, "key");
+  if (queries === null || keys === null) return null;
+  const [, heads, tokens, extent] = queries.shape as [number, number, number, number];
+  const block = (place.image * heads + place.head) * tokens;
+  const query = Array.from(queries.data.subarray((block + place.query) * extent, (block + place.query + 1) * extent));
+  const chosen = Array.from(keys.data.subarray((block + key) * extent, (block + key + 1) * extent));
+  return { query, key: chosen, score: query.reduce((sum, value, channel) => sum + value * chosen[channel]!, 0) };
+}
+
+function alongTerm(payload: Payload, place: Place, key: readonly [number, number]): readonly [number, number] | null {
+  const rows = payload.of(place.layer, "row_scores");
+  const columns = payload.of(place.layer, "column_scores");
+  if (rows === null || columns === null) return null;
+  const { heads, sizes } = payload.manifest.layers[place.layer]!;
+  const query = (place.image * heads + place.head) * sizes[0] * sizes[1] + place.query;
+  return [rows.data[query * sizes[0] + key[0]]!, columns.data[query * sizes[1] + key[1]]!];
+}
+
+function elsewhereOf(payload: Payload, place: Place): number | null {
+  const mass = payload.of(place.layer, "prefix_mass");
+  const queries = payload.of(place.layer, "queries");
+  if (mass === null || queries === null) return null;
+  const index = Array.prototype.indexOf.call(queries.data, place.query);
+  const { heads } = payload.manifest.layers[place.layer]!;
+  return index < 0 ? null : mass.data[(place.image * heads + place.head) * queries.data.length + index]!;
+}

@@ -1,0 +1,245 @@
+/** The maps of a layer on one canvas for each head: pixels without smoothing, then contours, centre and query as lines. */
+import { type Ellipse, type Gaussian, gaussianContour, levelOf, meanOf, outline } from "../core/contours";
+import type { Payload } from "../core/payload";
+import { type Choice, type HeadQuery, probabilities } from "../core/maps";
+import { table } from "./colours";
+
+export interface Marks {
+  readonly centres: boolean;
+  readonly half: boolean;
+  readonly most: boolean;
+}
+
+/** What lines on a map say: fractional places are (row, column), whole numbers the middles of pixels. */
+export interface Lines {
+  readonly query: readonly [number, number];
+  readonly key?: readonly [number, number];
+  readonly centre: readonly [number, number] | null;
+  readonly contours: readonly Contour[];
+  /** The probabilities that the contours are of; good until the next lines are made. */
+  readonly shares: Float64Array;
+}
+interface Contour {
+  readonly ellipse: Ellipse | null;
+  /** Of the outline, where there is no ellipse. */
+  readonly level: number;
+  readonly dashed: boolean;
+}
+
+/** The part of a grid that a map shows, in tokens: all of it, or what lies around the query. */
+export interface Frame {
+  readonly top: number;
+  readonly left: number;
+  readonly rows: number;
+  readonly columns: number;
+}
+
+/** Tokens to each side of the query that are shown of grids that have more. */
+export const NEAR = 7;
+
+export function frameOf(sizes: readonly [number, number], query: readonly [number, number], near: boolean): Frame {
+  const whole = { top: 0, left: 0, rows: sizes[0], columns: sizes[1] };
+  const across = 2 * NEAR + 1;
+  if (!near || Math.min(...sizes) <= across) return whole;
+  return { top: query[0] - NEAR, left: query[1] - NEAR, rows: across, columns: across };
+}
+
+const HALO = "rgb(0 0 0 / 65%)";
+const OUTSIDE = "#8b9098"; // beside the image, as plain in both modes
+const MARK = "#ffb000";
+const LINE = "#ffffff";
+const DASH = [4, 3];
+const HUGE = 4; // times the map: of larger ellipses the outline of the pixels is drawn, since browsers dash all of a line
+
+/** Colours of `maps` from a value low to a value high, one map beside the other, for `drawMap`. */
+export class Sheet {
+  private readonly canvas = document.createElement("canvas");
+  private picture: ImageData | null = null;
+
+  write(maps: readonly Float64Array[], width: number, limits: (head: number) => readonly [number, number]): void {
+    const height = (maps[0]?.length ?? 0) / width;
+    const across = width * maps.length;
+    if (this.picture?.width !== across || this.picture.height !== height) {
+      this.canvas.width = across;
+      this.canvas.height = height;
+      this.picture = new ImageData(across, height);
+    }
+    const words = new Uint32Array(this.picture.data.buffer);
+    const colours = new Uint32Array(table("amount").buffer);
+    maps.forEach((map, head) => {
+      const [low, high] = limits(head);
+      const factor = high > low ? 255 / (high - low) : 0;
+      for (let key = 0, column = 0, at = head * width; key < map.length; key++) {
+        const step = Math.round((map[key]! - low) * factor);
+        words[at] = colours[step < 0 ? 0 : step > 255 ? 255 : step]!;
+        if (++column < width) at++;
+        else [column, at] = [0, at + 1 + across - width];
+      }
+    });
+    this.canvas.getContext("2d")?.putImageData(this.picture, 0, 0);
+  }
+
+  /** Copies a part of one map to where the context's origin is. */
+  copy(context: CanvasRenderingContext2D, head: number, { width, frame, size: [down, across] }: Drawn): void {
+    const [top, left] = [Math.max(0, frame.top), Math.max(0, frame.left)];
+    const rows = Math.min(this.canvas.height, frame.top + frame.rows) - top;
+    const columns = Math.min(width, frame.left + frame.columns) - left;
+    const [x, y] = [across / frame.columns, down / frame.rows];
+    if (rows < frame.rows || columns < frame.columns) {
+      context.fillStyle = OUTSIDE;
+      context.fillRect(0, 0, across, down);
+    }
+    context.imageSmoothingEnabled = false;
+    const to = [(left - frame.left) * x, (top - frame.top) * y, columns * x, rows * y] as const;
+    context.drawImage(this.canvas, head * width + left, top, columns, rows, ...to);
+  }
+}
+
+let shares = new Float64Array(0);
+
+/** Centre and contours of one head's map. */
+export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array, choice: Choice, marks: Marks): Lines {
+  const width = payload.manifest.layers[place.layer]!.sizes[1];
+  const query: [number, number] = [Math.floor(place.query / width), place.query % width];
+  let map = values;
+  if (!marks.centres && !marks.half && !marks.most) return { query, centre: null, contours: [], shares: map };
+  if (!choice.softmax) {
+    if (shares.length !== map.length) shares = new Float64Array(map.length);
+    map = probabilities(map, shares);
+  }
+  const gaussian = gaussianOf(payload, place, choice.time, query);
+  const contour = (share: number, dashed: boolean): Contour => ({
+    ellipse: gaussian && gaussianContour(map, width, share, gaussian),
+    level: levelOf(map, share),
+    dashed,
+  });
+  return {
+    query,
+    centre: marks.centres ? (gaussian?.centre ?? meanOf(map, width)) : null,
+    contours: [...(marks.most ? [contour(0.9, true)] : []), ...(marks.half ? [contour(0.5, false)] : [])],
+    shares: map,
+  };
+}
+
+/** The Gaussian of a head that looks at positions alone, seen from a query; null where it has none. */
+function gaussianOf(
+  payload: Payload,
+  { layer, head }: HeadQuery,
+  time: number,
+  query: readonly [number, number],
+): Gaussian | null {
+  const { kind, heads } = payload.manifest.layers[layer]!;
+  const centres = payload.of(layer, "centres");
+  const precision = payload.of(layer, "precision");
+  if (kind !== "positions" || centres === null || precision === null) return null;
+  const at = time * heads + head;
+  return {
+    centre: [query[0] + centres.data[2 * at]!, query[1] + centres.data[2 * at + 1]!],
+    precision: precision.data.subarray(4 * at, 4 * at + 4),
+  };
+}
+
+export interface Drawn {
+  /** Tokens of a row of the grid. */
+  readonly width: number;
+  readonly frame: Frame;
+  readonly lines: Lines;
+  /** Top and left edge, then height and width, in canvas pixels. */
+  readonly at: readonly [number, number];
+  readonly size: readonly [number, number];
+  /** Canvas pixels for the width of a line. */
+  readonly unit: number;
+}
+
+/** Draws one map of a sheet and its lines. */
+export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: number, drawn: Drawn): void {
+  const { width, frame, lines, at, size } = drawn;
+  context.save();
+  context.translate(at[1], at[0]);
+  context.beginPath();
+  context.rect(0, 0, size[1], size[0]);
+  context.clip();
+  sheet.copy(context, index, drawn);
+  const pen = new Pen(context, drawn);
+  for (const { ellipse, level, dashed } of lines.contours) {
+    context.beginPath();
+    const small = ellipse && ellipse.axes[0] < HUGE * Math.max(frame.rows, frame.columns);
+    if (small) pen.ellipse(ellipse);
+    else outline(lines.shares, width, level, (...edge) => pen.edge(...edge));
+    pen.stroke(LINE, dashed ? 1 : 1.8, dashed && small ? DASH : []);
+  }
+  if (lines.centre) pen.cross(lines.centre);
+  if (lines.key) pen.square(lines.key, LINE);
+  pen.square(lines.query, MARK);
+  context.restore();
+}
+
+/** Draws in places of the grid, whole numbers in the middles of its pixels. */
+class Pen {
+  private readonly x: number;
+  private readonly y: number;
+  private readonly frame: Frame;
+  private readonly unit: number;
+
+  constructor(
+    private readonly context: CanvasRenderingContext2D,
+    { frame, size, unit }: Drawn,
+  ) {
+    this.frame = frame;
+    this.unit = unit;
+    this.x = size[1] / frame.columns;
+    this.y = size[0] / frame.rows;
+  }
+
+  ellipse({ centre, axes, angle }: Ellipse): void {
+    this.context.save();
+    this.context.scale(this.x, this.y);
+    this.context.ellipse(this.across(centre[1]) / this.x, this.down(centre[0]) / this.y, axes[0], axes[1], angle, 0, 2 * Math.PI);
+    this.context.restore(); // the path keeps its shape, lines get their width from the canvas
+  }
+
+  /** A line along edges of pixels, from corner to corner. */
+  edge(row: number, column: number, toRow: number, toColumn: number): void {
+    this.context.moveTo(this.across(column - 0.5), this.down(row - 0.5));
+    this.context.lineTo(this.across(toColumn - 0.5), this.down(toRow - 0.5));
+  }
+
+  cross(place: readonly [number, number]): void {
+    const [x, y] = [this.across(place[1]), this.down(place[0])];
+    const arm = 3.5 * this.unit;
+    this.context.beginPath();
+    this.context.moveTo(x - arm, y);
+    this.context.lineTo(x + arm, y);
+    this.context.moveTo(x, y - arm);
+    this.context.lineTo(x, y + arm);
+    this.stroke(LINE, 1.2);
+  }
+
+  /** Around a pixel, never under five lines wide. */
+  square(place: readonly [number, number], colour: string): void {
+    const [width, height] = [Math.max(this.x, 5 * this.unit), Math.max(this.y, 5 * this.unit)];
+    this.context.beginPath();
+    this.context.rect(this.across(place[1]) - width / 2, this.down(place[0]) - height / 2, width, height);
+    this.stroke(colour, 1.4);
+  }
+
+  stroke(colour: string, lines: number, dash: readonly number[] = []): void {
+    const { context, unit } = this;
+    context.setLineDash([]);
+    context.strokeStyle = HALO;
+    context.lineWidth = (lines + 1.4) * unit;
+    context.stroke();
+    context.setLineDash(dash.map((length) => length * unit));
+    context.strokeStyle = colour;
+    context.lineWidth = lines * unit;
+    context.stroke();
+  }
+
+  private across(column: number): number {
+    return (column + 0.5 - this.frame.left) * this.x;
+  }
+
+  private down(row: number): number {
+    return (row + 0.5 - this.frame.top) * this.y;
+  }
+}
