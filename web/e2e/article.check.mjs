@@ -50,7 +50,7 @@ export const checks = {
   },
 
   async "pointer and touch move the query; targets are 24 px or larger and nothing scrolls sideways"(browser) {
-    const { page, close } = await opened(browser, { ...at(1), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
+    const { page, close } = await opened(browser, { ...at(0), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     for (let number = 0; number < STEPS; number++) {
       const stage = page.locator("button.stage").first();
       await stage.scrollIntoViewIfNeeded();
@@ -74,7 +74,7 @@ export const checks = {
   async "figures do what their steps say"(browser) {
     const { page, seen, close } = await opened(browser, { hash: "#view=article" });
     const go = (number) => page.getByRole("navigation", { name: "Steps of the article" }).getByRole("button").nth(number - 1).click();
-    for (let shift = 1; shift < 9; shift++) await button(page, "Add the next shift").click();
+    for (let shift = 3; shift < 9; shift++) await button(page, "Add the next shift").click();
     assert.match(await words(page), /^Shift 9 of 9/);
     await go(3);
     assert.match(await words(page), /difference is zero|nothing at all/);
@@ -120,6 +120,17 @@ export const checks = {
       assert.equal(await again.page.getByTestId("error").innerText(), error);
       await again.close();
     }
+  },
+
+  async "back in the browser goes a step back"(browser) {
+    const { page, close } = await opened(browser, { hash: "#view=article" });
+    await button(page, /^Next/).click();
+    await page.waitForFunction(() => location.hash.includes("step=1"));
+    await button(page, /^Next/).click();
+    await page.waitForFunction(() => location.hash.includes("step=2"));
+    await page.goBack();
+    await page.getByText(`2 of ${STEPS}`).waitFor();
+    await close();
   },
 
   async "with a payload its heads are live, without one a sketch says so"(browser, shots) {

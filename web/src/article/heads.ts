@@ -69,14 +69,14 @@ function span(index: number, parts: number, pixels: number): [number, number] {
   return [start, Math.max(start + 1, Math.floor(((index + 1) * pixels) / parts))];
 }
 
-export const SKETCH_SIZE = 17;
+export const SKETCH_SIZE = 13;
 const GEOMETRY: Geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" };
 
 /** Heads as the paper describes them, by hand: sharp and close to the query in early layers, farther and wider later. */
 const SKETCHED = [
   { name: "an early layer", alpha: 2.5, far: 1 },
   { name: "a later layer", alpha: 0.35, far: 2.6 },
-  { name: "a deep layer", alpha: 0.08, far: 4.5 },
+  { name: "a deep layer", alpha: 0.12, far: 3.6 },
 ];
 const RING = [[-1, -1], [-1, 0.1], [-0.9, 1.1], [0.1, -1], [0, 0], [0, 0.9], [1.1, -0.9], [1, 0], [0.9, 1]] as const;
 

@@ -1,12 +1,13 @@
 /** MathML from a few words: `line("y = 2 x")`. Browsers lay it out themselves; no library. */
 
-/** Numbers, names and signs between spaces; what is MathML already passes as it is. */
+/** Numbers, names and signs between spaces, a minus that touches its number too; what is MathML already passes as it is. */
 function tokens(text: string): string {
   if (text.startsWith("<")) return text;
   return text
     .split(" ")
     .filter((token) => token !== "")
     .map((token) => {
+      if (/^−./.test(token)) return `<mrow><mo form="prefix" lspace="0">−</mo>${tokens(token.slice(1))}</mrow>`;
       if (/^[\d.]+$/.test(token)) return `<mn>${token}</mn>`;
       return /^[\p{L}]+$/u.test(token) ? `<mi>${token}</mi>` : `<mo>${token.replace("<", "&lt;")}</mo>`;
     })
@@ -19,4 +20,5 @@ export const sup = (base: string, above: string): string => `<msup>${row(base)}$
 export const subsup = (base: string, below: string, above: string): string =>
   `<msubsup>${row(base)}${row(below)}${row(above)}</msubsup>`;
 export const sumOver = (below: string): string => `<munder><mo>∑</mo>${row(below)}</munder>`;
+export const words = (text: string): string => `<mtext>&nbsp;&nbsp;${text}</mtext>`;
 export const line = (...parts: string[]): string => `<math display="block">${row(...parts)}</math>`;

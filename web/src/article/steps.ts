@@ -1,6 +1,6 @@
 /** The article, step by step: words, equations, which figure, and how the step sets it up. */
 import type { ArticleState } from "../state/article";
-import { line, row, sub, subsup, sumOver, sup } from "./mathml";
+import { line, row, sub, subsup, sumOver, sup, words } from "./mathml";
 
 export type Figure =
   | "convolution"
@@ -24,10 +24,11 @@ export interface Step {
 }
 
 const query = sub("W", "qry");
-const key = sup(sub("W", "key"), "⊤");
+const key = subsup("W", "key", "⊤");
 const x = (place: string): string => sub("x", place);
 const p = (place: string): string => sub("p", place);
 const shift = row("δ");
+const turned = (side: "x" | "p"): string => subsup(side, "k", "⊤");
 
 export const STEPS: readonly Step[] = [
   {
@@ -38,7 +39,7 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [line(sub("y", "q"), "=", sumOver(shift), x("q + δ"), sub("w", shift))],
     figure: "convolution",
-    settings: { shifts: 1, kernel: "sharpen", query: [10, 14] },
+    settings: { shifts: 3, kernel: "gaussian", query: [10, 14] },
   },
   {
     title: "Self-attention mixes pixels",
@@ -48,7 +49,7 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [
       line(sub("y", "q"), "=", sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h")),
-      line(subsup("p", "q , k", "h"), "=", "exp", subsup("a", "q , k", "h"), "/", sumOver("m"), "exp", subsup("a", "q , m", "h")),
+      line(subsup("p", "q , k", "h"), "=", sup("e", subsup("a", "q , k", "h")), "/", sumOver("m"), sup("e", subsup("a", "q , m", "h"))),
     ],
     figure: "mixture",
     settings: { query: [9, 13] },
@@ -59,7 +60,7 @@ export const STEPS: readonly Step[] = [
       "Let a score depend on content alone, on what the two pixels hold. Then nothing in the layer knows where a pixel stands.",
       "Shuffle the pixels and the outputs move with them, each unchanged. An image and its shuffled copy are the same to such a layer. Let the head see positions and this ends.",
     ],
-    equation: [line(sub("a", "q , k"), "=", x("q"), query, key, sup(x("k"), "⊤"))],
+    equation: [line(sub("a", "q , k"), "=", x("q"), query, key, turned("x"))],
     figure: "shuffle",
     settings: { shuffle: 7, query: [4, 5] },
   },
@@ -70,8 +71,10 @@ export const STEPS: readonly Step[] = [
       "Only the last term does not look at the image at all. A convolution does not choose its neighbours by what they hold, so this is the term that it needs.",
     ],
     equation: [
-      line(sub("a", "q , k"), "=", "(", x("q"), "+", p("q"), ")", "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤"), ", W =", query, key),
-      line("=", x("q"), "W", sup(x("k"), "⊤"), "+", x("q"), "W", sup(p("k"), "⊤"), "+", p("q"), "W", sup(x("k"), "⊤"), "+", p("q"), "W", sup(p("k"), "⊤")),
+      line(sub("a", "q , k"), "=", "(", x("q"), "+", p("q"), ")", "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
+      line("=", x("q"), "W", turned("x"), "+", x("q"), "W", turned("p")),
+      line("+", p("q"), "W", turned("x"), "+", p("q"), "W", turned("p")),
+      line("W =", query, key),
     ],
     figure: "terms",
     settings: { query: [3, 5] },
@@ -83,9 +86,10 @@ export const STEPS: readonly Step[] = [
       "Three numbers are enough for r, the squared length of the shift and its two parts. With the right v the score is a parabola over the shifts: its top lies at the centre Δ, and α says how steep it falls. Move both.",
     ],
     equation: [
-      line(sub("a", "q , k"), "=", sup("v", "⊤"), sub("r", shift), ", r =", "(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")"),
-      line("v =", "− α", "( 1 , − 2", sub("Δ", "1"), ", − 2", sub("Δ", "2"), ")"),
-      line(sub("a", "q , k"), "=", "− α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
+      line(sub("a", "q , k"), "=", sup("v", "⊤"), sub("r", shift)),
+      line(sub("r", shift), "=", "(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")"),
+      line("v =", "−α", "( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")"),
+      line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
     ],
     figure: "parabola",
     settings: { alpha: 0.3, centre: [-1, 1.5] },
@@ -97,7 +101,8 @@ export const STEPS: readonly Step[] = [
       "The mass that stays off this pixel has a bound that falls like exp(−α). From α of about 18 the rest is lost in the rounding of single precision: the head reads one pixel at a fixed shift, and nothing else.",
     ],
     equation: [
-      line("1 −", sub("p", "Δ"), "≤ 1 −", "S", sup("( α )", "− 2"), ", S ( α ) =", sumOver("n"), sup("e", row("− α", sup("n", "2")))),
+      line("1 −", sub("p", "Δ"), "≤ 1 −", "S", sup("( α )", "−2")),
+      line("S ( α ) =", sumOver("n"), sup("e", row("−α", sup("n", "2")))),
     ],
     figure: "sharp",
     settings: { alpha: 0.7, centre: [-1, 1] },
@@ -121,7 +126,7 @@ export const STEPS: readonly Step[] = [
       "The proof asks that heads and shifts be matched one to one. Take a head out, or put two heads on one shift, and some weight of the kernel has no pixel to act on. No choice of value matrices mends that for every kernel.",
       "At the border a head may aim at a pixel that does not exist. A softmax over the image alone takes the nearest pixel inside instead, as if the edge were repeated. Zeros around the image, as most convolutions have them, must be keys as well.",
     ],
-    equation: [line("f :", "{ 1 , … ,", sub("N", "h"), "}", "→", sub("Δ", "K"), "one to one")],
+    equation: [line("f :", "{ 1 , … ,", sub("N", "h"), "}", "→", sub("Δ", "K"), words("one to one"))],
     figure: "borders",
     settings: { alpha: 40, border: "renormalise", query: [0, 12], kernel: "box" },
   },
@@ -133,7 +138,7 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [],
     figure: "found",
-    settings: { query: [8, 8] },
+    settings: { query: [6, 6] },
   },
   {
     title: "Where it holds, and where it does not",
@@ -141,8 +146,8 @@ export const STEPS: readonly Step[] = [
       "The theorem says what a layer can do, not what it must. Heads that also look at content choose other pixels at every query, most of all in deeper layers. No kernel does this, and here attention is more than a convolution.",
       "Raise the weight of content and watch one head leave its fixed pattern. Then measure your own: `attnconv audit MODEL` says how much of a convolution each layer is, and `attnconv recast MODEL` turns the convolutions of a network into attention that computes the same.",
     ],
-    equation: [line(sub("a", "q , k"), "=", "− α", sup("‖ δ − Δ ‖", "2"), "−", "γ", sup(row("(", x("q"), "−", x("k"), ")"), "2"))],
+    equation: [line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "−", "γ", sup(row("(", x("q"), "−", x("k"), ")"), "2"))],
     figure: "limits",
-    settings: { alpha: 0.5, centre: [-1, 1], content: 12, query: [9, 10] },
+    settings: { alpha: 0.5, centre: [-1, 1], content: 60, query: [6, 9] },
   },
 ];

@@ -52,7 +52,7 @@ const COMMON: Omit<ArticleState, "step"> = {
 /** How far the centre of the shown head may lie from its query, in pixels. */
 export const FARTHEST_CENTRE = 4;
 /** The most that content may weigh in the last step. */
-export const MOST_CONTENT = 40;
+export const MOST_CONTENT = 100;
 const TAPS = 9;
 const LARGEST_GRID = 64;
 
