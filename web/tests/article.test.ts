@@ -24,7 +24,7 @@ describe("steps", () => {
     expect(title.length).toBeLessThan(50);
     const sentences = paragraphs.join(" ").split(/[.?!](?: |$)/).filter(Boolean);
     expect(sentences.length).toBeGreaterThanOrEqual(2);
-    expect(sentences.length).toBeLessThanOrEqual(6);
+    expect(sentences.length).toBeLessThanOrEqual(5);
     for (const sentence of sentences) expect(sentence.split(" ").length).toBeLessThanOrEqual(36);
     for (const math of equation) expect(opened(math)).toEqual([]);
     expect(checkedArticle(atStep(index))).toEqual(atStep(index));

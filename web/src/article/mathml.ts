@@ -19,6 +19,7 @@ export const sub = (base: string, below: string): string => `<msub>${row(base)}$
 export const sup = (base: string, above: string): string => `<msup>${row(base)}${row(above)}</msup>`;
 export const subsup = (base: string, below: string, above: string): string =>
   `<msubsup>${row(base)}${row(below)}${row(above)}</msubsup>`;
+export const hat = (base: string): string => `<mover>${row(base)}<mo>^</mo></mover>`;
 export const sumOver = (below: string): string => `<munder><mo>∑</mo>${row(below)}</munder>`;
 export const words = (text: string): string => `<mtext>&nbsp;&nbsp;${text}</mtext>`;
 export const line = (...parts: string[]): string => `<math display="block">${row(...parts)}</math>`;

@@ -1,6 +1,6 @@
 /** The article, step by step: words, equations, which figure, and how the step sets it up. */
 import type { ArticleState } from "../state/article";
-import { line, row, sub, subsup, sumOver, sup, words } from "./mathml";
+import { hat, line, row, sub, subsup, sumOver, sup, words } from "./mathml";
 
 export type Figure =
   | "convolution"
@@ -82,14 +82,15 @@ export const STEPS: readonly Step[] = [
   {
     title: "Scores of shifts, and a parabola",
     paragraphs: [
-      "A convolution treats a shift alike wherever it happens. The relative score does so too: the vector r stands for the shift δ = k − q, and no place of its own remains.",
-      "Three numbers are enough for r, the squared length of the shift and its two parts. With the right v the score is a parabola over the shifts: its top lies at the centre Δ, and α says how steep it falls. Move both.",
+      "A convolution treats a shift alike wherever it happens. So does the relative score: the vector r stands for the shift δ = k − q, and of the four terms only the last, v · r, does not look at the image.",
+      "Three numbers are enough for r, the squared length of the shift and its two parts. With the right v this term is a parabola over the shifts: its top lies at the centre Δ, and α says how steep it falls. Move both.",
     ],
     equation: [
-      line(sub("a", "q , k"), "=", sup("v", "⊤"), sub("r", shift)),
+      line(sub("a", "q , k"), "=", x("q"), "W", turned("x"), "+", x("q"), hat("W"), sub("r", shift)),
+      line("+ u", turned("x"), "+", sup("v", "⊤"), sub("r", shift)),
       line(sub("r", shift), "=", "(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")"),
       line("v =", "−α", "( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")"),
-      line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
+      line(sup("v", "⊤"), sub("r", shift), "=", "−α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
     ],
     figure: "parabola",
     settings: { alpha: 0.3, centre: [-1, 1.5] },
@@ -123,7 +124,7 @@ export const STEPS: readonly Step[] = [
   {
     title: "Borders, and a head too few",
     paragraphs: [
-      "The proof asks that heads and shifts be matched one to one. Take a head out, or put two heads on one shift, and some weight of the kernel has no pixel to act on. No choice of value matrices mends that for every kernel.",
+      "The proof asks that heads and shifts be matched one to one. Take a head out, or put two heads on one shift, and some weight of the kernel has no pixel to act on: no value matrices mend that for every kernel.",
       "At the border a head may aim at a pixel that does not exist. A softmax over the image alone takes the nearest pixel inside instead, as if the edge were repeated. Zeros around the image, as most convolutions have them, must be keys as well.",
     ],
     equation: [line("f :", "{ 1 , … ,", sub("N", "h"), "}", "→", sub("Δ", "K"), words("one to one"))],
