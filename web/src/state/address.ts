@@ -6,19 +6,22 @@ const PAUSE = 250; // milliseconds
 /** Whether this page has an address that it may write; a page inside a notebook's srcdoc has none. */
 const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
 
+/** Where the visitor is; back in the browser leads from place to place. */
+const placeOf = ({ view, article }: State): string => (view === "article" ? `${view} ${article.step}` : view);
+
 export class Address {
   private shown = "";
-  private view = "";
+  private place = "";
   private waiting: ReturnType<typeof setTimeout> | null = null;
 
   start(): State {
     const state = fromHash(addressed() ? location.hash : "");
     this.shown = location.hash;
-    this.view = state.view;
+    this.place = placeOf(state);
     return state;
   }
 
-  /** Writes the state soon; another view is another entry in the browser's history. */
+  /** Writes the state soon; another view or step is another entry in the browser's history. */
   show(state: State): void {
     if (!addressed()) return;
     if (this.waiting !== null) clearTimeout(this.waiting);
@@ -26,9 +29,9 @@ export class Address {
       this.waiting = null;
       const hash = toHash(state);
       if (hash === this.shown) return;
-      this.write(hash, state.view !== this.view);
+      this.write(hash, placeOf(state) !== this.place);
       this.shown = hash;
-      this.view = state.view;
+      this.place = placeOf(state);
     }, PAUSE);
   }
 

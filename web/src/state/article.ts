@@ -1,11 +1,99 @@
-/** Where the reader of the article is. */
+/** Where the reader of the article is, and how the figure of the step stands. */
+import { STEPS } from "../article/steps";
+import { BORDERS } from "../core/grid";
+import { KERNELS } from "../core/kernels";
+import { ALPHA } from "./bench";
+import { clamped, read, written } from "./slice";
+
 export interface ArticleState {
   readonly step: number;
+  /** (row, column) of the query; figures with smaller images move it inside. */
+  readonly query: readonly number[];
+  /** Whether the query stays where it is when the pointer moves. */
+  readonly frozen: boolean;
+  /** How many shifts of a convolution are summed so far. */
+  readonly shifts: number;
+  /** Which order the pixels are shuffled to; 0 for none. */
+  readonly shuffle: number;
+  /** Whether the heads see positions besides content. */
+  readonly positions: boolean;
+  /** Which of the four terms of the score take part, 1 or 0 each. */
+  readonly terms: readonly number[];
+  /** Sharpness of the heads in 1 / pixel^2. */
+  readonly alpha: number;
+  /** Centre of the one head that is shown, (row, column) in pixels from its query. */
+  readonly centre: readonly number[];
+  readonly kernel: string;
+  /** How far each centre lies from its tap, (row, column) pairs in pixels; empty for nowhere. */
+  readonly offsets: readonly number[];
+  /** Heads that are taken out. */
+  readonly missing: readonly number[];
+  readonly border: string;
+  /** Weight of content in the score of the last step's head. */
+  readonly content: number;
 }
 
-export const ARTICLE: ArticleState = { step: 0 };
+const COMMON: Omit<ArticleState, "step"> = {
+  query: [10, 13],
+  frozen: false,
+  shifts: 9,
+  shuffle: 0,
+  positions: false,
+  terms: [1, 1, 1, 1],
+  alpha: 1,
+  centre: [-1, 1],
+  kernel: "sharpen",
+  offsets: [],
+  missing: [],
+  border: "renormalise",
+  content: 0,
+};
 
-/** A state that came from a link, made legal. */
+/** How far the centre of the shown head may lie from its query, in pixels. */
+export const FARTHEST_CENTRE = 4;
+/** The most that content may weigh in the last step. */
+export const MOST_CONTENT = 100;
+const TAPS = 9;
+const LARGEST_GRID = 64;
+
+const legal = (step: number): number => clamped(step, 0, STEPS.length - 1, 1);
+
+/** A step as the article sets it up. */
+export function atStep(step: number): ArticleState {
+  const number = legal(step);
+  return { ...COMMON, ...STEPS[number]!.settings, step: number };
+}
+
+export const ARTICLE: ArticleState = atStep(0);
+
+/** A link names the step and what the reader changed in it. */
+export const writtenArticle = (state: ArticleState): string[] =>
+  written("article", state, { ...atStep(state.step), step: 0 });
+
+export function readArticle(values: URLSearchParams): ArticleState {
+  const { step } = read("article", values, { step: 0 });
+  return checkedArticle({ ...read("article", values, atStep(step)), step });
+}
+
+/** A state that came from a link or a field, made legal. */
 export function checkedArticle(state: ArticleState): ArticleState {
-  return { step: Math.max(0, Math.round(state.step)) };
+  const step = legal(state.step);
+  const standard = atStep(step);
+  const known = (name: "kernel" | "border", names: readonly string[]): string =>
+    names.includes(state[name]) ? state[name] : standard[name];
+  return {
+    ...state,
+    step,
+    query: [0, 1].map((axis) => clamped(state.query[axis] ?? 0, 0, LARGEST_GRID - 1, 1)),
+    shifts: clamped(state.shifts, 1, TAPS, 1),
+    shuffle: clamped(state.shuffle, 0, 999, 1),
+    terms: [0, 1, 2, 3].map((term) => (state.terms[term] === 0 ? 0 : 1)),
+    alpha: clamped(state.alpha, ALPHA.low, ALPHA.high),
+    centre: [0, 1].map((axis) => clamped(state.centre[axis] ?? 0, -FARTHEST_CENTRE, FARTHEST_CENTRE)),
+    kernel: known("kernel", KERNELS),
+    offsets: state.offsets.length === 2 * TAPS ? state.offsets.map((offset) => clamped(offset, -3, 3)) : [],
+    missing: state.missing.filter((head) => Number.isInteger(head) && head >= 0 && head < TAPS),
+    border: known("border", BORDERS),
+    content: clamped(state.content, 0, MOST_CONTENT),
+  };
 }

@@ -1,5 +1,5 @@
 /** The one state object of the page, its reducer, and its form in the URL's hash. */
-import { ARTICLE, type ArticleState, checkedArticle } from "./article";
+import { ARTICLE, type ArticleState, checkedArticle, readArticle, writtenArticle } from "./article";
 import { BENCH, type BenchState, checkedBench } from "./bench";
 import { MODEL, type ModelState, checkedModel } from "./model";
 import { read, written } from "./slice";
@@ -45,7 +45,7 @@ export function toHash(state: State): string {
     `view=${state.view}`,
     ...written("bench", state.bench, BENCH),
     ...written("model", state.model, MODEL),
-    ...written("article", state.article, ARTICLE),
+    ...writtenArticle(state.article),
   ];
   return `#${parts.join("&")}`;
 }
@@ -56,6 +56,6 @@ export function fromHash(hash: string): State {
     view: VIEWS.find((view) => view === values.get("view")) ?? START.view,
     bench: checkedBench(read("bench", values, BENCH)),
     model: checkedModel(read("model", values, MODEL)),
-    article: checkedArticle(read("article", values, ARTICLE)),
+    article: readArticle(values),
   };
 }

@@ -1,0 +1,150 @@
+/** The numbers behind the article's small figures, each the obvious way; larger ones use `core/theorem.ts`. */
+import { type Plane, difference, largest } from "../core/convolution";
+import { softmax } from "../core/rows";
+
+/** Uniform numbers in 0 .. 1, the same for the same seed (mulberry32). */
+export function uniform(seed: number): () => number {
+  let state = seed | 0;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** An order of `size` things: place i gets thing order[i]. Order 0 changes nothing. */
+export function shuffled(size: number, seed: number): number[] {
+  const order = Array.from({ length: size }, (_, index) => index);
+  if (seed === 0) return order;
+  const next = uniform(seed);
+  for (let last = size - 1; last > 0; last--) {
+    const other = Math.floor(next() * (last + 1));
+    [order[last], order[other]] = [order[other]!, order[last]!];
+  }
+  return order;
+}
+
+export const reordered = (plane: Plane, order: readonly number[]): Plane => ({
+  ...plane,
+  data: Float64Array.from(order, (from) => plane.data[from]!),
+});
+
+/** The heads of the article's examples: score = -near |key - query - centre|^2 - alike (grey_query - grey_key)^2. */
+export interface Head {
+  /** Sharpness of the position term in 1 / pixel^2; 0 for heads that see no positions. */
+  readonly near: number;
+  /** Sharpness of the content term in 1 / grey level^2. */
+  readonly alike: number;
+  /** (row, column) in pixels from the query. */
+  readonly centre: readonly number[];
+}
+
+/**
+ * One query's probabilities over the whole image. The content term is a product of query and key: without a constant
+ * per query it is (2 alike grey_query, -alike) . (grey_key, grey_key^2).
+ */
+export function attentionRow(image: Plane, query: number, head: Head): Plane {
+  const { height, width, data } = image;
+  const [row, column] = [Math.floor(query / width) + head.centre[0]!, (query % width) + head.centre[1]!];
+  const scores = Float64Array.from({ length: height * width }, (_, key) => {
+    const apart = (Math.floor(key / width) - row) ** 2 + ((key % width) - column) ** 2;
+    return -head.near * apart - head.alike * (data[query]! - data[key]!) ** 2;
+  });
+  softmax(scores);
+  return { height, width, data: scores };
+}
+
+/** What a head passes on: the mean of the image under its probabilities. */
+export const mixed = (row: Plane, image: Plane): number =>
+  row.data.reduce((sum, share, key) => sum + share * image.data[key]!, 0);
+
+/** A head's output at every pixel. */
+export function outputOf(image: Plane, head: Head): Plane {
+  return { ...image, data: image.data.map((_, query) => mixed(attentionRow(image, query, head), image)) };
+}
+
+/** The outputs before and after shuffling, and how far they are apart once the pixels are put back. */
+export function shuffling(image: Plane, order: readonly number[], head: Head) {
+  const mixedImage = reordered(image, order);
+  const [before, after] = [outputOf(image, head), outputOf(mixedImage, head)];
+  return { mixedImage, before, after, apart: largest(difference(after, reordered(before, order))) };
+}
+
+export const TERMS = ["content – content", "content – position", "position – content", "position – position"] as const;
+
+const FEATURES = 4;
+
+/**
+ * The four terms of the score (x_q + p_q) W (x_k + p_k)^T for one query: x W x, x W p, p W x, p W p.
+ *
+ * x is the pixel's grey level times one fixed vector, p the sines and cosines of its row and column, W a fixed random
+ * matrix: small enough to be drawn, and the same at every visit.
+ */
+export function fourTerms(image: Plane, query: number): Plane[] {
+  const { matrix, contents, places } = embedded(image);
+  const term = (from: readonly number[], to: readonly (readonly number[])[]): Plane => ({
+    ...image,
+    data: Float64Array.from(to, (key) =>
+      matrix.reduce((sum, line, i) => sum + from[i]! * line.reduce((inner, weight, j) => inner + weight * key[j]!, 0), 0),
+    ),
+  });
+  return [contents, places].flatMap((side) => [contents, places].map((other) => term(side[query]!, other)));
+}
+
+/** The fixed example: x and p of every pixel, and W. */
+export function embedded(image: Plane) {
+  const next = uniform(20);
+  const drawn = (count: number): number[] => Array.from({ length: count }, () => 2 * next() - 1);
+  const matrix = Array.from({ length: FEATURES }, () => drawn(FEATURES));
+  const direction = drawn(FEATURES);
+  const contents = Array.from(image.data, (grey) => direction.map((weight) => 4 * (grey - 0.5) * weight));
+  const places = Array.from(image.data, (_, pixel) => {
+    const turns = [Math.floor(pixel / image.width) / image.height, (pixel % image.width) / image.width];
+    return turns.flatMap((turn) => [Math.sin(2 * Math.PI * turn), Math.cos(2 * Math.PI * turn)]);
+  });
+  return { matrix, contents, places };
+}
+
+/** The sum of the terms that take part. */
+export function summed(terms: readonly Plane[], chosen: readonly number[]): Plane {
+  const data = terms[0]!.data.map((_, key) => terms.reduce((sum, term, index) => sum + (chosen[index] ? term.data[key]! : 0), 0));
+  return { ...terms[0]!, data };
+}
+
+/** A plane of scores after the softmax. */
+export function probabilities(scores: Plane): Plane {
+  const data = scores.data.slice();
+  softmax(data);
+  return { ...scores, data };
+}
+
+/** One query's probabilities over the shifts within `radius`, its row and column counted in the whole image. */
+export function windowRow(image: Plane, [row, column]: readonly [number, number], head: Head, radius: number): Plane {
+  const width = 2 * radius + 1;
+  const grey = (down: number, right: number): number => image.data[(row + down) * image.width + column + right]!;
+  const data = Float64Array.from({ length: width * width }, (_, shift) => {
+    const [down, right] = [Math.floor(shift / width) - radius, (shift % width) - radius];
+    const apart = (down - head.centre[0]!) ** 2 + (right - head.centre[1]!) ** 2;
+    return -head.near * apart - head.alike * (grey(0, 0) - grey(down, right)) ** 2;
+  });
+  softmax(data);
+  return { height: width, width, data };
+}
+
+/**
+ * The mean over all queries of what a head gives to each shift, and how much of it moves with the content.
+ *
+ * The mean is what a convolution could hold. `moves` is the mean over queries of half the sum of |row - mean|: 0 for a
+ * head that looks at the same shifts everywhere, towards 1 for one that never does. Queries whose window leaves the
+ * image are left out.
+ */
+export function patternOf(image: Plane, head: Head, radius: number): { mean: Plane; moves: number } {
+  const rows: Plane[] = [];
+  for (let row = radius; row < image.height - radius; row++) {
+    for (let column = radius; column < image.width - radius; column++) rows.push(windowRow(image, [row, column], head, radius));
+  }
+  const mean = rows[0]!.data.map((_, shift) => rows.reduce((sum, { data }) => sum + data[shift]!, 0) / rows.length);
+  const moved = rows.reduce((sum, { data }) => sum + data.reduce((off, share, shift) => off + Math.abs(share - mean[shift]!), 0), 0);
+  return { mean: { ...rows[0]!, data: mean }, moves: moved / 2 / rows.length };
+}

@@ -1,0 +1,25 @@
+/** MathML from a few words: `line("y = 2 x")`. Browsers lay it out themselves; no library. */
+
+/** Numbers, names and signs between spaces, a minus that touches its number too; what is MathML already passes as it is. */
+function tokens(text: string): string {
+  if (text.startsWith("<")) return text;
+  return text
+    .split(" ")
+    .filter((token) => token !== "")
+    .map((token) => {
+      if (/^−./.test(token)) return `<mrow><mo form="prefix" lspace="0">−</mo>${tokens(token.slice(1))}</mrow>`;
+      if (/^[\d.]+$/.test(token)) return `<mn>${token}</mn>`;
+      return /^[\p{L}]+$/u.test(token) ? `<mi>${token}</mi>` : `<mo>${token.replace("<", "&lt;")}</mo>`;
+    })
+    .join("");
+}
+
+export const row = (...parts: string[]): string => `<mrow>${parts.map(tokens).join("")}</mrow>`;
+export const sub = (base: string, below: string): string => `<msub>${row(base)}${row(below)}</msub>`;
+export const sup = (base: string, above: string): string => `<msup>${row(base)}${row(above)}</msup>`;
+export const subsup = (base: string, below: string, above: string): string =>
+  `<msubsup>${row(base)}${row(below)}${row(above)}</msubsup>`;
+export const hat = (base: string): string => `<mover>${row(base)}<mo>^</mo></mover>`;
+export const sumOver = (below: string): string => `<munder><mo>∑</mo>${row(below)}</munder>`;
+export const words = (text: string): string => `<mtext>&nbsp;&nbsp;${text}</mtext>`;
+export const line = (...parts: string[]): string => `<math display="block">${row(...parts)}</math>`;

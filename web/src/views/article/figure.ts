@@ -1,0 +1,12 @@
+import type { Payload } from "../../core/payload";
+import type { ArticleState } from "../../state/article";
+import type { Dispatch, State } from "../../state/state";
+
+/** What every figure of the article is given. */
+export interface FigureProps {
+  article: ArticleState;
+  change: (changed: Partial<ArticleState>) => void;
+  payload: Payload | null;
+  shown: State;
+  dispatch: Dispatch;
+}

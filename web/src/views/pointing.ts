@@ -1,0 +1,39 @@
+/** How pointer and keys move a query over a picture, the same for every picture of the page. */
+export interface Pointed {
+  /** (row, column) among the queries. */
+  readonly query: readonly number[];
+  readonly frozen: boolean;
+}
+
+export interface Pointing {
+  readonly point: (row: number, column: number, how: "hover" | "press" | "touch") => void;
+  readonly step: (down: number, right: number) => void;
+  readonly freeze: () => void;
+}
+
+export const HINT = "Arrow keys move the query, with Shift by five; Enter freezes it.";
+
+/** `query` moved into a grid of these sizes. */
+export const within = (query: readonly number[], sizes: readonly [number, number]): [number, number] => [
+  Math.min(query[0] ?? 0, sizes[0] - 1),
+  Math.min(query[1] ?? 0, sizes[1] - 1),
+];
+
+/** For a picture whose pixels are the queries; `stride` where there are more pixels than queries. */
+export function pointing(
+  state: Pointed,
+  change: (changed: Partial<Pointed>) => void,
+  { sizes, stride = 1 }: { sizes: readonly [number, number]; stride?: number },
+): Pointing {
+  const query = within(state.query, sizes);
+  const freeze = (): void => change({ frozen: !state.frozen });
+  const to = (at: number, by: number, size: number): number => Math.min(Math.max(at + by, 0), size - 1);
+  return {
+    freeze,
+    step: (down, right) => change({ query: [to(query[0], down, sizes[0]), to(query[1], right, sizes[1])] }),
+    point: (row, column, how) => {
+      if (how === "press") freeze();
+      if (how !== "hover" || !state.frozen) change({ query: [row, column].map((at) => Math.max(0, Math.floor(at / stride))) });
+    },
+  };
+}

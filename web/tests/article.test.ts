@@ -1,0 +1,218 @@
+import { describe, expect, test } from "vitest";
+import { benchOf, besideZeros, twoOnOneShift } from "../src/article/benches";
+import {
+  type Head, attentionRow, embedded, fourTerms, mixed, outputOf, patternOf, probabilities, reordered, shuffled, shuffling, summed,
+} from "../src/article/examples";
+import { SKETCH_SIZE, layerMaps, nearestStored, sketchedMaps, tokenGreys } from "../src/article/heads";
+import { line, sub } from "../src/article/mathml";
+import { STEPS } from "../src/article/steps";
+import { result, setup } from "../src/core/bench";
+import { massOffNearest } from "../src/core/bounds";
+import { openPayload } from "../src/core/payload";
+import { pictureNamed } from "../src/core/pictures";
+import { attentionOf } from "../src/core/theorem";
+import { type ArticleState, atStep, checkedArticle } from "../src/state/article";
+import { hard, oneMissing } from "../src/state/bench";
+import { START, fromHash, reduce, toHash } from "../src/state/state";
+import { apart, fixture } from "./reading";
+
+const total = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0);
+const image = pictureNamed("disc", 12);
+
+describe("steps", () => {
+  test.each(STEPS.map((step, index) => ({ ...step, index })))("$index: $title", ({ title, paragraphs, equation, index }) => {
+    expect(title.length).toBeLessThan(50);
+    const sentences = paragraphs.join(" ").split(/[.?!](?: |$)/).filter(Boolean);
+    expect(sentences.length).toBeGreaterThanOrEqual(2);
+    expect(sentences.length).toBeLessThanOrEqual(5);
+    for (const sentence of sentences) expect(sentence.split(" ").length).toBeLessThanOrEqual(36);
+    for (const math of equation) expect(opened(math)).toEqual([]);
+    expect(checkedArticle(atStep(index))).toEqual(atStep(index));
+  });
+
+  test("each has a figure of its own", () => {
+    expect(STEPS.length).toBe(10);
+    expect(new Set(STEPS.map(({ figure }) => figure)).size).toBe(STEPS.length);
+  });
+});
+
+/** The elements that a text of tags leaves open, or the first that closes wrongly. */
+function opened(markup: string): string[] {
+  const open: string[] = [];
+  for (const [, slash, name] of markup.matchAll(/<(\/?)(\w+)[^>]*>/g)) {
+    if (!slash) open.push(name!);
+    else if (open.pop() !== name) return [`</${name}>`];
+  }
+  return open;
+}
+
+test("names, numbers and signs become MathML", () => {
+  expect(line(sub("W", "qry"), "= 2 < x")).toBe(
+    '<math display="block"><mrow><msub><mrow><mi>W</mi></mrow><mrow><mi>qry</mi></mrow></msub><mo>=</mo><mn>2</mn><mo>&lt;</mo><mi>x</mi></mrow></math>',
+  );
+});
+
+describe("a link to the article", () => {
+  test.each(STEPS.map((_, index) => index))("names step %i and nothing else, and restores what it sets up", (index) => {
+    const state = { ...START, view: "article" as const, article: atStep(index) };
+    expect(toHash(state)).toBe(index === 0 ? "#view=article" : `#view=article&article.step=${index}`);
+    expect(fromHash(toHash(state))).toEqual(state);
+  });
+
+  test("restores what the reader changed", () => {
+    const change: Partial<ArticleState> = { ...atStep(4), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
+    const state = reduce(START, { type: "article", change });
+    expect(state.article.alpha).toBe(2.5);
+    expect(fromHash(toHash(state))).toEqual(state);
+  });
+
+  test("that asks for what is not there gets the nearest that is", () => {
+    const { article } = fromHash("#article.step=99&article.alpha=0&article.shifts=40&article.centre=9&article.border=none&article.missing=12&article.content=-3&article.terms=5");
+    expect(article).toEqual({ ...atStep(9), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
+  });
+});
+
+describe("shuffled pixels", () => {
+  const content: Head = { near: 0, alike: 60, centre: [0, 0] };
+
+  test("are each there once, in the same order for the same number", () => {
+    const order = shuffled(144, 7);
+    expect(order).toEqual(shuffled(144, 7));
+    expect(order).not.toEqual(shuffled(144, 8));
+    expect([...order].sort((a, b) => a - b)).toEqual(shuffled(144, 0));
+  });
+
+  test("give shuffled outputs to a head that sees content alone, and others to one that sees positions", () => {
+    for (const seed of [1, 2, 3]) {
+      const order = shuffled(144, seed);
+      expect(shuffling(image, order, content).apart).toBeLessThan(1e-14);
+      expect(shuffling(image, order, { ...content, near: 0.5 }).apart).toBeGreaterThan(0.01);
+    }
+    expect(shuffling(image, shuffled(144, 0), content).apart).toBe(0);
+  });
+
+  test("a head passes on the mean of the image under its probabilities", () => {
+    const row = attentionRow(image, 30, content);
+    expect(total(row.data)).toBeCloseTo(1, 12);
+    expect(mixed(row, image)).toBeCloseTo(outputOf(image, content).data[30]!, 14);
+    expect(reordered(image, [3, 0]).data).toEqual(Float64Array.from([image.data[3]!, image.data[0]!]));
+  });
+});
+
+test("the position head of the article is the head of the theorem", () => {
+  const heads = { alpha: 0.7, centres: [[-1, 1.5]] as const, weights: [1], present: [true] };
+  const geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" } as const;
+  const row = attentionRow(image, 5 * 12 + 3, { near: 0.7, alike: 0, centre: [-1, 1.5] });
+  expect(apart(row.data, attentionOf([12, 12], [5, 3], heads, 0, geometry).data)).toBeLessThan(1e-14);
+});
+
+test("the mass off the nearest pixel stays below the bound", () => {
+  const blank = { height: 11, width: 11, data: new Float64Array(121) };
+  for (const alpha of [0.1, 0.7, 3, 20, 50]) {
+    for (const aside of [0, 0.3, 0.5]) {
+      const { data } = attentionRow(blank, 60, { near: alpha, alike: 0, centre: [-1, 1 + aside] });
+      const target = 4 * 11 + 6;
+      const off = total(data.filter((_, key) => key !== target));
+      expect(off).toBeLessThanOrEqual(massOffNearest(alpha, [0, aside]) * (1 + 1e-12));
+    }
+  }
+});
+
+describe("the four terms", () => {
+  const query = 41;
+  const terms = fourTerms(image, query);
+
+  test("add up to the score of contents plus positions", () => {
+    const { matrix, contents, places } = embedded(image);
+    const both = contents.map((content, pixel) => content.map((part, at) => part + places[pixel]![at]!));
+    const direct = both.map((to) => matrix.reduce((sum, weights, i) => sum + both[query]![i]! * total(weights.map((weight, j) => weight * to[j]!)), 0));
+    expect(apart(summed(terms, [1, 1, 1, 1]).data, direct)).toBeLessThan(1e-13);
+  });
+
+  test("only the last does not know the image", () => {
+    const other = fourTerms(pictureNamed("stripes", 12), query);
+    expect(terms.map((term, index) => apart(term.data, other[index]!.data) > 1e-3)).toEqual([true, true, true, false]);
+  });
+
+  test("none of them leaves every pixel alike", () => {
+    const { data } = probabilities(summed(terms, [0, 0, 0, 0]));
+    expect(apart(data, new Array(144).fill(1 / 144))).toBeLessThan(1e-15);
+  });
+});
+
+describe("beside a convolution with zeros around", () => {
+  const found = (change: Partial<ArticleState>) => {
+    const set = setup(benchOf({ ...atStep(7), ...change }), null);
+    return besideZeros(set, result(set).attention);
+  };
+
+  test("hard heads are one where zeros are keys, and differ at the border where they are not", () => {
+    const zeros = found({ ...hard(), border: "zero" });
+    expect(Math.max(zeros.inside, zeros.border)).toBeLessThan(1e-13);
+    const alone = found(hard());
+    expect(alone.inside).toBeLessThan(1e-13);
+    expect(alone.border).toBeGreaterThan(0.01);
+  });
+
+  test("a head too few is felt everywhere, two on one shift likewise", () => {
+    for (const change of [oneMissing(3), twoOnOneShift()]) expect(found({ ...change, border: "zero" }).inside).toBeGreaterThan(0.01);
+  });
+});
+
+test("the bench takes over what the article's step has", () => {
+  const article = { ...atStep(6), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
+  expect(benchOf(article)).toMatchObject({ alpha: 7, missing: [2], border: "circular", query: [3, 9], kernel: "sharpen", size: 32 });
+});
+
+describe("a head's fixed pattern", () => {
+  const head: Head = { near: 0.5, alike: 0, centre: [-1, 1] };
+
+  test("is all of a head that sees positions alone, and less the more content weighs", () => {
+    const moves = [0, 2, 40].map((alike) => patternOf(image, { ...head, alike }, 3).moves);
+    expect(moves[0]!).toBeLessThan(1e-14);
+    expect(moves[1]!).toBeGreaterThan(0.001);
+    expect(moves[2]!).toBeGreaterThan(2 * moves[1]!);
+    expect(moves[2]!).toBeLessThan(1);
+  });
+
+  test("sums to one", () => {
+    expect(total(patternOf(image, { ...head, alike: 10 }, 3).mean.data)).toBeCloseTo(1, 12);
+  });
+});
+
+describe("heads of a payload", () => {
+  const payload = openPayload(fixture("payload.safetensors"));
+
+  test("are rows of probabilities for its first layers", () => {
+    const layers = layerMaps(payload, [2, 1]);
+    expect(layers.length).toBe(3);
+    for (const { maps, query } of layers) {
+      for (const { data } of maps) expect(total(data)).toBeCloseTo(1, 3);
+      expect(query).toEqual([2, 1]);
+    }
+  });
+
+  test("where rows are stored for few queries, the nearest is taken", () => {
+    expect(nearestStored([1, 7, 10], 9, 4)).toBe(10);
+    expect(nearestStored([1, 7, 10], 0, 4)).toBe(1);
+    expect(nearestStored(null, 5, 4)).toBe(5);
+  });
+
+  test("tokens are means of the pixels under them", () => {
+    const greys = tokenGreys(payload);
+    expect([greys.height, greys.width]).toEqual([...payload.manifest.layers[0]!.sizes]);
+    const pixels = payload.images!;
+    const [, height, width] = pixels.shape as [number, number, number];
+    const first = Array.from(pixels.data.slice(0, height * width * 3));
+    const weights = [0.299, 0.587, 0.114];
+    const mean = total(first.map((value, at) => value * weights[at % 3]!)) / (255 * height * width);
+    expect(total(greys.data) / greys.data.length).toBeCloseTo(mean, 6);
+  });
+
+  test("a sketch stands in where there is none", () => {
+    for (const { maps } of sketchedMaps([8, 8])) {
+      expect(maps.length).toBe(9);
+      for (const { data } of maps) expect([data.length, total(data)]).toEqual([SKETCH_SIZE ** 2, expect.closeTo(1, 12)]);
+    }
+  });
+});
