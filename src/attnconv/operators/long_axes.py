@@ -61,7 +61,7 @@ def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: 
         for view in block.views:
             mixed, matrix = _mix(x, factors, block, view)[0], weight[view.head]
             if groups == 1 and total.dtype == mixed.dtype:
-                total.addmm_(mixed, matrix)
+                torch.addmm(total, mixed, matrix, out=total)
             else:
                 total.add_(project_each(mixed[None], matrix[None], groups)[0])
         part.copy_(total.view(part.shape))
