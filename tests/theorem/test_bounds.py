@@ -11,6 +11,7 @@ from torch import nn
 
 from attnconv import SelfAttention1d, SelfAttention2d
 from attnconv.encodings.gaussian_mass import mass_off_nearest
+from attnconv.grid import BORDERS, Border
 from attnconv.theorem import alpha_for, error_bound, from_conv, mass_off
 from attnconv.theorem.proof import draw_convolution, perform
 
@@ -63,6 +64,14 @@ def test_an_image_built_to_be_worst_reaches_a_quarter_of_the_bound(alpha: float,
     with torch.no_grad():
         apart = float((layer(worst) - conv(worst)).abs().max())
     assert 0.25 <= apart / float(error_bound(layer, -1.0, 1.0)) <= 1
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_a_range_of_python_numbers_is_not_rounded(border: Border) -> None:
+    layer = SelfAttention2d(3, 2, heads=4, border=border, dtype=torch.float64)
+    low, high = -0.1, 0.7  # float32 has neither
+    exact = [torch.full((3,), v, dtype=torch.float64) for v in (low, high)]
+    torch.testing.assert_close(error_bound(layer, low, high), error_bound(layer, *exact), rtol=1e-15, atol=0.0)
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -105,7 +105,9 @@ def error_bound(
         raise ValueError(bad("layer", "must have heads with a centre and alpha (Quadratic)", type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
-        least, most = (torch.as_tensor(v).to(weight).expand(layer.in_channels) for v in (low, high))
+        # As float64 at once: without a dtype torch would round Python's numbers to float32, and so the bound.
+        least, most = (torch.as_tensor(v, dtype=weight.dtype, device=weight.device) for v in (low, high))
+        least, most = least.expand(layer.in_channels), most.expand(layer.in_channels)
         if bool((least > most).any()):
             raise ValueError(bad("low", "must not exceed high", f"low={low}, high={high}"))
         if layer.border == "zero":
