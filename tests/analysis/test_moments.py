@@ -25,41 +25,32 @@ def positions(axes: list[list[int]]) -> Tensor:
 
 
 def brute_force(operator: AttentionOperator, queries: Tensor | None = None) -> dict[str, Tensor]:
-    """The definitions, one query at a time, from the stored matrix."""
+    """The definitions, written out over the stored matrix."""
     grid = operator.grid
-    chosen = range(grid.query_count) if queries is None else queries.tolist()
-    matrix, padding = operator.to_dense().double().detach(), operator.padding_mass(all_queries(grid, operator.device))
+    every = all_queries(grid, operator.device)
+    chosen = every if queries is None else queries
+    matrix, padding = operator.to_dense().double().detach(), operator.padding_mass(every).double().detach()
     keys = positions([[axis.spacing * k for k in range(axis.size)] for axis in grid.axes])
     places = positions([axis.query_positions().tolist() for axis in grid.axes])
-    results: dict[str, Tensor] = {"padding_mass": padding.detach().double()[:, :, list(chosen)].mean(-1)}
-    heads = list(itertools.product(range(operator.batch), range(operator.heads)))
-    found: dict[str, list[Tensor]] = {name: [] for name in NAMES}
-    for image, head in heads:
-        centres, covariances, distances, entropies = [], [], [], []
-        for query in chosen:
-            row = matrix[image, head, query]
-            if row.sum() == 0:
-                continue
-            row = row / row.sum()
-            shifts = keys - places[query]
-            centres.append(row @ shifts)
-            covariances.append((shifts - centres[-1]).T @ torch.diag(row) @ (shifts - centres[-1]))
-            distances.append(row @ shifts.norm(dim=1))
-            entropies.append(-sum(w * math.log(w) for w in row.tolist() if w > 0))
-        if not centres:
-            nothing = torch.full((grid.dims,), math.nan, dtype=DOUBLE)
-            values = [nothing, torch.diag(nothing) * math.nan, torch.diag(nothing) * math.nan, nothing[0], nothing[0]]
-        else:
-            off = torch.stack(centres) - torch.stack(centres).mean(0)
-            spread = off.T @ off / len(centres)
-            numbers = torch.tensor([sum(entropies) / len(entropies)], dtype=DOUBLE)
-            means = [torch.stack(centres).mean(0), torch.stack(covariances).mean(0), spread]
-            values = [*means, torch.stack(distances).mean(), numbers[0]]
-        for name, value in zip(NAMES, values, strict=True):
-            found[name].append(value)
-    for name, values in found.items():
-        results[name] = torch.stack(values).unflatten(0, (operator.batch, operator.heads))
-    return results
+    shifts = keys - places[chosen, None]  # n m d
+    seen = matrix[:, :, chosen].sum(-1) != 0  # b h n: the queries with mass on keys
+    rows = matrix[:, :, chosen] / matrix[:, :, chosen].sum(-1, keepdim=True)
+
+    def mean(values: Tensor) -> Tensor:
+        """Over the queries with mass, NaN where there are none: (b, h, n, ...) to (b, h, ...)."""
+        mask = seen[(..., *(None,) * (values.dim() - 3))]
+        return torch.where(mask, values, 0).sum(2) / mask.sum(2)
+
+    centres = torch.einsum("bhnm,nmi->bhni", rows, shifts)
+    around, off = shifts - centres[:, :, :, None], centres - mean(centres)[:, :, None]
+    return {
+        "padding_mass": padding[:, :, chosen].mean(-1),
+        "centre": mean(centres),
+        "covariance": mean(torch.einsum("bhnm,bhnmi,bhnmj->bhnij", rows, around, around)),
+        "spread_of_centres": mean(off[..., :, None] * off[..., None, :]),
+        "distance": mean((rows * shifts.norm(dim=-1)).sum(-1)),
+        "entropy": mean(-torch.special.xlogy(rows, rows).sum(-1)),
+    }
 
 
 NAMES = ("centre", "covariance", "spread_of_centres", "distance", "entropy")
