@@ -76,8 +76,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
     if mass_off(low, dims) <= mass:  # blunter than any head that is of use
         return low
-    for _ in range(200):
-        middle = math.sqrt(low * high)
+    while low < (middle := math.sqrt(low * high)) < high:  # until no number lies between, in about 60 steps
         low, high = (middle, high) if mass_off(middle, dims) > mass else (low, middle)
     return high
 
