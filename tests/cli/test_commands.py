@@ -109,23 +109,25 @@ def test_report_says_where_it_is(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "page" / "index.html").is_file()
 
 
-def test_demo_performs_learns_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "demo"))
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo with a model and data that train at once; tests/verify/test_training.py runs it as it is."""
+    whole = recipe("quadratic-digits")
+    model = replace(whole.model, layers=1, width=16, mlp_width=16, heads=3)  # type: ignore[arg-type]
+    settings = replace(whole, model=model, data=replace(whole.data, limit=100))
+    monkeypatch.setattr(recipes, "recipe", lambda _: settings)
+
+
+@pytest.mark.usefixtures("little")
+def test_demo_performs_learns_shows_and_clears_an_earlier_one_when_all_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("demo", "--out", str(tmp_path / "demo"), "--epochs")
+    status, out, _ = call(capsys, *words, "1")
     assert status == 0
     assert "as 9 heads in float64: largest relative difference" in out
     assert "test accuracy" in out
     assert Path(out.split("Report: ")[1].strip()).is_file()
-
-
-def test_demo_clears_an_earlier_one_when_all_is_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("demo", "--out", str(tmp_path / "demo"), "--epochs")
-    whole = recipe("quadratic-digits")
-    model = replace(whole.model, layers=1, width=16, mlp_width=16, heads=3)  # type: ignore[arg-type]
-    little = replace(whole, model=model, data=replace(whole.data, limit=100))
-    monkeypatch.setattr(recipes, "recipe", lambda _: little)
-    assert call(capsys, *words, "1")[0] == 0
     result = tmp_path / "demo" / "result.json"
     (tmp_path / "demo" / "of-the-first").write_text("")
     status, _, err = call(capsys, *words, "0")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnconv.cli import main
 from attnconv.training.fit import fit
 from attnconv.training.recipes import recipe
 
@@ -22,6 +23,17 @@ def test_digits_reach_97_percent(seed: int, tmp_path: Path, verify_scale: float)
         f"quadratic-digits, seed {seed}: {accuracy:.2%} of the test images after the last epoch, {result['seconds']} s"
     )
     assert accuracy >= 0.97
+
+
+def test_the_demo_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One epoch of it; the tests of the commands run a smaller one."""
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--epochs", "1", "--out", str(tmp_path / "demo")])
+    assert end.value.code in (0, None)
+    out = capsys.readouterr().out
+    assert "as 9 heads in float64: largest relative difference" in out
+    assert "test accuracy" in out
+    assert Path(out.split("Report: ")[1].strip()).is_file()
 
 
 def test_cifar_10_reaches_75_percent_within_an_hour(tmp_path: Path, shared_data: Path, verify_scale: float) -> None:
