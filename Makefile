@@ -35,8 +35,9 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 
 test: check unit doctests compile docs web verify-tenth  ## everything that CI runs
 
+# A file stays with one worker: what its tests share is made once.
 unit: $(STAMP)
-	$(PYTEST) tests -n $(WORKERS) $(HOOK) -m "not compile and not verify"
+	$(PYTEST) tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
 
 doctests: $(STAMP)
 	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv README.md $(wildcard docs/*.md)
