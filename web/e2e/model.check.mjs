@@ -21,7 +21,7 @@ async function shown(browser, bytes, { hash = "", ...options } = {}) {
 
 /** Waits until maps have numbers above them; those out of sight have none. */
 async function painted(page) {
-  await page.locator(".map:visible").first().scrollIntoViewIfNeeded();
+  await page.locator(".shows > section:not(.zoom)").first().scrollIntoViewIfNeeded();
   await page.waitForFunction(() => [...document.querySelectorAll(".map .soft")].some((caption) => caption.textContent !== ""));
   await page.evaluate(() => scrollTo(0, 0));
 }
@@ -92,7 +92,10 @@ export const checks = {
       const hash = Object.entries(link).map(([name, value]) => `&model.${name}=${value}`).join("");
       const { page, close } = await shown(browser, bytes, { hash });
       assert.ok(Math.abs((await number(page, "probability")) - row[9]) < 1e-6, JSON.stringify([place, part]));
-      const largest = Number(await page.locator(".maps").nth(layer).locator(".map .soft").nth(head).innerText());
+      const caption = page.locator(".maps").nth(layer).locator(".map .soft").nth(head);
+      await caption.scrollIntoViewIfNeeded();
+      await caption.filter({ hasText: /\d/ }).waitFor();
+      const largest = Number(await caption.innerText());
       assert.ok(Math.abs(largest / Math.max(...row) - 1) < 0.06, "two digits above the map"); // 1.05 is written 1.1
       await close();
     }

@@ -66,9 +66,8 @@ export interface Gaussian {
   readonly precision: ArrayLike<number>;
 }
 
-/** The ellipse of a Gaussian head that goes midway between the last pixel of S(share) and the first one outside. */
-export function gaussianContour(map: Float64Array, width: number, share: number, head: Gaussian): Ellipse | null {
-  const level = levelOf(map, share);
+/** The ellipse of a Gaussian head that goes midway between the last pixel of at least `level` and the first one below. */
+export function gaussianContour(map: Float64Array, width: number, level: number, head: Gaussian): Ellipse | null {
   const [a, b, c, d] = [0, 1, 2, 3].map((at) => head.precision[at]!) as [number, number, number, number];
   let [last, next] = [0, Infinity];
   for (let key = 0; key < map.length; key++) {
@@ -81,7 +80,7 @@ export function gaussianContour(map: Float64Array, width: number, share: number,
   return ellipse(head.centre, head.precision, Math.sqrt(next < Infinity ? (last + next) / 2 : last));
 }
 
-/** Draws the outline of the pixels of at least `level`, along their edges, in pixels of the grid. */
+/** Gives `line` the outline of the pixels of at least `level`: straight runs of their edges, corner to corner. */
 export function outline(
   map: Float64Array,
   width: number,
@@ -91,13 +90,20 @@ export function outline(
   const height = map.length / width;
   const inside = (row: number, column: number): boolean =>
     row >= 0 && column >= 0 && row < height && column < width && map[row * width + column]! >= level;
-  for (let row = 0; row < height; row++) {
-    for (let column = 0; column < width; column++) {
-      if (map[row * width + column]! < level) continue;
-      if (!inside(row - 1, column)) line(row, column, row, column + 1);
-      if (!inside(row + 1, column)) line(row + 1, column, row + 1, column + 1);
-      if (!inside(row, column - 1)) line(row, column, row + 1, column);
-      if (!inside(row, column + 1)) line(row, column + 1, row + 1, column + 1);
+  for (let row = 0; row <= height; row++) {
+    let from = -1; // where the run began, or -1 beside a run
+    for (let column = 0; column <= width; column++) {
+      const edge = inside(row - 1, column) !== inside(row, column);
+      if (edge && from < 0) from = column;
+      else if (!edge && from >= 0) (line(row, from, row, column), (from = -1));
+    }
+  }
+  for (let column = 0; column <= width; column++) {
+    let from = -1;
+    for (let row = 0; row <= height; row++) {
+      const edge = inside(row, column - 1) !== inside(row, column);
+      if (edge && from < 0) from = row;
+      else if (!edge && from >= 0) (line(from, column, row, column), (from = -1));
     }
   }
 }

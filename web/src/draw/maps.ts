@@ -108,11 +108,10 @@ export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array
     map = probabilities(map, shares);
   }
   const gaussian = gaussianOf(payload, place, choice.time, query);
-  const contour = (share: number, dashed: boolean): Contour => ({
-    ellipse: gaussian && gaussianContour(map, width, share, gaussian),
-    level: levelOf(map, share),
-    dashed,
-  });
+  const contour = (share: number, dashed: boolean): Contour => {
+    const level = levelOf(map, share);
+    return { ellipse: gaussian && gaussianContour(map, width, level, gaussian), level, dashed };
+  };
   return {
     query,
     centre: marks.centres ? (gaussian?.centre ?? meanOf(map, width)) : null,
