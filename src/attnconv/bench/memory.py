@@ -3,8 +3,7 @@
     python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
-first call is not counted as the step's. Where the C library lets it be said (glibc), blocks of 1 MiB and more go back
-to the system when they are freed: holes in a heap depend on chance, and differ by a third from one process to the next.
+first call is not counted as the step's. Freed blocks go back to the system (`attnconv.bench.allocator`).
 
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
@@ -13,9 +12,7 @@ systems have no other, and no way of setting it back: what the step took below a
 On a GPU the peak is torch's own count of what it has allocated there.
 """
 
-import ctypes
 import functools
-import gc
 import importlib
 import json
 import resource
@@ -27,18 +24,18 @@ from typing import TypeAlias
 import torch
 from torch.profiler import profile
 
+from attnconv.bench.allocator import give_back, map_large_blocks
 from attnconv.bench.measuring import measuring_on, settle, waited
 
 Prepared: TypeAlias = Callable[[], Callable[[], object]]
 
-_MMAP_THRESHOLD = -3  # glibc's number of the option
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def main(words: Sequence[str]) -> dict[str, int]:
     """Bytes by the names that `Memory` has."""
     module, case, threads, device = words
-    _keep_no_holes()
+    map_large_blocks()
     settle()
     torch.set_num_threads(int(threads))
     prepared = functools.partial(importlib.import_module(module).prepared, **json.loads(case))
@@ -61,7 +58,7 @@ def _of_the_device(prepared: Prepared) -> dict[str, int]:
 
 def _of_the_process(prepared: Prepared) -> dict[str, int]:
     prepared()()
-    _give_back()
+    give_back()
     step = prepared()
     building = peak()
     before = _set_back()
@@ -110,24 +107,6 @@ def _noted(name: str) -> int | None:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _keep_no_holes() -> None:
-    """Have large blocks mapped, each on its own."""
-    _allocator("mallopt", _MMAP_THRESHOLD, 2**20)
-
-
-def _give_back() -> None:
-    """Hand freed memory back to the system where its allocator would keep it: reuse would not be seen."""
-    gc.collect()
-    _allocator("malloc_trim", 0)
-
-
-def _allocator(name: str, *numbers: int) -> None:
-    """Call a function of the C library's allocator where there is one of that name."""
-    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-    if function is not None:
-        function(*numbers)
 
 
 if __name__ == "__main__":

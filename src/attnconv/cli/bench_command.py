@@ -99,9 +99,11 @@ def _not_writable(out: Path | None) -> list[str]:
 
 
 def _calibrate(device: str) -> None:
+    from attnconv.bench.allocator import keep_freed_memory
     from attnconv.bench.measuring import settle
     from attnconv.operators.planner import calibrate, keep
 
+    keep_freed_memory()
     settle()
     found = calibrate(device)
     path = keep(found, device)
@@ -114,10 +116,12 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     import torch
     from rich.console import Console
 
+    from attnconv.bench.allocator import keep_freed_memory
     from attnconv.bench.measuring import measuring_on, settle
     from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment
 
+    keep_freed_memory()
     settle()
     names = list(dict.fromkeys(arguments.names)) or list(QUESTIONS)
     record = environment(command, torch.device(arguments.device))

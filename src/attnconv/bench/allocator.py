@@ -1,0 +1,42 @@
+"""What the C library does with freed memory while something is measured.
+
+Left to itself, glibc gives freed blocks back to the system or keeps them, as the history of the process has it, and
+pages that were given back are cleared and mapped anew when they are next used. Two contenders that do the same work then
+differ by a factor of two in time, or by a third in memory.
+
+    times     `keep_freed_memory`: blocks are used again, after the first round nobody pays for pages
+    memory    `map_large_blocks`, `give_back`: every large block comes and goes on its own, so that peaks hold no holes
+
+Elsewhere than on Linux with glibc nothing happens.
+"""
+
+import ctypes
+import gc
+import sys
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # names of `mallopt`
+_LARGE = 2**20
+
+
+def keep_freed_memory() -> None:
+    """Take blocks of any size from one heap, and keep it."""
+    _allocator("mallopt", _MMAP_MAX, 0)
+    _allocator("mallopt", _TRIM_THRESHOLD, -1)  # never
+
+
+def map_large_blocks() -> None:
+    """Have blocks of 1 MiB and more mapped, each on its own."""
+    _allocator("mallopt", _MMAP_THRESHOLD, _LARGE)
+
+
+def give_back() -> None:
+    """Hand freed memory back to the system where its allocator would keep it: reuse would not be seen."""
+    gc.collect()
+    _allocator("malloc_trim", 0)
+
+
+def _allocator(name: str, *numbers: int) -> None:
+    """Call a function of the C library's allocator where there is one of that name."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function(*numbers)
