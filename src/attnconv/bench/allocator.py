@@ -4,7 +4,7 @@ Left to itself, glibc gives freed blocks back to the system or keeps them, as th
 pages that were given back are cleared and mapped anew when they are next used. Two contenders that do the same work
 then differ by a factor of two in time, or by a third in memory.
 
-    times     `keep_freed_memory`: blocks are used again, after the first round nobody pays for pages
+    times     `keep_freed_memory`, on request: blocks are used again, and after the first round nobody pays for pages
     memory    `map_large_blocks`, `give_back`: every large block comes and goes on its own, so that peaks hold no holes
 
 Elsewhere than on Linux with glibc nothing happens.

@@ -46,6 +46,9 @@ class Bench:
     numbers say nothing about the claims."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there."""
+    keep_memory: bool = False
+    """Have the C library keep freed memory (Linux, glibc), so that no step pays for pages. Equal work then takes equal
+    time, where by chance it may else differ twofold; what avoids large tensors gains less. Takes gigabytes more."""
     out: Path | None = None
     """Folder for results.json, a page README.md with the tables, and a figure per question; None prints only."""
     settings: Annotated[BenchSettings, tyro.conf.arg(name="")] = field(default_factory=BenchSettings)
@@ -99,11 +102,9 @@ def _not_writable(out: Path | None) -> list[str]:
 
 
 def _calibrate(device: str) -> None:
-    from attnconv.bench.allocator import keep_freed_memory
     from attnconv.bench.measuring import settle
     from attnconv.operators.planner import calibrate, keep
 
-    keep_freed_memory()
     settle()
     found = calibrate(device)
     path = keep(found, device)
@@ -121,7 +122,8 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment
 
-    keep_freed_memory()
+    if arguments.keep_memory:
+        keep_freed_memory()
     settle()
     names = list(dict.fromkeys(arguments.names)) or list(QUESTIONS)
     record = environment(command, torch.device(arguments.device))
