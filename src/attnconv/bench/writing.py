@@ -81,9 +81,9 @@ def _page(answers: Sequence[Answer], settings: Mapping[str, Any], environment: M
         "# Benchmarks",
         f"Measured by `{command}` on {environment['device']}, {environment['threads']} threads, "
         f"{environment['platform']}; {versions}; started {environment['started']}. Contenders take turns, denormals "
-        "are flushed for all, and times are medians. Memory is the peak of one step in a process of its own, without its inputs: resident, with freed blocks of 1 MiB and more given "
-        "back, and as far as tensors hold it; on a GPU, what torch allocates there. All rounds stand in "
-        "`results.json`.",
+        "are flushed for all, and times are medians. Memory is the peak of one step in a process of its own, without "
+        "its inputs: resident, with freed blocks of 1 MiB and more given back, and as far as tensors hold it; on a "
+        "GPU, what torch allocates there. All rounds stand in `results.json`.",
     ]
     for answer in answers:
         chosen = ", ".join(f"{name} {value}" for name, value in settings[answer.name].items())
