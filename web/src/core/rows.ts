@@ -67,13 +67,14 @@ function addContent(payload: Payload, layer: Layer, place: Place, into: Float64A
   const keys = payload.of(place.layer, "key");
   if (queries === null || keys === null) return;
   const tokens = into.length;
+  const [left, right] = [queries.data, keys.data];
   const extent = queries.shape[3] ?? 0;
   const block = (place.image * layer.heads + place.head) * tokens * extent;
   const from = block + place.query * extent;
   for (let key = 0; key < tokens; key++) {
     let sum = 0;
     const at = block + key * extent;
-    for (let c = 0; c < extent; c++) sum += queries.data[from + c]! * keys.data[at + c]!;
+    for (let c = 0; c < extent; c++) sum += left[from + c]! * right[at + c]!;
     into[key]! += sum;
   }
 }
