@@ -29,12 +29,13 @@ def halves(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
+def chunk(name: bytes, data: bytes) -> bytes:
+    """One chunk of a PNG."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
 def png_of(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds next to nothing."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
@@ -78,6 +79,20 @@ def test_pictures_stand_upright(orientation: int) -> None:
         wanted = np.asarray(ImageOps.fit(upright, (24, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     found = read_upload(content, "image/png", (16, 24)).numpy()
     assert np.abs(found.astype(int) - wanted).max() <= 1  # rounded in another order
+
+
+@pytest.mark.parametrize("exif", [b"MM\0*", b"", b"II*\0\xff\xff\xff\xff", b"no TIFF at all"])
+def test_exif_that_cannot_be_read_is_ignored(exif: bytes) -> None:
+    plain = saved(halves(), "PNG")
+    wanted = read_upload(plain, "image/png", (4, 6))
+    after_pixels = plain[:-12] + chunk(b"eXIf", exif) + plain[-12:]
+    for content in (plain[:33] + chunk(b"eXIf", exif) + plain[33:], after_pixels):
+        assert torch.equal(read_upload(content, "image/png", (4, 6)), wanted)
+    for form in ("JPEG", "WEBP"):
+        content = saved(halves(), form, exif=b"Exif\0\0" + exif)
+        assert torch.equal(
+            read_upload(content, TYPES[form], (4, 6)), read_upload(saved(halves(), form), TYPES[form], (4, 6))
+        )
 
 
 @pytest.mark.parametrize("declared", ["", "text/html", "image/svg+xml", "image/tiff", "image", "\udcff"])

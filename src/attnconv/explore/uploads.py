@@ -6,7 +6,9 @@ are out of reach.
 """
 
 import io
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import torch
@@ -30,6 +32,19 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
+# Pillow's decoders raise all of these for broken files.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    struct.error,
+    zlib.error,
+)
 
 
 class UnsupportedTypeError(ValueError):
@@ -69,8 +84,7 @@ def read_upload(
             return _decode(content, wanted, sizes, "RGB" if channels == 3 else "L")
         except (UnsupportedTypeError, TooLargeError):
             raise
-        # Pillow's decoders raise all of these for broken files.
-        except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError) as error:
+        except _BROKEN as error:
             first = str(error).partition("\n")[0][:200] or type(error).__name__
             raise ValueError(bad("image", "must be a whole picture of 8 bits a channel", first)) from error
         except (Image.DecompressionBombError, MemoryError) as error:
@@ -98,7 +112,9 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     with Image.open(io.BytesIO(content), formats=[wanted]) as image:
         if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
             raise ValueError(f"mode {image.mode}")
-        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        if wanted != "JPEG":
+            image.load()  # a PNG's EXIF may follow its pixels: here what is wrong with them comes out, below it would not
+        turn = _turn(image)
         if turn in SIDEWAYS:
             height, width = width, height
         image.draft(mode, (2 * width, 2 * height))  # JPEG only: decoded at a fraction of its size
@@ -110,3 +126,11 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     height, width = sizes
     pixels = np.asarray(fitted, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
     return torch.from_numpy(pixels)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to set a picture upright. EXIF that cannot be read turns nothing: the pixels are whole all the same."""
+    try:
+        return TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except _BROKEN:
+        return None
