@@ -67,6 +67,18 @@ def test_the_first_frame() -> None:
     assert read_upload(film, "image/gif", (4, 6))[0, 2, 1] > 200
 
 
+def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+    """As many telephones write them; Pillow calls them MPO."""
+    content = saved(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
+    with Image.open(io.BytesIO(content)) as opened:
+        assert opened.format == "MPO"
+    assert torch.equal(
+        read_upload(content, "image/jpeg", (8, 12)), read_upload(saved(halves(), "JPEG"), "image/jpeg", (8, 12))
+    )
+    with pytest.raises(UnsupportedTypeError, match="image: must be the PNG that was declared, got MPO"):
+        read_upload(content, "image/png", (4, 4))
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_stand_upright(orientation: int) -> None:
     turned = Image.Exif()

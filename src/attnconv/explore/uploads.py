@@ -58,7 +58,7 @@ class TooLargeError(ValueError):
 def read_upload(
     content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of a GIF, the first frame.
+    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of several, the first.
 
     Args:
         content: The file.
@@ -99,7 +99,7 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
         got = f"bytes that are none, declared as {declared[:60]!r}"
         raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", got)) from error
     with image:
-        if image.format != wanted:
+        if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
             raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
         if image.width * image.height > LARGEST_PICTURE:
             requirement = f"must have at most {LARGEST_PICTURE:,} pixels"
