@@ -127,6 +127,18 @@ def test_a_hundred_megapixels_are_refused_by_their_header(width: int, height: in
         read_upload(png_of(width, height), "image/png", (4, 4))
 
 
+def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
+    content = saved(Image.new("L", (4001, 3000)), "WEBP", method=0)
+    with pytest.raises(TooLargeError, match="image: must have at most 12,000,000 pixels as WebP, got 4001 x 3000"):
+        read_upload(content, "image/webp", (4, 4))
+
+
+def test_a_webp_that_moves_is_refused_in_words() -> None:
+    film = saved(halves(), "WEBP", save_all=True, append_images=[halves().transpose(Image.Transpose.ROTATE_180)])
+    with pytest.raises(UnsupportedTypeError, match="image: must be a WebP that does not move, got 2 frames. Save one"):
+        read_upload(film, "image/webp", (4, 4))
+
+
 def test_too_many_bytes() -> None:
     with pytest.raises(TooLargeError, match="image: must have at most 20,000,000 bytes, got 20,000,001"):
         read_upload(b"\0" * (LARGEST_UPLOAD + 1), "image/png", (4, 4))

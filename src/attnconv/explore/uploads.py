@@ -20,6 +20,7 @@ from attnconv._errors import bad
 
 LARGEST_UPLOAD = 20_000_000  # bytes
 LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones, decoded in 200 MB, or 400 MB with transparency
+LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 ORIENTATION = 0x0112  # the entry of a file's EXIF that says how the camera was held
 TURNS = {
@@ -67,8 +68,8 @@ def read_upload(
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are.
-        TooLargeError: More bytes or pixels than `LARGEST_UPLOAD` and `LARGEST_PICTURE`.
+        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
+        TooLargeError: More bytes than `LARGEST_UPLOAD`, or more pixels than `LARGEST_PICTURE` (WebP: `LARGEST_WEBP`).
         ValueError: The picture is broken, or not of 8 bits a channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
@@ -101,8 +102,14 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
     with image:
         if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
             raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
-        if image.width * image.height > LARGEST_PICTURE:
-            requirement = f"must have at most {LARGEST_PICTURE:,} pixels"
+        if wanted == "WEBP" and getattr(image, "n_frames", 1) > 1:
+            fix = "Save one of them as a picture."
+            raise UnsupportedTypeError(
+                bad("image", "must be a WebP that does not move", f"{image.n_frames} frames", fix)
+            )
+        most = LARGEST_WEBP if wanted == "WEBP" else LARGEST_PICTURE
+        if image.width * image.height > most:
+            requirement = f"must have at most {most:,} pixels" + (" as WebP" if wanted == "WEBP" else "")
             raise TooLargeError(bad("image", requirement, f"{image.width} x {image.height}"))
         image.verify()
 
@@ -113,7 +120,7 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
         if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
             raise ValueError(f"mode {image.mode}")
         if wanted != "JPEG":
-            image.load()  # a PNG's EXIF may follow its pixels: here what is wrong with them comes out, below it would not
+            image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out here
         turn = _turn(image)
         if turn in SIDEWAYS:
             height, width = width, height
