@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +67,12 @@ def answer(content: bytes, kind: str) -> bytes:
     return bytes(str(float(read_upload(content, kind, (4, 4)).float().mean())), "ascii")
 
 
-def started(payload: bytes | None = PAYLOAD, *, takes: bool = True) -> Iterator[Running]:
+def started(
+    payload: bytes | None = PAYLOAD, *, answers: Callable[[bytes, str], bytes] | None = answer
+) -> Iterator[Running]:
     place = listen(0)
     port = place.getsockname()[1]
-    server = server_for(app(payload, answer if takes else None, port=port, page=PAGE))
+    server = server_for(app(payload, answers, port=port, page=PAGE))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
     thread.start()
     try:
@@ -88,7 +90,7 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def empty() -> Iterator[Running]:
-    yield from started(None, takes=False)
+    yield from started(None, answers=None)
 
 
 def picture() -> bytes:
@@ -137,6 +139,20 @@ class TestRoutes:
         assert running.ask("DELETE", "/payload")[0] == 405
         assert running.ask("GET", "/image")[0] == 405
         assert running.ask("OPTIONS", "/image", Origin="http://evil.example")[0] == 403
+
+
+class TestFailures:
+    def test_what_nobody_expected_is_answered_in_words_and_with_the_headers(self) -> None:
+        def fails(content: bytes, kind: str) -> bytes:
+            raise RuntimeError(f"{kind} at /some/path")
+
+        for running in started(answers=fails):
+            for _ in range(2):
+                status, headers, content = running.ask("POST", "/image", picture(), Content_Type="image/png")
+                assert (status, headers["content-type"]) == (500, "application/json")
+                assert words(content) == "the explorer failed (RuntimeError). It goes on; another picture may do."
+                assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS
+            assert running.ask("GET", "/payload")[2] == PAYLOAD
 
 
 class TestOrigin:

@@ -29,12 +29,13 @@ def halves(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
+def chunk(name: bytes, data: bytes) -> bytes:
+    """One chunk of a PNG."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
 def png_of(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds next to nothing."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
@@ -66,6 +67,18 @@ def test_the_first_frame() -> None:
     assert read_upload(film, "image/gif", (4, 6))[0, 2, 1] > 200
 
 
+def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+    """As many telephones write them; Pillow calls them MPO."""
+    content = saved(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
+    with Image.open(io.BytesIO(content)) as opened:
+        assert opened.format == "MPO"
+    assert torch.equal(
+        read_upload(content, "image/jpeg", (8, 12)), read_upload(saved(halves(), "JPEG"), "image/jpeg", (8, 12))
+    )
+    with pytest.raises(UnsupportedTypeError, match="image: must be the PNG that was declared, got MPO"):
+        read_upload(content, "image/png", (4, 4))
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_stand_upright(orientation: int) -> None:
     turned = Image.Exif()
@@ -78,6 +91,20 @@ def test_pictures_stand_upright(orientation: int) -> None:
         wanted = np.asarray(ImageOps.fit(upright, (24, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     found = read_upload(content, "image/png", (16, 24)).numpy()
     assert np.abs(found.astype(int) - wanted).max() <= 1  # rounded in another order
+
+
+@pytest.mark.parametrize("exif", [b"MM\0*", b"", b"II*\0\xff\xff\xff\xff", b"no TIFF at all"])
+def test_exif_that_cannot_be_read_is_ignored(exif: bytes) -> None:
+    plain = saved(halves(), "PNG")
+    wanted = read_upload(plain, "image/png", (4, 6))
+    after_pixels = plain[:-12] + chunk(b"eXIf", exif) + plain[-12:]
+    for content in (plain[:33] + chunk(b"eXIf", exif) + plain[33:], after_pixels):
+        assert torch.equal(read_upload(content, "image/png", (4, 6)), wanted)
+    for form in ("JPEG", "WEBP"):
+        content = saved(halves(), form, exif=b"Exif\0\0" + exif)
+        assert torch.equal(
+            read_upload(content, TYPES[form], (4, 6)), read_upload(saved(halves(), form), TYPES[form], (4, 6))
+        )
 
 
 @pytest.mark.parametrize("declared", ["", "text/html", "image/svg+xml", "image/tiff", "image", "\udcff"])
@@ -98,6 +125,18 @@ def test_bytes_of_another_type() -> None:
 def test_a_hundred_megapixels_are_refused_by_their_header(width: int, height: int) -> None:
     with pytest.raises(TooLargeError, match="image: must "):
         read_upload(png_of(width, height), "image/png", (4, 4))
+
+
+def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
+    content = saved(Image.new("L", (4001, 3000)), "WEBP", method=0)
+    with pytest.raises(TooLargeError, match="image: must have at most 12,000,000 pixels as WebP, got 4001 x 3000"):
+        read_upload(content, "image/webp", (4, 4))
+
+
+def test_a_webp_that_moves_is_refused_in_words() -> None:
+    film = saved(halves(), "WEBP", save_all=True, append_images=[halves().transpose(Image.Transpose.ROTATE_180)])
+    with pytest.raises(UnsupportedTypeError, match="image: must be a WebP that does not move, got 2 frames. Save one"):
+        read_upload(film, "image/webp", (4, 4))
 
 
 def test_too_many_bytes() -> None:

@@ -2,7 +2,7 @@
 
     GET  /           the page, marked as served
     GET  /payload    the payload; 404 where there is none
-    POST /image      the bytes of one picture -> a new payload; 400, 413 or 415 with {"error": words}
+    POST /image      the bytes of one picture -> a new payload; 400, 413, 415 or 500 with {"error": words}
 
 It listens on 127.0.0.1. Requests that name another host or come from another origin are refused, so that neither a page
 in the same browser nor a name that was pointed here can speak to it. No path of a request reaches a file: three routes
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -51,7 +50,7 @@ def app(
     *,
     port: int,
     page: str | None = None,
-) -> Starlette:
+) -> ASGIApp:
     """The ASGI application.
 
     Args:
@@ -99,7 +98,8 @@ def app(
         Route("/payload", current, methods=["GET"]),
         Route("/image", image, methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, port=port)])
+    # Outside of all that Starlette wraps around its routes, so that its own answer to a failure is guarded as well.
+    return Guard(Starlette(routes=routes, exception_handlers={Exception: _failed}), port)
 
 
 def listen(port: int) -> socket.socket:
@@ -199,6 +199,11 @@ async def _body(request: Request) -> bytes:
     if length == 0:
         raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
     return b"".join(parts)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    """What no route expected: its kind alone, since its words may hold paths of this machine."""
+    return _refusal(500, f"the explorer failed ({type(error).__name__}). It goes on; another picture may do.")
 
 
 def _refusal(status: int, words: str) -> JSONResponse:

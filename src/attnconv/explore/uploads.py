@@ -6,7 +6,9 @@ are out of reach.
 """
 
 import io
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from attnconv._errors import bad
 
 LARGEST_UPLOAD = 20_000_000  # bytes
 LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones, decoded in 200 MB, or 400 MB with transparency
+LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 ORIENTATION = 0x0112  # the entry of a file's EXIF that says how the camera was held
 TURNS = {
@@ -30,6 +33,19 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
+# Pillow's decoders raise all of these for broken files.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    struct.error,
+    zlib.error,
+)
 
 
 class UnsupportedTypeError(ValueError):
@@ -43,7 +59,7 @@ class TooLargeError(ValueError):
 def read_upload(
     content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of a GIF, the first frame.
+    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of several, the first.
 
     Args:
         content: The file.
@@ -52,8 +68,8 @@ def read_upload(
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are.
-        TooLargeError: More bytes or pixels than `LARGEST_UPLOAD` and `LARGEST_PICTURE`.
+        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
+        TooLargeError: More bytes than `LARGEST_UPLOAD`, or more pixels than `LARGEST_PICTURE` (WebP: `LARGEST_WEBP`).
         ValueError: The picture is broken, or not of 8 bits a channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
@@ -69,8 +85,7 @@ def read_upload(
             return _decode(content, wanted, sizes, "RGB" if channels == 3 else "L")
         except (UnsupportedTypeError, TooLargeError):
             raise
-        # Pillow's decoders raise all of these for broken files.
-        except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError) as error:
+        except _BROKEN as error:
             first = str(error).partition("\n")[0][:200] or type(error).__name__
             raise ValueError(bad("image", "must be a whole picture of 8 bits a channel", first)) from error
         except (Image.DecompressionBombError, MemoryError) as error:
@@ -85,10 +100,16 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
         got = f"bytes that are none, declared as {declared[:60]!r}"
         raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", got)) from error
     with image:
-        if image.format != wanted:
+        if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
             raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
-        if image.width * image.height > LARGEST_PICTURE:
-            requirement = f"must have at most {LARGEST_PICTURE:,} pixels"
+        if wanted == "WEBP" and getattr(image, "n_frames", 1) > 1:
+            fix = "Save one of them as a picture."
+            raise UnsupportedTypeError(
+                bad("image", "must be a WebP that does not move", f"{image.n_frames} frames", fix)
+            )
+        most = LARGEST_WEBP if wanted == "WEBP" else LARGEST_PICTURE
+        if image.width * image.height > most:
+            requirement = f"must have at most {most:,} pixels" + (" as WebP" if wanted == "WEBP" else "")
             raise TooLargeError(bad("image", requirement, f"{image.width} x {image.height}"))
         image.verify()
 
@@ -98,7 +119,9 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     with Image.open(io.BytesIO(content), formats=[wanted]) as image:
         if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
             raise ValueError(f"mode {image.mode}")
-        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        if wanted != "JPEG":
+            image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out here
+        turn = _turn(image)
         if turn in SIDEWAYS:
             height, width = width, height
         image.draft(mode, (2 * width, 2 * height))  # JPEG only: decoded at a fraction of its size
@@ -110,3 +133,11 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     height, width = sizes
     pixels = np.asarray(fitted, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
     return torch.from_numpy(pixels)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to set a picture upright. EXIF that cannot be read turns nothing: the pixels are whole all the same."""
+    try:
+        return TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except _BROKEN:
+        return None
