@@ -16,12 +16,13 @@ function parsed(text) {
 }
 
 const shown = async (page, id) => parsed(await page.getByTestId(id).innerText());
+const atBench = (browser, options = {}) => opened(browser, { hash: "#view=bench", ...options });
 const button = (page, name) => page.getByRole("button", { name });
 
 export const checks = {
   async "opens from disk without an error or a request, and axe finds nothing"(browser) {
     for (const colorScheme of ["light", "dark"]) {
-      const { page, seen, close } = await opened(browser, { colorScheme });
+      const { page, seen, close } = await atBench(browser, { colorScheme });
       assert.deepEqual(await axeFindings(page), []);
       assert.deepEqual(seen, []);
       await close();
@@ -29,7 +30,7 @@ export const checks = {
   },
 
   async "hard heads are the convolution; soft and missing heads are not, and the bound holds"(browser) {
-    const { page, close } = await opened(browser);
+    const { page, close } = await atBench(browser);
     await button(page, /^Hard/).click();
     assert.ok((await shown(page, "error")) < 1e-14);
     for (const name of [/^As trained/, /^One head missing/]) {
@@ -41,7 +42,7 @@ export const checks = {
   },
 
   async "the browser's numbers are the library's"(browser) {
-    const { page, close } = await opened(browser);
+    const { page, close } = await atBench(browser);
     for (const entry of fixtures.cases) {
       const apart = await page.evaluate((given) => globalThis.attnconv.apart(given), entry);
       assert.ok(Math.max(...Object.values(apart)) < 1e-6, JSON.stringify([entry.geometry, apart]));
@@ -55,7 +56,7 @@ export const checks = {
   },
 
   async "complete by keyboard alone"(browser) {
-    const { page, seen, close } = await opened(browser);
+    const { page, seen, close } = await atBench(browser);
     const reached = new Set();
     for (let press = 0; press < 80; press++) {
       await page.keyboard.press("Tab");
@@ -88,7 +89,7 @@ export const checks = {
   },
 
   async "the pointer moves the query, a press freezes it, a drag moves a centre"(browser) {
-    const { page, close } = await opened(browser);
+    const { page, close } = await atBench(browser);
     const image = page.getByRole("button", { name: /^Image, query/ });
     const box = await image.boundingBox();
     const at = (row, column) => [box.x + ((column + 0.5) / 48) * box.width, box.y + ((row + 0.5) / 48) * box.height];
@@ -111,7 +112,7 @@ export const checks = {
   },
 
   async "a link restores the view"(browser) {
-    const { page, close } = await opened(browser);
+    const { page, close } = await atBench(browser);
     await page.getByRole("combobox", { name: "Border rule" }).selectOption("circular");
     await page.getByRole("combobox", { name: "Name" }).selectOption("emboss");
     await page.getByRole("combobox", { name: "Stride" }).selectOption("2");
@@ -119,14 +120,14 @@ export const checks = {
     const hash = new URL(page.url()).hash;
     const error = await shown(page, "error");
     await close();
-    const again = await opened(browser, { hash });
+    const again = await atBench(browser, { hash });
     assert.equal(await shown(again.page, "error"), error);
     assert.equal(await again.page.getByRole("combobox", { name: "Border rule" }).inputValue(), "circular");
     await again.close();
   },
 
   async "an own picture is taken, and a text file called .png is refused in words"(browser) {
-    const { page, seen, close } = await opened(browser);
+    const { page, seen, close } = await atBench(browser);
     const file = page.getByLabel("Open your own");
     await file.setInputFiles({ name: "words.png", mimeType: "image/png", buffer: Buffer.from("not a picture") });
     await page.getByRole("alert").filter({ hasText: "must be a picture" }).waitFor();
@@ -139,7 +140,7 @@ export const checks = {
   },
 
   async "touch moves the query, and targets are 24 px or larger"(browser) {
-    const { page, close } = await opened(browser, { viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
+    const { page, close } = await atBench(browser, { viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     const image = page.getByRole("button", { name: /^Image, query/ });
     await image.scrollIntoViewIfNeeded();
     const box = await image.boundingBox();
@@ -158,7 +159,7 @@ export const checks = {
 
   async "screenshots at a phone's and a projector's width"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["dark", 1280, "dark"]]) {
-      const { page, close } = await opened(browser, { viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
+      const { page, close } = await atBench(browser, { viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
       await button(page, /^As trained/).click();
       await page.screenshot({ path: `${shots}/bench-${name}.png`, fullPage: true });
       await close();

@@ -139,20 +139,20 @@ export const checks = {
     }
     const names = [...reached].join("|");
     for (const part of ["query at row", "Query, row", "Query, column", "Freeze", "Moment", "Play", "softmax", "one scale", "centres",
-      "50 %", "90 %", "Skip the maps", "layer 0, head 1: enlarge", "layer 1, head 3: enlarge", "entropy", "Open a payload", "Compare"]) {
+      "50 %", "90 %", "Skip the maps", "layer 0, head 0: enlarge", "layer 1, head 2: enlarge", "entropy", "Open a payload", "Compare"]) {
       assert.ok(names.includes(part), `${part} is not among ${names}`);
     }
     await image(page).focus();
     for (const key of ["ArrowDown", "ArrowRight", "Shift+ArrowLeft", "Enter"]) await page.keyboard.press(key);
     assert.deepEqual(await query(page), [9, 4]);
     assert.equal(await page.getByRole("button", { name: "Freeze", exact: true }).getAttribute("aria-pressed"), "true");
-    await page.waitForFunction(() => /row 9, column 4. layer 0, head 1 looks at/.test(document.querySelector("[aria-live]").textContent));
-    await button(page, "layer 1, head 2: enlarge").first().focus();
+    await page.waitForFunction(() => /row 9, column 4. layer 0, head 0 looks at/.test(document.querySelector("[aria-live]").textContent));
+    await button(page, "layer 1, head 1: enlarge").first().focus();
     await page.keyboard.press("ArrowUp");
     assert.deepEqual(await query(page), [8, 4]);
     await page.keyboard.press("Enter");
-    await page.getByRole("heading", { name: /^layer 1, head 2/ }).waitFor();
-    const map = button(page, /^Map of head 2/);
+    await page.getByRole("heading", { name: /^layer 1, head 1/ }).waitFor();
+    const map = button(page, /^Map of head 1/);
     await map.focus();
     const first = await number(page, "probability");
     await page.keyboard.press("ArrowLeft");
@@ -182,6 +182,8 @@ export const checks = {
     );
     assert.deepEqual(small, []);
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "scrolls sideways");
+    const table = page.getByRole("region", { name: /by head/ });
+    assert.ok(await table.evaluate((box) => box.scrollWidth > box.clientWidth), "the table scrolls inside its own box");
     assert.deepEqual(seen, []);
     await close();
   },
@@ -193,7 +195,10 @@ export const checks = {
     await page.getByRole("checkbox", { name: "softmax" }).uncheck();
     await page.getByRole("checkbox", { name: "50 %" }).check();
     await page.getByRole("slider", { name: /Moment/ }).fill("1");
-    await button(page, "layer 1, head 5: enlarge").first().click();
+    await button(page, "layer 1, head 4: enlarge").first().click();
+    const header = (tab, table, name) => tab.getByRole("region", { name: table }).getByRole("columnheader", { name });
+    await header(page, /by head/, /^entropy/).getByRole("button").click();
+    for (let press = 0; press < 2; press++) await header(page, "By layer", /^score/).getByRole("button").click();
     await page.waitForFunction(() => location.hash.includes("model.zoomed=true"));
     await page.mouse.move(0, 0);
     await settled(page);
@@ -204,6 +209,9 @@ export const checks = {
     assert.equal(await number(again.page, "probability"), share);
     assert.equal(await pixels(again.page), drawn);
     assert.deepEqual(await query(again.page), [3, 8]);
+    assert.equal(await header(again.page, /by head/, /^entropy/).getAttribute("aria-sort"), "descending");
+    assert.equal(await header(again.page, "By layer", /^score/).getAttribute("aria-sort"), "ascending");
+    await again.page.getByRole("heading", { name: /^layer 1 convolution score 0.80/ }).waitFor();
     await again.close();
   },
 
@@ -220,9 +228,12 @@ export const checks = {
     await header.getByRole("button").click();
     assert.equal(await header.getAttribute("aria-sort"), "ascending");
     assert.equal(Number((await column())[0]), Math.min(...down));
+    assert.match(await header.getByRole("button").getAttribute("title"), /in nats/);
+    await page.getByText("What the columns say").first().click();
+    await page.getByRole("definition").filter({ hasText: "in nats" }).first().waitFor();
     await table.getByRole("row").nth(1).getByRole("cell").last().click();
     const named = await table.getByRole("row").nth(1).getByRole("button").innerText();
-    await page.getByRole("heading", { name: new RegExp(`, head ${named} of 9`) }).waitFor();
+    await page.getByRole("heading", { name: new RegExp(`, head ${named}, one of 9`) }).waitFor();
     await close();
   },
 

@@ -13,14 +13,14 @@ const embedding = (text) =>
   page().replace("</body>", `<script type="application/octet-stream" id="attnconv-payload">${text}</script></body>`);
 
 /** Opens a changed page from a folder of its own. */
-async function withPage(browser, html, use) {
+async function withPage(browser, html, use, hash = "") {
   const folder = mkdtempSync(join(tmpdir(), "attnconv-page-"));
   try {
     const file = join(folder, "index.html");
     writeFileSync(file, html);
     const context = await browser.newContext();
     const tab = await context.newPage();
-    await tab.goto(pathToFileURL(file).href);
+    await tab.goto(pathToFileURL(file).href + hash);
     await use(tab);
     await context.close();
   } finally {
@@ -29,7 +29,7 @@ async function withPage(browser, html, use) {
 }
 
 /** Serves a page and, if there is one, a payload, and writes down what was asked for. */
-async function withServer(browser, { html, payload }, use) {
+async function withServer(browser, { html, payload, hash = "" }, use) {
   const asked = [];
   const server = createServer((request, response) => {
     asked.push(request.url);
@@ -40,18 +40,40 @@ async function withServer(browser, { html, payload }, use) {
   await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
   const context = await browser.newContext();
   const tab = await context.newPage();
-  await tab.goto(`http://127.0.0.1:${server.address().port}/`);
+  await tab.goto(`http://127.0.0.1:${server.address().port}/${hash}`);
   await use(tab, asked);
   await context.close();
   server.close();
 }
 
+const view = (tab) => tab.locator('nav [aria-current="page"]').innerText();
 const title = (tab) => tab.locator("header").getByText("Waves").waitFor();
 const marked = (html) => html.replace("<head>", '<head><meta name="attnconv-server" content="1">');
 
 export const checks = {
   async "inside the page"(browser) {
     await withPage(browser, embedding(BYTES.toString("base64")), title);
+  },
+
+  async "a page with a payload opens on the model, one without on the article, and a link wins"(browser) {
+    const own = embedding(BYTES.toString("base64"));
+    const shows = (wanted) => async (tab) => {
+      await title(tab);
+      assert.equal(await view(tab), wanted);
+    };
+    await withPage(browser, own, async (tab) => {
+      await shows("Model explorer")(tab);
+      const before = await tab.evaluate(() => history.length);
+      await tab.getByRole("button", { name: "Freeze", exact: true }).click();
+      await tab.waitForFunction(() => location.hash.includes("model.frozen=true"));
+      assert.equal(await tab.evaluate(() => history.length), before, "the way back does not lead over the article");
+    });
+    await withPage(browser, own, shows("Theorem bench"), "#view=bench");
+    await withServer(browser, { html: marked(page()), payload: BYTES }, shows("Model explorer"));
+    await withServer(browser, { html: marked(page()), payload: BYTES, hash: "#view=article" }, shows("Article"));
+    const { page: tab, close } = await opened(browser);
+    assert.equal(await view(tab), "Article");
+    await close();
   },
 
   async "inside the page, cut or foreign: said in words"(browser) {

@@ -45,6 +45,13 @@ function contents({ heads, side, extent }, phase) {
   return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(0.3), column_scores: scores(2.1) };
 }
 
+/** The audit's other columns, each with numbers of its own size. */
+function statistics(heads, layer) {
+  const column = (size, step) => Array.from({ length: heads }, (_, head) => size * Math.abs(Math.sin(step * head + layer)));
+  return { "best row": column(1, 0).map((_, head) => (head % 3) - 1), mass: column(1, 0.4), constancy: column(1, 0.9), distance: column(12, 0.5),
+    "mass elsewhere": column(0.004, 1.1), "content share": column(1, 1.7), "gaussian overlap": column(1, 0.2) };
+}
+
 export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves" } = {}) {
   const pixels = Uint8Array.from({ length: 64 * 64 * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
   const tensors = { images: ["U8", [1, 64, 64, 3], pixels] };
@@ -58,7 +65,10 @@ export function made({ kind = "positions", layers = 6, heads = 9, side = 32, tim
     times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
     layers: Array.from({ length: layers }, (_, layer) => ({
       name: `layer ${layer}`, kind, heads, sizes: [side, side], prefix: 0, border: "none", encoding: kind, dilated: false,
-      statistics: { heads: { entropy: entropy(layer) }, layer: { score: 0.1 * layer } },
+      statistics: {
+        heads: { entropy: entropy(layer), ...statistics(heads, layer) },
+        layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer },
+      },
     })),
   });
 }

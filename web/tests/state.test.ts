@@ -1,16 +1,23 @@
 import { expect, test } from "vitest";
-import { START, type State, fromHash, reduce, toHash } from "../src/state/state";
+import { START, type State, fromHash, reduce, toHash, viewIn } from "../src/state/state";
 
 test("what the page starts with is a short link", () => {
-  expect(toHash(START)).toBe("#view=bench");
+  expect(toHash(START)).toBe("#view=article");
   expect(fromHash("")).toEqual(START);
 });
 
+test("a link's view wins over that of a page with a payload", () => {
+  expect(fromHash("", "model").view).toBe("model");
+  expect(fromHash("#view=nowhere&bench.alpha=3", "model").view).toBe("model");
+  expect(fromHash("#view=bench", "model").view).toBe("bench");
+  expect([viewIn(""), viewIn("#view=nowhere"), viewIn("#view=article")]).toEqual([null, null, "article"]);
+});
+
 test("a state survives its link", () => {
-  let state: State = reduce(START, { type: "view", view: "article" });
+  let state: State = reduce(START, { type: "view", view: "bench" });
   state = reduce(state, { type: "bench", change: { alpha: 3.25 } });
   state = reduce(state, { type: "article", change: { step: 4 } });
-  state = reduce(state, { type: "model", change: { query: [3, 30], part: "content", time: 4, zoomed: true, sort: "best row" } });
+  state = reduce(state, { type: "model", change: { query: [3, 30], part: "content", time: 4, zoomed: true, sort: "best row", layerSort: "score", layerDown: false } });
   expect(fromHash(toHash(state))).toEqual(state);
 });
 

@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
+import { aboutLayer } from "../src/core/about";
+import { columnNamed } from "../src/core/columns";
 import { openPayload } from "../src/core/payload";
-import { headStatistics, layerStatistics, sorted } from "../src/core/statistics";
+import { alike, elsewhereOf, headStatistics, layerStatistics, scoreOf, sorted } from "../src/core/statistics";
 import { fixture } from "./reading";
 
 const payload = openPayload(fixture("payload.safetensors"));
@@ -22,4 +24,37 @@ test("sorting keeps equal lines in order and puts missing numbers last, either w
   expect(heads("entropy", false)).toEqual([1, 3, 2, 0]);
   expect(heads("head", true)).toEqual([3, 2, 1, 0]);
   expect(heads("no such column", true)).toEqual([0, 1, 2, 3]);
+});
+
+test("numbers of a column have as many decimals as give the largest three digits", () => {
+  const texts = (values: (number | null)[]) => values.map(alike(values));
+  expect(texts([0.12345, -12.345, null, 1])).toEqual(["0.1", "−12.3", "–", "1.0"]);
+  expect(texts([0.5, 1, 0, 1e-6, -4e-4])).toEqual(["0.50", "1.00", "0.00", "1.0 × 10⁻⁶", "−4.0 × 10⁻⁴"]);
+  expect(texts([3, -1, 0])).toEqual(["3", "−1", "0"]);
+  expect(texts([123456.7, 2.5])).toEqual(["123000", "3"]);
+  expect(texts([2e-7, 0])).toEqual(["2.0 × 10⁻⁷", "0.000"]);
+  expect(texts([null])).toEqual(["–"]);
+});
+
+test("columns have words with a unit, and unknown ones go by their names", () => {
+  expect(columnNamed("entropy").words).toMatch(/nats/);
+  expect(columnNamed("distance").words).toMatch(/tokens/);
+  expect(columnNamed("constructor")).toEqual({ title: "constructor", words: "" });
+});
+
+test("what a layer is, in words", () => {
+  const first = payload.manifest.layers[0]!;
+  expect([scoreOf(first), elsewhereOf(first)]).toEqual([null, null]);
+  const statistics = { heads: { "mass elsewhere": [0.1, null, 0.3] }, layer: { score: 0.5 } };
+  const layer = { ...first, kind: "rows" as const, encoding: "Attention", sizes: [2, 3] as const, prefix: 5, statistics };
+  const queries = { shape: [2], data: Int32Array.from([0, 4]) } as unknown as ReturnType<typeof payload.of>;
+  const about = (changed: object) =>
+    aboutLayer({ ...payload, manifest: { ...payload.manifest, layers: [{ ...layer, ...changed }] }, of: () => queries }, 0);
+  expect(about({})).toBe(
+    "stored rows · Attention · 2 × 3 tokens after 5 class tokens and registers that take 20 % of the attention" +
+      " · rows of 2 tokens are kept, and the one nearest to the query is shown",
+  );
+  expect(about({ prefix: 1, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens after 1 class token that takes 20 % of the attention");
+  expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention");
+  expect([scoreOf(layer), elsewhereOf(layer)]).toEqual([0.5, 0.2]);
 });

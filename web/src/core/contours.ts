@@ -80,6 +80,19 @@ export function gaussianContour(map: Float64Array, width: number, level: number,
   return ellipse(head.centre, head.precision, Math.sqrt(next < Infinity ? (last + next) / 2 : last));
 }
 
+let mask = new Uint8Array(0);
+
+/** 1 for the pixels of at least `level`, with a frame of zeros around the map; good until the next one is made. */
+function maskOf(map: Float64Array, width: number, level: number): Uint8Array {
+  const [height, across] = [map.length / width, width + 2];
+  if (mask.length === (height + 2) * across) mask.fill(0); // another shape may have its frame elsewhere
+  else mask = new Uint8Array((height + 2) * across);
+  for (let row = 0, key = 0; row < height; row++) {
+    for (let column = 0, at = (row + 1) * across + 1; column < width; column++, key++, at++) mask[at] = map[key]! >= level ? 1 : 0;
+  }
+  return mask;
+}
+
 /** Gives `line` the outline of the pixels of at least `level`: straight runs of their edges, corner to corner. */
 export function outline(
   map: Float64Array,
@@ -88,12 +101,13 @@ export function outline(
   line: (row: number, column: number, toRow: number, toColumn: number) => void,
 ): void {
   const height = map.length / width;
-  const inside = (row: number, column: number): boolean =>
-    row >= 0 && column >= 0 && row < height && column < width && map[row * width + column]! >= level;
+  const across = width + 2;
+  const inside = maskOf(map, width, level); // of pixel (row, column) at [(row + 1) * across + column + 1]
   for (let row = 0; row <= height; row++) {
     let from = -1; // where the run began, or -1 beside a run
     for (let column = 0; column <= width; column++) {
-      const edge = inside(row - 1, column) !== inside(row, column);
+      const at = row * across + column + 1;
+      const edge = inside[at] !== inside[at + across];
       if (edge && from < 0) from = column;
       else if (!edge && from >= 0) (line(row, from, row, column), (from = -1));
     }
@@ -101,7 +115,8 @@ export function outline(
   for (let column = 0; column <= width; column++) {
     let from = -1;
     for (let row = 0; row <= height; row++) {
-      const edge = inside(row, column - 1) !== inside(row, column);
+      const at = (row + 1) * across + column;
+      const edge = inside[at] !== inside[at + 1];
       if (edge && from < 0) from = row;
       else if (!edge && from >= 0) (line(from, column, row, column), (from = -1));
     }

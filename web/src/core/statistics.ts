@@ -1,5 +1,6 @@
 /** The audit's statistics of a payload as a table: one line for each head, and one for each layer. */
-import type { Payload } from "./payload";
+import type { Layer, Payload } from "./payload";
+import { shortNumber } from "./words";
 
 export interface Line {
   readonly layer: number;
@@ -12,6 +13,28 @@ export interface Line {
 export interface Statistics {
   readonly columns: readonly string[];
   readonly lines: readonly Line[];
+}
+
+/** The share of attention that a convolution with one tap per head would account for; null where it is not known. */
+export const scoreOf = (layer: Layer): number | null => layer.statistics.layer["score"] ?? null;
+
+/** Mean over heads of what falls on class tokens, registers and padding; null where it is not known. */
+export function elsewhereOf(layer: Layer): number | null {
+  const shares = (layer.statistics.heads["mass elsewhere"] ?? []).filter((share) => share !== null);
+  return shares.length > 0 ? shares.reduce((sum, share) => sum + share, 0) / shares.length : null;
+}
+
+/** Numbers of one column alike: as many decimals as give the largest three digits. A number is zero only if it is. */
+export function alike(values: readonly (number | null)[]): (value: number | null) => string {
+  const known = values.filter((value) => value !== null);
+  const largest = Math.max(...known.map(Math.abs));
+  const whole = known.every(Number.isInteger);
+  const decimals = whole ? 0 : Math.min(3, Math.max(0, 2 - Math.floor(Math.log10(largest))));
+  return (value) => {
+    if (value === null) return "–";
+    const rounded = Number(value.toPrecision(3)).toFixed(decimals);
+    return Number(rounded) === 0 && value !== 0 ? shortNumber(value) : rounded.replace("-", "−");
+  };
 }
 
 /** Heads of all layers; columns in the order in which the layers name them. */

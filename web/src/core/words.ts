@@ -7,7 +7,7 @@ export function shortNumber(value: number, digits = 3): string {
   if (value === 0 || !Number.isFinite(value)) return String(value).replace("-", "−");
   const size = Math.abs(value);
   if (size >= 1e-3 && size < 1e5) return String(Number(value.toPrecision(digits))).replace("-", "−");
-  const [mantissa, exponent] = value.toExponential(digits - 2).split("e") as [string, string];
+  const [mantissa, exponent] = value.toExponential(Math.max(1, digits - 2)).split("e") as [string, string];
   const raised = exponent.replace("+", "").replace("-", "⁻").replace(/\d/g, (digit) => RAISED[Number(digit)]!);
   return `${mantissa} × 10${raised}`.replace("-", "−");
 }

@@ -1,5 +1,5 @@
 /** The state in the address bar. Written at most four times a second: browsers refuse more than some hundred a minute. */
-import { type State, fromHash, toHash } from "./state";
+import { START, type State, type View, fromHash, toHash, viewIn } from "./state";
 
 const PAUSE = 250; // milliseconds
 
@@ -13,9 +13,18 @@ export class Address {
   private shown = "";
   private place = "";
   private waiting: ReturnType<typeof setTimeout> | null = null;
+  /** The view of an address that names none. */
+  private home: View = START.view;
 
-  start(): State {
-    const state = fromHash(addressed() ? location.hash : "");
+  /** Whether the visitor followed a link to some view. */
+  get linked(): boolean {
+    return addressed() && viewIn(location.hash) !== null;
+  }
+
+  /** The state at the start, or again with another view as the one that an address without a view stands for. */
+  start(home: View = this.home): State {
+    this.home = home;
+    const state = fromHash(addressed() ? location.hash : "", home);
     this.shown = location.hash;
     this.place = placeOf(state);
     return state;

@@ -30,9 +30,12 @@ export interface ModelState {
   readonly near: boolean;
   /** Moment of the training; -1 for the last. */
   readonly time: number;
-  /** Column that the table of statistics is sorted by; empty for the model's order. */
+  /** Column that the table of heads is sorted by; empty for the model's order. */
   readonly sort: string;
   readonly down: boolean;
+  /** The same of the table of layers. */
+  readonly layerSort: string;
+  readonly layerDown: boolean;
 }
 
 export const MODEL: ModelState = {
@@ -54,6 +57,8 @@ export const MODEL: ModelState = {
   time: -1,
   sort: "",
   down: true,
+  layerSort: "",
+  layerDown: true,
 };
 
 const LARGEST = 4096; // of any index; a payload has far fewer layers, heads and tokens along an axis

@@ -23,7 +23,8 @@ export type Action =
 
 export type Dispatch = (action: Action) => void;
 
-export const START: State = { view: "bench", bench: BENCH, model: MODEL, article: ARTICLE };
+/** What a visitor sees first where there is no payload: the article. */
+export const START: State = { view: "article", bench: BENCH, model: MODEL, article: ARTICLE };
 
 export function reduce(state: State, action: Action): State {
   switch (action.type) {
@@ -50,10 +51,17 @@ export function toHash(state: State): string {
   return `#${parts.join("&")}`;
 }
 
-export function fromHash(hash: string): State {
+/** The view that a link names; null where it names none. */
+export function viewIn(hash: string): View | null {
+  const named = new URLSearchParams(hash.replace(/^#/, "")).get("view");
+  return VIEWS.find((view) => view === named) ?? null;
+}
+
+/** The state that a link restores; `home` is the view of a link that names none. */
+export function fromHash(hash: string, home: View = START.view): State {
   const values = new URLSearchParams(hash.replace(/^#/, ""));
   return {
-    view: VIEWS.find((view) => view === values.get("view")) ?? START.view,
+    view: viewIn(hash) ?? home,
     bench: checkedBench(read("bench", values, BENCH)),
     model: checkedModel(read("model", values, MODEL)),
     article: readArticle(values),
