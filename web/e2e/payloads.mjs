@@ -38,10 +38,19 @@ function gaussians({ times, heads, side }, phase) {
     precision: ["F32", [times, heads, 2, 2], precision] };
 }
 
+/** float16 by truncation; numbers below 2^-14 become 0. */
+function halves(numbers) {
+  const bits = new Uint32Array(Float32Array.from(numbers).buffer);
+  return Uint16Array.from(bits, (one) => {
+    const exponent = ((one >> 23) & 0xff) - 112;
+    return ((one >>> 16) & 0x8000) | (exponent > 0 ? (exponent << 10) | ((one >> 13) & 0x3ff) : 0);
+  });
+}
+
 function contents({ heads, side, extent }, phase) {
   const tokens = side ** 2;
-  const vectors = (step) => ["F32", [1, heads, tokens, extent], waves(heads * tokens * extent, step + phase / 10)];
-  const scores = (step) => ["F32", [1, heads, tokens, side], waves(heads * tokens * side, step)];
+  const vectors = (step) => ["F16", [1, heads, tokens, extent], halves(waves(heads * tokens * extent, step + phase / 10))];
+  const scores = (step) => ["F16", [1, heads, tokens, side], halves(waves(heads * tokens * side, step))];
   return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(0.3), column_scores: scores(2.1) };
 }
 
