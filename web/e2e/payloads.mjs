@@ -61,7 +61,7 @@ function statistics(heads, layer) {
     "mass elsewhere": column(0.004, 1.1), "content share": column(1, 1.7), "gaussian overlap": column(1, 0.2) };
 }
 
-export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves" } = {}) {
+export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves", also = {} } = {}) {
   const pixels = Uint8Array.from({ length: 64 * 64 * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
   const tensors = { images: ["U8", [1, 64, 64, 3], pixels] };
   for (let layer = 0; layer < layers; layer++) {
@@ -75,8 +75,8 @@ export function made({ kind = "positions", layers = 6, heads = 9, side = 32, tim
     layers: Array.from({ length: layers }, (_, layer) => ({
       name: `layer ${layer}`, kind, heads, sizes: [side, side], prefix: 0, border: "none", encoding: kind, dilated: false,
       statistics: {
-        heads: { entropy: entropy(layer), ...statistics(heads, layer) },
-        layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer },
+        heads: { entropy: entropy(layer), ...statistics(heads, layer), ...also.heads },
+        layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer, ...also.layer },
       },
     })),
   });
