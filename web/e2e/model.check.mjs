@@ -256,6 +256,44 @@ export const checks = {
     await still.close();
   },
 
+  async "statistics of any name, and a view that breaks leaves the others and a way back"(browser) {
+    const also = JSON.parse(
+      '{"heads": {"layer": [1, 3], "head": [2, 1], "constructor": [3, 4], "__proto__": [5, 6]}, "layer": {"layer": 3, "toString": 2, "__proto__": 1}}',
+    );
+    const { page, seen, close } = await shown(browser, made({ layers: 2, heads: 2, side: 8, also }));
+    const table = page.getByRole("region", { name: "What the audit found, by head" });
+    const firsts = async () => (await table.locator("tbody td:nth-child(2)").allInnerTexts()).join("");
+    await table.getByRole("button", { name: "layer", exact: true }).nth(1).click();
+    assert.equal(await firsts(), "1100");
+    await button(page, "Article").click();
+    await page.locator("article, .found, h2").first().waitFor();
+    await button(page, "Model explorer").click();
+    await table.waitFor();
+    assert.deepEqual(seen, []);
+    await page.evaluate(() => {
+      const paint = CanvasRenderingContext2D.prototype.createImageData;
+      CanvasRenderingContext2D.prototype.createImageData = () => {
+        throw new Error("no pixels today");
+      };
+      globalThis.mend = () => (CanvasRenderingContext2D.prototype.createImageData = paint);
+    });
+    await button(page, "Theorem bench").click();
+    const alert = page.getByRole("alert").filter({ hasText: "This view broke: no pixels today." });
+    await alert.waitFor();
+    assert.deepEqual(await axeFindings(page), []);
+    await page.evaluate(() => globalThis.mend());
+    await button(page, "Model explorer").click();
+    await table.waitFor();
+    await page.evaluate(() => (CanvasRenderingContext2D.prototype.createImageData = null));
+    await button(page, "Theorem bench").click();
+    await page.getByRole("alert").waitFor();
+    await page.evaluate(() => globalThis.mend());
+    await button(page, "Show it again").click();
+    await page.getByRole("heading", { level: 2, name: "Theorem bench" }).waitFor();
+    assert.equal(await page.getByRole("alert").count(), 0);
+    await close();
+  },
+
   async "two models side by side, and a broken second one is refused in words"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 2, side: 8 }));
     const compare = page.getByLabel(/Compare with a second payload/);

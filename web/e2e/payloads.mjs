@@ -38,10 +38,19 @@ function gaussians({ times, heads, side }, phase) {
     precision: ["F32", [times, heads, 2, 2], precision] };
 }
 
+/** float16 by truncation; numbers below 2^-14 become 0. */
+function halves(numbers) {
+  const bits = new Uint32Array(Float32Array.from(numbers).buffer);
+  return Uint16Array.from(bits, (one) => {
+    const exponent = ((one >> 23) & 0xff) - 112;
+    return ((one >>> 16) & 0x8000) | (exponent > 0 ? (exponent << 10) | ((one >> 13) & 0x3ff) : 0);
+  });
+}
+
 function contents({ heads, side, extent }, phase) {
   const tokens = side ** 2;
-  const vectors = (step) => ["F32", [1, heads, tokens, extent], waves(heads * tokens * extent, step + phase / 10)];
-  const scores = (step) => ["F32", [1, heads, tokens, side], waves(heads * tokens * side, step)];
+  const vectors = (step) => ["F16", [1, heads, tokens, extent], halves(waves(heads * tokens * extent, step + phase / 10))];
+  const scores = (step) => ["F16", [1, heads, tokens, side], halves(waves(heads * tokens * side, step))];
   return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(0.3), column_scores: scores(2.1) };
 }
 
@@ -52,7 +61,7 @@ function statistics(heads, layer) {
     "mass elsewhere": column(0.004, 1.1), "content share": column(1, 1.7), "gaussian overlap": column(1, 0.2) };
 }
 
-export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves" } = {}) {
+export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves", also = {} } = {}) {
   const pixels = Uint8Array.from({ length: 64 * 64 * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
   const tensors = { images: ["U8", [1, 64, 64, 3], pixels] };
   for (let layer = 0; layer < layers; layer++) {
@@ -66,8 +75,8 @@ export function made({ kind = "positions", layers = 6, heads = 9, side = 32, tim
     layers: Array.from({ length: layers }, (_, layer) => ({
       name: `layer ${layer}`, kind, heads, sizes: [side, side], prefix: 0, border: "none", encoding: kind, dilated: false,
       statistics: {
-        heads: { entropy: entropy(layer), ...statistics(heads, layer) },
-        layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer },
+        heads: { entropy: entropy(layer), ...statistics(heads, layer), ...also.heads },
+        layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer, ...also.layer },
       },
     })),
   });

@@ -30,6 +30,26 @@ function changedManifest(change: (manifest: Record<string, any>) => void): Array
   });
 }
 
+/** The fixture with numbers of a tensor changed. */
+function written(name: string, change: (view: DataView) => void): ArrayBuffer {
+  const copy = bytes.slice(0);
+  const [begin, end] = json[name]!["data_offsets"] as [number, number];
+  change(new DataView(copy, 8 + header + begin, end - begin));
+  return copy;
+}
+
+/** A tensor's description without the entries of one extent. */
+function emptied(tensor: Record<string, unknown>, extent: number): void {
+  tensor["shape"] = (tensor["shape"] as number[]).map((size) => (size === extent ? 0 : size));
+  tensor["data_offsets"] = [0, 0];
+}
+
+function withoutImages(all: typeof json): void {
+  const manifest = JSON.parse(String(all["__metadata__"]!["attnconv"]));
+  all["__metadata__"]!["attnconv"] = JSON.stringify({ ...manifest, images: [] });
+  delete all["images"];
+}
+
 describe("rows", () => {
   test.each(expected.rows.map((row) => ({ ...row, name: `layer ${row.place.layer}, ${row.part}` })))("$name", ({ place, part, row }) => {
     const into = new Float64Array(row.length);
@@ -74,6 +94,25 @@ describe("files that are not a payload", () => {
     ["another grid", changedManifest((manifest) => (manifest["layers"][0].sizes = [4, 4])), /0\.shift_scores: must have the shape 2 x 2 x 7 x 7/],
     ["a kind of its own", changedManifest((manifest) => (manifest["layers"][0].kind = "new")), /kind: must be one of positions/],
     ["a table too short", changedManifest((manifest) => (manifest["layers"][0].statistics.heads.entropy = [1])), /must have 2 entries, got 1/],
+    ["no layers", changedManifest((manifest) => (manifest["layers"] = [])), /layers: must name at least one layer/],
+    ["a million heads", changedManifest((manifest) => (manifest["layers"][0].heads = 1e6)), /layers\[0\]\.heads: must be at most 4096/],
+    ["a grid of 10^12 tokens", changedManifest((manifest) => (manifest["layers"][3].sizes = [1e6, 1e6])), /layers\[3\]\.sizes: must give at most 4000000 heads x tokens/],
+    ["a grid without rows", changedManifest((manifest) => (manifest["layers"][0].sizes = [0, 4])), /layers\[0\]\.sizes: must be a whole number from 1/],
+    ["content without images", changed(withoutImages), /images: must be there for kind content, got none/],
+    ["images without pixels", changed((all) => Object.assign(all["images"]!, { shape: [2, 0, 8, 3], data_offsets: [0, 0] })), /images: must have at least 1 entry along height/],
+    ["images that the manifest does not name", changedManifest((manifest) => (manifest["images"] = [])), /images: must have the shape 0 x height x width x 3, got 2 x/],
+    ["no stored rows", changed((all) => { for (const name of ["queries", "probabilities", "prefix_mass"]) emptied(all[`3.${name}`]!, 3); }), /3\.queries: must have at least 1 entry along m/],
+    ["content of no channels", changed((all) => { for (const name of ["query", "key"]) emptied(all[`2.${name}`]!, 1); }), /2\.query: must have at least 1 entry along e/],
+    ["another element type", changed((all) => (all["3.queries"]!["dtype"] = "F32")), /3\.queries: must be int32, got float32/],
+    ["an element type of JavaScript's own", changed((all) => (all["images"]!["dtype"] = "__proto__")), /images: must be one of U8.*__proto__/],
+    ["row scores without column scores", changed((all) => delete all["1.column_scores"]), /1\.column_scores: must be there beside row_scores/],
+    ["column scores without row scores", changed((all) => delete all["1.row_scores"]), /1\.row_scores: must be there beside column_scores/],
+    ["tensors that overlap", changed((all) => (all["0.centres"]!["data_offsets"] = [4, 36])), /0\.precision: must not overlap with another, got bytes of tensor 0\.centres/],
+    ["a tensor that reaches beyond", changed((all) => (all["images"]!["data_offsets"] = [3365, 3653])), /3652 bytes of data where tensor images ends at 3653/],
+    ["a query outside", written("3.queries", (view) => view.setInt32(4, 12, true)), /3\.queries: must lie in 0 \.\. 11, got 12/],
+    ["a query before", written("3.queries", (view) => view.setInt32(0, -1, true)), /3\.queries: must lie in 0 \.\. 11, got -1/],
+    ["a table that is not a number", written("0.shift_scores", (view) => view.setFloat32(8, NaN, true)), /0\.shift_scores: must be finite, got NaN at entry 2/],
+    ["a key that is infinite", written("1.key", (view) => view.setUint16(0, 0x7c00, true)), /1\.key: must be finite, got Infinity at entry 0/],
     ["a lost tensor", changed((all) => delete all["1.key"]), /1\.key: must be there/],
   ];
   test.each(cases)("%s", (_, file, message) => {
@@ -88,12 +127,25 @@ describe("files that are not a payload", () => {
 });
 
 test("float16 is widened exactly", () => {
-  const halves = new Uint16Array([0x0000, 0x8000, 0x3c00, 0xc000, 0x0001, 0x03ff, 0x7bff, 0x7c00, 0x3555]);
+  const halves = new Uint16Array([0x0000, 0x8000, 0x3c00, 0xc000, 0x0001, 0x03ff, 0x7bff, 0xfbff, 0x3555]);
   const head = `{"x":{"dtype":"F16","shape":[9],"data_offsets":[0,18]}}`;
   const file = new Uint8Array(8 + head.length + 18);
   new DataView(file.buffer).setBigUint64(0, BigInt(head.length), true);
   file.set(new TextEncoder().encode(head), 8);
   file.set(new Uint8Array(halves.buffer), 8 + head.length);
   const data = readSafetensors(file.buffer).tensor("x")!.data;
-  expect(Array.from(data)).toEqual([0, -0, 1, -2, 2 ** -24, 1023 * 2 ** -24, 65504, Infinity, 0.333251953125]);
+  expect(Array.from(data)).toEqual([0, -0, 1, -2, 2 ** -24, 1023 * 2 ** -24, 65504, -65504, 0.333251953125]);
+});
+
+test("statistics may have any name", () => {
+  const file = changedManifest((manifest) => {
+    manifest["layers"][0].statistics = JSON.parse('{"heads": {"__proto__": [1, 2], "layer": [3, 4]}, "layer": {"toString": 5}}');
+    manifest["layers"][1].statistics = { heads: {}, layer: {} };
+  });
+  const [first, second] = openPayload(file).manifest.layers;
+  expect(Object.keys(first!.statistics.heads)).toEqual(["__proto__", "layer"]);
+  expect(first!.statistics.heads["__proto__"]).toEqual([1, 2]);
+  expect(first!.statistics.layer["toString"]).toBe(5);
+  expect(second!.statistics.heads["__proto__"]).toBeUndefined();
+  expect(second!.statistics.layer["toString"]).toBeUndefined();
 });

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 import { aboutLayer } from "../src/core/about";
 import { columnNamed } from "../src/core/columns";
 import { openPayload } from "../src/core/payload";
-import { alike, elsewhereOf, headStatistics, layerStatistics, scoreOf, sorted } from "../src/core/statistics";
+import { alike, columnOf, elsewhereOf, headStatistics, layerStatistics, scoreOf, sorted } from "../src/core/statistics";
 import { fixture } from "./reading";
 
 const payload = openPayload(fixture("payload.safetensors"));
@@ -24,6 +24,18 @@ test("sorting keeps equal lines in order and puts missing numbers last, either w
   expect(heads("entropy", false)).toEqual([1, 3, 2, 0]);
   expect(heads("head", true)).toEqual([3, 2, 1, 0]);
   expect(heads("no such column", true)).toEqual([0, 1, 2, 3]);
+});
+
+test("a statistic may be called as a place is", () => {
+  const names = ["layer", "head", "=layer", "entropy", "=entropy", "layers", ""];
+  const columns = names.map(columnOf);
+  expect(columns).toEqual(["=layer", "=head", "==layer", "entropy", "=entropy", "layers", ""]);
+  const line = (head: number, layer: number, odd: number) => ({ layer: 0, head, name: "", numbers: { layer, "=layer": odd } });
+  const lines = [line(0, 2, 5), line(1, 3, 4), line(2, 1, 6)];
+  const heads = (column: string) => sorted(lines, column, true).map(({ head }) => head);
+  expect(heads(columnOf("layer"))).toEqual([1, 0, 2]);
+  expect(heads(columnOf("=layer"))).toEqual([2, 0, 1]);
+  expect(heads("layer")).toEqual([0, 1, 2]);
 });
 
 test("numbers of a column have as many decimals as give the largest three digits", () => {

@@ -1,5 +1,5 @@
 /** The payload: its manifest, checked field by field, and its tensors, checked against what the manifest says. */
-import { type Safetensors, type Tensor, isRecord, readSafetensors } from "./safetensors";
+import { type Kind, type Safetensors, type Tensor, isRecord, readSafetensors } from "./safetensors";
 
 export const KINDS = ["positions", "content", "rows"] as const;
 export type LayerKind = (typeof KINDS)[number];
@@ -42,6 +42,9 @@ export interface Payload {
 }
 
 const FORMAT = 1;
+/** Beyond these a page of maps would take more memory than a browser gives it. */
+const MOST_HEADS = 4096;
+const MOST_NUMBERS = 4e6; // heads x tokens of a layer: what its maps for one query hold
 
 /** Everything that a payload holds, or one error that says what is wrong. */
 export function openPayload(bytes: ArrayBuffer): Payload {
@@ -68,6 +71,8 @@ function manifestOf(text: string): Manifest {
   if (all["format"] !== FORMAT) fail("format", `must be ${FORMAT}`, all["format"]);
   const times = list(all["times"], "times").map((entry, index) => string(entry, `times[${index}]`));
   if (times.length === 0) fail("times", "must name at least one moment", "none");
+  const layers = list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`));
+  if (layers.length === 0) fail("layers", "must name at least one layer", "none");
   return {
     title: string(all["title"], "title"),
     library: string(all["library"], "library"),
@@ -76,7 +81,7 @@ function manifestOf(text: string): Manifest {
       name: string(record(entry, `images[${index}]`)["name"], `images[${index}].name`),
     })),
     times,
-    layers: list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`)),
+    layers,
   };
 }
 
@@ -85,11 +90,15 @@ function layerOf(value: unknown, path: string): Layer {
   const kind = KINDS.find((known) => known === all["kind"]);
   if (kind === undefined) fail(`${path}.kind`, `must be one of ${KINDS.join(", ")}`, all["kind"]);
   const heads = count(all["heads"], `${path}.heads`, 1);
+  if (heads > MOST_HEADS) fail(`${path}.heads`, `must be at most ${MOST_HEADS}`, heads);
+  const sizes = pair(all["sizes"], `${path}.sizes`);
+  const numbers = heads * sizes[0] * sizes[1];
+  if (numbers > MOST_NUMBERS) fail(`${path}.sizes`, `must give at most ${MOST_NUMBERS} heads x tokens`, numbers);
   return {
     name: string(all["name"], `${path}.name`),
     kind,
     heads,
-    sizes: pair(all["sizes"], `${path}.sizes`),
+    sizes,
     prefix: count(all["prefix"], `${path}.prefix`, 0),
     border: string(all["border"], `${path}.border`),
     encoding: string(all["encoding"], `${path}.encoding`),
@@ -108,34 +117,41 @@ function statisticsOf(value: unknown, heads: number, path: string): Statistics {
   const whole = Object.entries(record(all["layer"] ?? {}, `${path}.layer`)).map(
     ([name, entry]) => [name, numberOrNull(entry, `${path}.layer.${name}`)] as const,
   );
-  return { heads: Object.fromEntries(perHead), layer: Object.fromEntries(whole) };
+  return { heads: named(perHead), layer: named(whole) };
 }
 
-/** Which tensors a layer may have, as a shape in letters: numbers from the manifest, others free. */
-const SHAPES: Readonly<Record<string, readonly string[]>> = {
-  shift_scores: ["t", "h", "2H-1", "2W-1"],
-  centres: ["t", "h", "2"],
-  precision: ["t", "h", "2", "2"],
-  query: ["n", "h", "T", "e"],
-  key: ["n", "h", "T", "e"],
-  row_scores: ["n", "h", "T", "H"],
-  column_scores: ["n", "h", "T", "W"],
-  queries: ["m"],
-  probabilities: ["n", "h", "m", "T"],
-  prefix_mass: ["n", "h", "m"],
+/** Entries by name, without a prototype: a statistic may be called `constructor`, and another layer then has none. */
+function named<T>(entries: readonly (readonly [string, T])[]): Readonly<Record<string, T>> {
+  return Object.assign(Object.create(null) as Record<string, T>, Object.fromEntries(entries));
+}
+
+/** Element types in words, as the format's table gives them. */
+const TYPES: Readonly<Record<Kind, string>> = { U8: "uint8", I32: "int32", F16: "float16", F32: "float32", F64: "float64" };
+
+/** Which tensors a layer may have: element type, and a shape in letters: numbers from the manifest, others free. */
+const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
+  shift_scores: ["F32", "t", "h", "2H-1", "2W-1"],
+  centres: ["F32", "t", "h", "2"],
+  precision: ["F32", "t", "h", "2", "2"],
+  query: ["F16", "n", "h", "T", "e"],
+  key: ["F16", "n", "h", "T", "e"],
+  row_scores: ["F16", "n", "h", "T", "H"],
+  column_scores: ["F16", "n", "h", "T", "W"],
+  queries: ["I32", "m"],
+  probabilities: ["F16", "n", "h", "m", "T"],
+  prefix_mass: ["F16", "n", "h", "m"],
 };
 const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
   positions: ["shift_scores"],
   content: ["query", "key"],
   rows: ["queries", "probabilities"],
 };
+/** Tensors that say nothing without each other. */
+const PAIRS = [["row_scores", "column_scores"], ["centres", "precision"]] as const;
 
 function checkTensors(file: Safetensors, manifest: Manifest): void {
-  const images = file.described.get("images");
   const n = manifest.images.length;
-  if (n > 0 && (images === undefined || images.kind !== "U8" || !fits(images.shape, ["n", "", "", "3"], { n, "3": 3 }))) {
-    fail("images", `must be uint8 of shape (${n}, height, width, 3)`, images?.shape.join(" x ") ?? "none");
-  }
+  if (n > 0 || file.described.has("images")) checkTensor(file, "images", ["U8", "n", "height", "width", "3"], { n, "3": 3 });
   manifest.layers.forEach((layer, index) => checkLayer(file, layer, index, manifest));
 }
 
@@ -145,17 +161,31 @@ function checkLayer(file: Safetensors, layer: Layer, index: number, manifest: Ma
     t: manifest.times.length, n: manifest.images.length, h: layer.heads, H, W, T: H * W, "2": 2,
     "2H-1": 2 * H - 1, "2W-1": 2 * W - 1,
   };
-  for (const name of NEEDED[layer.kind]) {
-    if (!file.described.has(`${index}.${name}`)) fail(`${index}.${name}`, `must be there for kind ${layer.kind}`, "none");
+  const has = (name: string): boolean => file.described.has(`${index}.${name}`);
+  if (layer.kind !== "positions" && manifest.images.length === 0) fail("images", `must be there for kind ${layer.kind}`, "none");
+  for (const name of NEEDED[layer.kind]) if (!has(name)) fail(`${index}.${name}`, `must be there for kind ${layer.kind}`, "none");
+  for (const pair of PAIRS) {
+    const [there, lost] = has(pair[0]) ? pair : [pair[1], pair[0]];
+    if (has(there) && !has(lost)) fail(`${index}.${lost}`, `must be there beside ${there}`, "none");
   }
-  for (const [name, letters] of Object.entries(SHAPES)) {
-    const tensor = file.described.get(`${index}.${name}`);
-    if (tensor === undefined) continue;
-    if (!fits(tensor.shape, letters, sizes)) {
-      const wanted = letters.map((letter) => sizes[letter] ?? letter).join(" x ");
-      fail(`${index}.${name}`, `must have the shape ${wanted}`, tensor.shape.join(" x "));
-    }
-  }
+  for (const [name, form] of Object.entries(FORMS)) if (has(name)) checkTensor(file, `${index}.${name}`, form, sizes);
+  if (has("queries")) checkQueries(file.tensor(`${index}.queries`)!, `${index}.queries`, H * W);
+}
+
+/** The element type, the shape, and whether all is finite; only images may be none. */
+function checkTensor(file: Safetensors, name: string, [kind, ...letters]: readonly [Kind, ...string[]], sizes: Record<string, number>): void {
+  const tensor = file.described.get(name);
+  const wanted = letters.map((letter) => sizes[letter] ?? letter).join(" x ");
+  if (tensor === undefined) fail(name, `must be ${TYPES[kind]} of ${wanted}`, "none");
+  if (tensor.kind !== kind) fail(name, `must be ${TYPES[kind]}`, TYPES[tensor.kind]);
+  if (!fits(tensor.shape, letters, sizes)) fail(name, `must have the shape ${wanted}`, tensor.shape.join(" x "));
+  const empty = tensor.shape.findIndex((extent, axis) => extent === 0 && letters[axis] !== "n");
+  if (empty >= 0) fail(name, `must have at least 1 entry along ${letters[empty]}`, "none");
+  file.tensor(name); // decoding refuses what is not finite
+}
+
+function checkQueries({ data }: Tensor, name: string, tokens: number): void {
+  for (const token of data) if (token < 0 || token >= tokens) fail(name, `must lie in 0 .. ${tokens - 1}`, token);
 }
 
 /** Whether a shape has these extents; a letter without a size binds to the first extent it meets. */

@@ -18,7 +18,7 @@ export interface Safetensors {
   readonly metadata: Readonly<Record<string, string>>;
   /** Element type and shape of every tensor, by name. */
   readonly described: ReadonlyMap<string, { readonly kind: Kind; readonly shape: readonly number[] }>;
-  /** The tensor of that name, or null. Decoded when first asked for, then kept. */
+  /** The tensor of that name, or null. Decoded when first asked for, refused if it is not finite, then kept. */
   tensor(name: string): Tensor | null;
 }
 
@@ -40,11 +40,12 @@ export function readSafetensors(bytes: ArrayBuffer): Safetensors {
     if (name === "__metadata__") metadata = textsOf(value);
     else entries.set(name, entryOf(name, value, bytes.byteLength - header.end));
   }
+  refuseOverlaps(entries);
   const decoded = new Map<string, Tensor>();
   const tensor = (name: string): Tensor | null => {
     const entry = entries.get(name);
     if (entry === undefined) return null;
-    const known = decoded.get(name) ?? decode(bytes, header.end, entry);
+    const known = decoded.get(name) ?? finite(name, decode(bytes, header.end, entry));
     decoded.set(name, known);
     return known;
   };
@@ -74,7 +75,7 @@ function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: n
 function entryOf(name: string, value: unknown, available: number): Entry {
   if (!isRecord(value)) fail(`tensor ${name}: must be described by an object`);
   const { dtype, shape, data_offsets: offsets } = value;
-  if (typeof dtype !== "string" || !(dtype in BYTES)) {
+  if (typeof dtype !== "string" || !Object.hasOwn(BYTES, dtype)) {
     fail(`tensor ${name}: must be one of ${Object.keys(BYTES).join(", ")}, got ${String(dtype)}`);
   }
   if (!areCounts(shape) || !areCounts(offsets) || offsets.length !== 2) {
@@ -86,6 +87,22 @@ function entryOf(name: string, value: unknown, available: number): Entry {
   if (end - begin !== size) fail(`tensor ${name}: must fill ${size} bytes, got ${end - begin}`);
   if (end > available) fail(`must be a whole file, got ${available} bytes of data where tensor ${name} ends at ${end}`);
   return { kind, shape, begin, end };
+}
+
+/** Each byte belongs to one tensor: else a small file could pretend to hold many large ones. */
+function refuseOverlaps(entries: ReadonlyMap<string, Entry>): void {
+  const filled = [...entries].filter(([, { begin, end }]) => end > begin).sort(([, one], [, other]) => one.begin - other.begin);
+  filled.forEach(([name, { begin }], index) => {
+    const before = filled[index - 1];
+    if (before && begin < before[1].end) fail(`tensor ${name}: must not overlap with another, got bytes of tensor ${before[0]}`);
+  });
+}
+
+function finite(name: string, tensor: Tensor): Tensor {
+  const { kind, data } = tensor;
+  const wrong = kind === "U8" || kind === "I32" ? -1 : data.findIndex((value: number) => !Number.isFinite(value));
+  if (wrong >= 0) fail(`tensor ${name}: must be finite, got ${data[wrong]} at entry ${wrong}`);
+  return tensor;
 }
 
 function decode(bytes: ArrayBuffer, start: number, entry: Entry): Tensor {

@@ -59,12 +59,15 @@ export function layerStatistics(payload: Payload): Statistics {
   return { columns: columns.filter((name) => lines.some((line) => (line.numbers[name] ?? null) !== null)), lines };
 }
 
-/** By a column, "layer" or "head"; lines without the number come last, and lines that are equal keep their order. */
+/** What a table calls a statistic: its name, or `=layer` and `=head`, since the places of its lines are "layer" and "head". */
+export const columnOf = (name: string): string => (/^=*(layer|head)$/.test(name) ? `=${name}` : name);
+
+/** By a column (`columnOf`), or the places "layer" and "head"; lines without the number come last, and lines that are equal keep their order. */
 export function sorted(lines: readonly Line[], column: string, down: boolean): readonly Line[] {
-  const known = column === "layer" || column === "head" || lines.some((line) => column in line.numbers);
-  if (!known) return lines;
-  const value = (line: Line): number | null =>
-    column === "layer" || column === "head" ? line[column] : (line.numbers[column] ?? null);
+  const place = column === "layer" || column === "head" ? column : null;
+  const name = column.replace(/^=(?==*(layer|head)$)/, "");
+  if (place === null && !lines.some((line) => Object.hasOwn(line.numbers, name))) return lines;
+  const value = (line: Line): number | null => (place !== null ? line[place] : (line.numbers[name] ?? null));
   return [...lines].sort((left, right) => {
     const [one, other] = [value(left), value(right)];
     if (one === null || other === null) return Number(one === null) - Number(other === null);
