@@ -376,7 +376,11 @@ class TestBroken:
             (lambda m, t: m.update(images=[]), "tensor images must be torch.uint8 of 0 x any x any x 3"),
             (lambda m, t: m["layers"][0].update(kind="magic"), "kind must be as the format says, got 'magic'"),
             (lambda m, t: m["layers"][0].update(heads=True), "heads must be as the format says, got True"),
-            (lambda m, t: m["layers"][0].update(heads=5), "tensor 0.query must be torch.float16 of any x 5 x 35 x any"),
+            (lambda m, t: m["layers"][0].update(heads=5), "statistics.heads.best row must be as the format says"),
+            (
+                lambda m, t: m["layers"][0].update(heads=5, statistics={"heads": {}, "layer": {}}),
+                "tensor 0.query must be torch.float16 of 2 x 5 x 35 x any",
+            ),
             (lambda m, t: m["layers"][0].update(sizes=[5, -7]), "sizes must be as the format says"),
             (lambda m, t: m["layers"][0].update(statistics=[]), "statistics must be as the format says"),
             (lambda m, t: t.pop("0.key"), "must hold the tensor 0.key, got none"),
