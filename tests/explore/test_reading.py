@@ -82,3 +82,9 @@ def test_rows_of_no_image() -> None:
     content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
     with pytest.raises(ValueError, match="images must be as the format says, got 'none, and layer 0 is of kind rows'"):
         read_payload(altered(content, without_images))
+
+
+def test_stored_queries_outside_of_the_grid() -> None:
+    content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
+    with pytest.raises(ValueError, match=r"0\.queries must be as the format says"):
+        read_payload(altered(content, lambda _, tensors: tensors["0.queries"].fill_(16)))
