@@ -15,6 +15,7 @@ import uvicorn
 from PIL import Image
 
 from attnconv.cli import main
+from attnconv.cli.explore_command import title_of
 from attnconv.explore import Payload, page, read_payload
 from attnconv.training.run_folder import RunFolder
 from tests.explore.pages import PAGE
@@ -83,6 +84,8 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, trained: Path, capsys:
     assert (status, err) == (0, "")
     found = written(home / "shown")
     assert (len(found.names), found.images.shape) == (2, (2, 8, 8, 3))
+    assert found.title == f"{trained.parent.name}/{trained.name}"  # not where it lies on this disk
+    assert str(trained.parent).encode() not in (home / "shown" / "payload.safetensors").read_bytes()
     assert found.times == ("epoch 0", "epoch 1", "epoch 2", "now")
     centres = found.layers[0].tensors["centres"]
     recorded = torch.tensor(RunFolder(trained).heads()[1]["layers"][0]["centres"])
@@ -92,6 +95,25 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, trained: Path, capsys:
     torch.testing.assert_close(same[2], same[3], rtol=1e-4, atol=1e-4)  # float32; the best epoch of two is the last
     call(capsys, str(trained), "--moments", "0", "--export", "shown")
     assert written(home / "shown").times == ("now",)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("quadratic-digits", "quadratic-digits"),
+        ("runs/demo", "runs/demo"),
+        ("/home/somebody/runs/x/", "runs/x"),
+        ("../../runs/x/checkpoints/best.ckpt", "checkpoints/best.ckpt"),
+        ("/x", "x"),
+        ("package.module:function", "package.module:function"),
+        ("/home/somebody/code/models.py:function", "code/models.py:function"),
+        ("timm:vit_tiny_patch16_224", "timm:vit_tiny_patch16_224"),
+        ("hf:google/vit-base-patch16-224", "hf:google/vit-base-patch16-224"),
+        ("hf:/home/somebody/models/vit", "hf:models/vit"),
+    ],
+)
+def test_a_title_keeps_two_parts_of_a_path(name: str, title: str) -> None:
+    assert title_of(name) == title
 
 
 def test_without_a_name_the_example_or_the_demo(home: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +126,7 @@ def test_without_a_name_the_example_or_the_demo(home: Path, trained: Path, capsy
     assert "MODEL: must be named to look at --data, got none" in err
     shutil.copytree(trained, home / "runs" / "demo")
     assert call(capsys, "--export", "shown")[0] == 0
-    assert written(home / "shown").title == str(Path("runs") / "demo")
+    assert written(home / "shown").title == "runs/demo"
 
 
 def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

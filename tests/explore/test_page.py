@@ -61,15 +61,15 @@ class TestParts:
         assert found.index("attnconv-payload") < found.rindex("</body>")
 
     def test_the_servers_mark_goes_into_the_head(self) -> None:
-        found = with_server(PAGE)
-        assert '<head><meta name="attnconv-server" content="1"><meta charset' in found
-        assert with_server('<HEAD lang="en">'.lower()).endswith('content="1">')
+        found = with_server(PAGE, images=True)
+        assert '<head><meta name="attnconv-server" content="images"><meta charset' in found
+        assert with_server('<head lang="en">', images=False).endswith('content="payload">')
 
     def test_what_is_no_page_is_refused(self) -> None:
         with pytest.raises(ValueError, match="page: must hold </body>, got 4 characters"):
             with_payload("page", b"")
         with pytest.raises(ValueError, match="page: must hold <head>, got 8 characters"):
-            with_server("<header>")
+            with_server("<header>", images=True)
 
 
 class TestExport:

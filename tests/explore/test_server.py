@@ -104,11 +104,12 @@ def words(content: bytes) -> str:
 
 
 class TestRoutes:
-    def test_the_page_is_marked_as_served(self, running: Running) -> None:
+    def test_the_page_is_marked_as_served(self, running: Running, empty: Running) -> None:
         status, headers, content = running.ask("GET", "/")
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert b'<meta name="attnconv-server" content="1">' in content
+        assert b'<meta name="attnconv-server" content="images">' in content
         assert b"stand-in" in content
+        assert b'<meta name="attnconv-server" content="payload">' in empty.ask("GET", "/")[2]
 
     def test_the_payload(self, running: Running, empty: Running) -> None:
         status, _, content = running.ask("GET", "/payload")

@@ -135,7 +135,7 @@ def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
 
 def test_a_webp_that_moves_is_refused_in_words() -> None:
     film = saved(halves(), "WEBP", save_all=True, append_images=[halves().transpose(Image.Transpose.ROTATE_180)])
-    with pytest.raises(UnsupportedTypeError, match="image: must be a WebP that does not move, got 2 frames. Save one"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: must be a WebP that does not move, got 2 frames. Save one"):
         read_upload(film, "image/webp", (4, 4))
 
 

@@ -95,7 +95,7 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     data = arguments.data or trained_on
     channels, sizes = own_channels(loaded), size or own_size(loaded)
     reading: dict[str, Any] = {"layers": layer_names(arguments.layers), "grid": grid, "prefix": arguments.prefix}
-    about: dict[str, Any] = {"title": name, "moments": moments}
+    about: dict[str, Any] = {"title": title_of(name), "moments": moments}
 
     def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
         mean, std = loaded.mean or mean, loaded.std or std
@@ -112,6 +112,15 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
         print(note)
     shown = session(mean, std)
     return shown.payload(pixels), shown.answer
+
+
+def title_of(name: str) -> str:
+    """MODEL as it was named; of a path the last two parts, since a page that is put on the web shows its title."""
+    library, colon, rest = name.partition(":")
+    if colon and library in ("timm", "hf", "torchvision"):
+        return f"{library}:{title_of(rest)}"
+    path = Path(name)
+    return "/".join(part for part in path.parts[-2:] if part != path.anchor)
 
 
 def _demo() -> str | None:

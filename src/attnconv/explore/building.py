@@ -27,7 +27,7 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theorem.convolutions import is_convolution
 
-BUDGET = 3_500_000  # bytes for each image: a page with one image then stays below 5 MB, also in base64
+BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
 NOW = "now"
 GREY = 128  # of pictures that stand for none
 _SIDE = 32  # pixels of the noise on which positions are looked at
@@ -66,8 +66,10 @@ def payload(
 ) -> bytes:
     """What the page shows of a model, as the bytes of a safetensors file.
 
-    Layers of this library are stored by what makes their scores; of all other attention that `visit_attention` reads,
-    the rows themselves are stored: of all tokens up to 16 x 16, and of as many as fit in the budget beyond.
+    Layers of this library are stored by what makes their scores, if that fits in the budget or can be shortened to fit
+    with scores right to 0.01. Of other layers, and of all other attention that `visit_attention` reads, the rows
+    themselves are stored: of as many queries as fit in the budget, and of attention without such scores on up to
+    16 x 16 tokens of all queries. The layer's statistic `queries stored` says how many.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -79,7 +81,9 @@ def payload(
         layers: Names of the modules to show; None for all.
         grid: Tokens of the image, (height, width), for models that do not say it.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
-        budget: Bytes per image, at least 1, that all layers together may take for content and for rows of large grids.
+        budget: Bytes per image, at least 1, that all layers together may take for content, for rows in its place and
+            for rows of more than 16 x 16 tokens; each layer has an equal part, and at least one row. Pictures, tables
+            of positions and rows of smaller grids come on top.
 
     Returns:
         The file.
@@ -158,6 +162,8 @@ def _entry(name: str, part: LayerTensors, found: LayerAudit) -> dict[str, Any]:
     heads, layer = statistics_of(found)
     if part.rounding is not None:
         layer["rounding of scores"] = part.rounding
+    if part.kind == "rows":
+        layer["queries stored"] = len(part.tensors["queries"])
     return {
         "name": name,
         "kind": part.kind,

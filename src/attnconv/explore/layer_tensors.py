@@ -28,6 +28,7 @@ from attnconv.operators.content import Content
 
 WHOLE = 256  # tokens up to which all rows are stored: 16 x 16
 ROWS_AT_ONCE = 2**24  # probabilities
+COARSEST = 0.01  # rounding of scores that shorter queries and keys may cost: probabilities are then right to 2 %
 LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
 
 
@@ -67,7 +68,8 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
         name: Of the layer, for messages.
         module: The layer.
         operator: Its attention, as `visit_attention` hands it over.
-        budget: Bytes for each image that content, and rows of more than `WHOLE` tokens, may take.
+        budget: Bytes for each image that content, rows in its place, and rows of more than `WHOLE` tokens may take. One
+            row is stored even where it takes more.
 
     Raises:
         ValueError: The layer has more than two axes, or queries that stand on no token.
@@ -79,13 +81,16 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
     encoding = type(module if own is None else own.encoding).__name__
     if own is not None and plain and is_table(own.encoding):
         return LayerTensors("positions", *about, "none", encoding, position_tensors(own.encoding, sizes))
+    most = rows_within(operator, budget) if operator.grid.key_count > WHOLE else operator.grid.query_count
     if plain and isinstance(operator, Content):
-        tensors, rounding = content_tensors(operator, budget)
-        if all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            return LayerTensors("content", *about, "none", encoding, tensors, rounding)
+        found = content_tensors(operator, budget)
+        if found is None:
+            most = rows_within(operator, budget)
+        elif all(bool(tensor.isfinite().all()) for tensor in found[0].values()):
+            return LayerTensors("content", *about, "none", encoding, *found)
     rule = operator.grid.axes[0].border if own is not None else "renormalise"
     border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
-    return LayerTensors("rows", *about, border, encoding, row_tensors(name, operator, budget))
+    return LayerTensors("rows", *about, border, encoding, row_tensors(name, operator, most))
 
 
 def is_table(encoding: Encoding) -> bool:
@@ -132,19 +137,24 @@ def gaussian_tensors(
     return {key: tensor.float() for key, tensor in found.items()}
 
 
-def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float]:
+def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
     """Queries, keys and position scores in float16, and how far the scores are from the exact ones.
 
     Where they would take more than the budget, queries and keys are replaced by those of fewer channels whose products
-    are nearest in the sum of squares (a truncated singular value decomposition of keys less their mean).
+    are nearest in the sum of squares (a truncated singular value decomposition of keys less their mean). Row and column
+    scores cannot be shortened so. Where no channel is left beside them, or scores would be off by more than `COARSEST`,
+    there is nothing to give: some exact rows say more than all rows that are wrong.
     """
     count = operator.grid.key_count
     queries = (operator.queries * operator.scale).float().expand(operator.batch, -1, -1, -1)
     keys = operator.keys.float().expand(operator.batch, -1, -1, -1)
     biases = [_less_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
     other = sum(bias.shape[-1] for bias in biases)
-    channels = max(1, (budget // (2 * operator.heads * count) - other) // 2)
-    left, right = balanced(queries, keys) if queries.shape[-1] <= channels else fewer(queries, keys, channels)
+    channels = (budget // (2 * operator.heads * count) - other) // 2
+    whole = queries.shape[-1] <= channels
+    if not whole and channels < 1:
+        return None
+    left, right = balanced(queries, keys) if whole else fewer(queries, keys, channels)
     found = {"query": left.half(), "key": right.half()}
     for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
         found[name] = bias.expand(operator.batch, -1, -1, -1).half()
@@ -154,8 +164,10 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
     for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
         off = (found[name].float() - bias)[:, :, some]
         span = span + off.amax(-1) - off.amin(-1)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
-    return tensors, float(span.max() / 2)
+    rounding = float(span.max() / 2)
+    if not whole and not rounding <= COARSEST:
+        return None
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}, rounding
 
 
 def balanced(
@@ -185,12 +197,14 @@ def fewer(
     return (left @ u[..., :channels] * root).float(), (right @ vh.mT[..., :channels] * root).float()
 
 
-def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str, Tensor]:
-    """Rows over the tokens of the image, made to sum to 1, and what fell elsewhere, in float16."""
+def rows_within(operator: AttentionOperator, budget: int) -> int:
+    """How many queries' rows fit: per head a probability for each key and the mass elsewhere, and one number."""
+    return max(1, budget // (2 * operator.heads * (operator.grid.key_count + 1) + 4))
+
+
+def row_tensors(name: str, operator: AttentionOperator, most: int) -> dict[str, Tensor]:
+    """At most so many rows over the tokens of the image, made to sum to 1, and what fell elsewhere, in float16."""
     grid, heads = operator.grid, operator.heads
-    most = grid.query_count
-    if grid.key_count > WHOLE:
-        most = max(1, budget // (2 * heads * grid.key_count))
     queries = sample_queries(grid, min(most, grid.query_count), device=operator.device)
     rows, elsewhere = [], []
     for some in queries.split(max(1, ROWS_AT_ONCE // (operator.batch * heads * grid.key_count))):

@@ -1,7 +1,7 @@
 """The page itself: one HTML file, built from `web/` and part of the wheel, and the two ways to give it a payload.
 
 embedded     the payload in base64 at the page's end: a static export, a notebook
-served       a mark in the page's head that says: ask the server for it
+served       a mark in the page's head that says: ask the server for it, and whether the server takes images as well
 """
 
 import base64
@@ -12,7 +12,7 @@ from attnconv._errors import bad
 
 PACKAGED = Path(__file__).with_name("page.html")
 BUILT = Path(__file__).resolve().parents[3] / "web" / "dist" / "index.html"  # in a checkout
-SERVER_MARK = '<meta name="attnconv-server" content="1">'
+SERVER_MARK = '<meta name="attnconv-server" content="{}">'
 _SCRIPT = '<script type="application/octet-stream" id="attnconv-payload">{}</script>\n'
 
 
@@ -50,17 +50,23 @@ def with_payload(page: str, content: bytes) -> str:
     return page[:place] + script + page[place:]
 
 
-def with_server(page: str) -> str:
-    """The page with the mark that a server gave it, which makes it ask for `payload` and take images.
+def with_server(page: str, *, images: bool) -> str:
+    """The page with the mark that a server gave it, which makes it ask for `payload`.
+
+    Args:
+        page: HTML, as `find_page` gives it.
+        images: Whether the server takes pictures: without, the page offers no field for them.
 
     Raises:
         ValueError: The page has no head.
 
     Example:
-        >>> with_server("<head></head>")
-        '<head><meta name="attnconv-server" content="1"></head>'
+        >>> with_server("<head></head>", images=True)
+        '<head><meta name="attnconv-server" content="images"></head>'
+        >>> with_server("<head></head>", images=False)
+        '<head><meta name="attnconv-server" content="payload"></head>'
     """
     head = re.search(r"<head(\s[^>]*)?>", page)
     if head is None:
         raise ValueError(bad("page", "must hold <head>", f"{len(page)} characters without it"))
-    return page[: head.end()] + SERVER_MARK + page[head.end() :]
+    return page[: head.end()] + SERVER_MARK.format("images" if images else "payload") + page[head.end() :]

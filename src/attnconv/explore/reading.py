@@ -1,6 +1,7 @@
 """The reader of payloads: everything in the file is checked before a number of it is used."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -14,6 +15,7 @@ from attnconv._errors import bad
 
 FORMAT = 1
 LARGEST_HEADER = 16 << 20  # bytes
+LARGEST_COUNT = 1_000_000  # of heads, tokens on a side and the like
 _FIX = "`attnconv explore --export DIR` writes one."
 _Forms: TypeAlias = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
 _LAYER = {"name": str, "kind": str, "heads": int, "sizes": list, "prefix": int, "border": str, "encoding": str}
@@ -93,23 +95,19 @@ def read_payload(content: bytes) -> Payload:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
     manifest = _manifest(metadata)
-    patch = manifest.get("patch")
-    _require(isinstance(manifest.get("title"), str), "title", manifest.get("title"))
-    _require(patch is None or _whole_pair(patch), "patch", patch)
-    _require(_is_list_of(manifest.get("times"), str) and manifest["times"], "times", manifest.get("times"))
-    _require(_is_list_of(manifest.get("images"), dict), "images", manifest.get("images"))
-    _require(_is_list_of(manifest.get("layers"), dict) and manifest["layers"], "layers", manifest.get("layers"))
-    names = tuple(str(image.get("name", "")) for image in manifest["images"])
+    _check_manifest(manifest)
+    patch, names = manifest["patch"], tuple(image["name"] for image in manifest["images"])
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _fits("images", images, torch.uint8, (len(names), None, None, 3))
+    _require(images.shape[1] >= 1 and images.shape[2] >= 1, "images", f"{images.shape[1]} x {images.shape[2]} pixels")
     times = tuple(manifest["times"])
     return Payload(
         title=manifest["title"],
-        library=str(manifest.get("library", "")),
+        library=manifest["library"],
         patch=None if patch is None else (patch[0], patch[1]),
         names=names,
         times=times,
-        layers=tuple(_layer(i, entry, tensors, len(times)) for i, entry in enumerate(manifest["layers"])),
+        layers=tuple(_layer(i, entry, tensors, (len(times), len(names))) for i, entry in enumerate(manifest["layers"])),
         images=images,
     )
 
@@ -138,8 +136,8 @@ def _manifest(metadata: Mapping[str, str]) -> dict[str, Any]:
     if text is None:
         raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
     try:
-        manifest = json.loads(text)
-    except ValueError as error:
+        manifest = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise ValueError(bad("payload", "must hold a manifest that is JSON", str(error), _FIX)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = repr(manifest.get("format")) if isinstance(manifest, dict) else type(manifest).__name__
@@ -147,23 +145,50 @@ def _manifest(metadata: Mapping[str, str]) -> dict[str, Any]:
     return manifest
 
 
-def _layer(index: int, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], times: int) -> PayloadLayer:
+def _no_number(word: str) -> float:
+    """NaN and infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{word} is no number")
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Refuse what stands in the manifest beside the layers' own entries, unless it is as the format says."""
+    for name in ("title", "library"):
+        _require(isinstance(manifest.get(name), str), name, manifest.get(name))
+    patch = manifest.get("patch", "none")  # null is one, and must be said
+    _require(patch is None or _whole_pair(patch), "patch", patch)
+    _require(_is_list_of(manifest.get("times"), str) and manifest["times"], "times", manifest.get("times"))
+    _require(_is_list_of(manifest.get("images"), dict), "images", manifest.get("images"))
+    for index, image in enumerate(manifest["images"]):
+        _require(isinstance(image.get("name"), str), f"images[{index}].name", image.get("name"))
+    _require(_is_list_of(manifest.get("layers"), dict) and manifest["layers"], "layers", manifest.get("layers"))
+
+
+def _check_statistics(where: str, statistics: object, heads: int) -> None:
+    """Refuse all but one finite number or null per head, and per layer."""
+    parts = [statistics.get(key) for key in ("heads", "layer")] if isinstance(statistics, dict) else []
+    _require(len(parts) == 2 and all(isinstance(part, dict) for part in parts), where, statistics)
+    by_head, of_layer = parts
+    for name, values in by_head.items():
+        fine = isinstance(values, list) and len(values) == heads and all(map(_number_or_null, values))
+        _require(fine, f"{where}.heads.{name[:40]}", values)
+    for name, value in of_layer.items():
+        _require(_number_or_null(value), f"{where}.layer.{name[:40]}", value)
+
+
+def _layer(
+    index: int, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], counts: tuple[int, int]
+) -> PayloadLayer:
     for key, kind in _LAYER.items():
         value = entry.get(key)
         _require(isinstance(value, kind) and not isinstance(value, bool), f"layers[{index}].{key}", value)
-    _require(entry["heads"] >= 1, f"layers[{index}].heads", entry["heads"])
-    _require(entry["prefix"] >= 0, f"layers[{index}].prefix", entry["prefix"])
+    _require(1 <= entry["heads"] <= LARGEST_COUNT, f"layers[{index}].heads", entry["heads"])
+    _require(0 <= entry["prefix"] <= LARGEST_COUNT, f"layers[{index}].prefix", entry["prefix"])
     _require(_whole_pair(entry["sizes"]), f"layers[{index}].sizes", entry["sizes"])
-    statistics = entry.get("statistics", {"heads": {}, "layer": {}})
-    _require(
-        isinstance(statistics, dict) and all(isinstance(statistics.get(key), dict) for key in ("heads", "layer")),
-        f"layers[{index}].statistics",
-        statistics,
-    )
+    _check_statistics(f"layers[{index}].statistics", entry.get("statistics"), entry["heads"])
     start = f"{index}."
     own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     height, width = entry["sizes"]
-    _check_tensors(index, entry, own, times)
+    _check_tensors(index, entry, own, counts)
     return PayloadLayer(
         name=entry["name"],
         kind=entry["kind"],
@@ -172,18 +197,18 @@ def _layer(index: int, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         prefix=entry["prefix"],
         border=entry["border"],
         encoding=entry["encoding"],
-        statistics=statistics,
+        statistics=entry["statistics"],
         tensors=own,
     )
 
 
-def _check_tensors(index: int, entry: Mapping[str, Any], own: Mapping[str, Tensor], times: int) -> None:
-    """Refuse tensors that are missing, or whose dtypes and shapes are not those of the format."""
+def _check_tensors(index: int, entry: Mapping[str, Any], own: Mapping[str, Tensor], counts: tuple[int, int]) -> None:
+    """Refuse tensors that are missing, or whose dtypes and shapes are not those of so many moments and images."""
+    times, images = counts
     heads, (height, width) = entry["heads"], entry["sizes"]
     count, single, half = height * width, torch.float32, torch.float16
     table = (single, (times, heads, 2 * height - 1, 2 * width - 1))
     query = own.get("query", torch.empty(0, 0, 0, 0))
-    images = query.shape[0] if query.dim() == 4 else None
     channels = query.shape[-1]
     stored = own["queries"].shape[0] if "queries" in own and own["queries"].dim() == 1 else None
     forms: dict[str, tuple[_Forms, _Forms]] = {
@@ -192,7 +217,7 @@ def _check_tensors(index: int, entry: Mapping[str, Any], own: Mapping[str, Tenso
             {"centres": (single, (times, heads, 2)), "precision": (single, (times, heads, 2, 2))},
         ),
         "content": (
-            {"query": (half, (None, heads, count, None)), "key": (half, (images, heads, count, channels))},
+            {"query": (half, (images, heads, count, None)), "key": (half, (images, heads, count, channels))},
             {
                 "row_scores": (half, (images, heads, count, height)),
                 "column_scores": (half, (images, heads, count, width)),
@@ -202,13 +227,15 @@ def _check_tensors(index: int, entry: Mapping[str, Any], own: Mapping[str, Tenso
         "rows": (
             {
                 "queries": (torch.int32, (None,)),
-                "probabilities": (half, (None, heads, stored, count)),
-                "prefix_mass": (half, (None, heads, stored)),
+                "probabilities": (half, (images, heads, stored, count)),
+                "prefix_mass": (half, (images, heads, stored)),
             },
             {},
         ),
     }
     _require(entry["kind"] in forms, f"layers[{index}].kind", entry["kind"])
+    shown = images > 0 or entry["kind"] == "positions"
+    _require(shown, "images", f"none, and layer {index} is of kind {entry['kind']}")
     needed, possible = forms[entry["kind"]]
     for name in [*needed, *possible]:
         if name in own:
@@ -246,4 +273,15 @@ def _is_list_of(value: object, kind: type) -> bool:
 
 def _whole_pair(value: object) -> bool:
     whole = isinstance(value, list) and len(value) == 2
-    return whole and all(isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in value)  # type: ignore[attr-defined]
+    return whole and all(isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= LARGEST_COUNT for v in value)  # type: ignore[attr-defined]
+
+
+def _number_or_null(value: object) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float reaches
+        return False

@@ -1,6 +1,6 @@
 """The explorer's server, for this machine alone: the page, one payload, and payloads of one's own images.
 
-    GET  /           the page, marked as served
+    GET  /           the page, marked as served, and whether images are taken
     GET  /payload    the payload; 404 where there is none
     POST /image      the bytes of one picture -> a new payload; 400, 413, 415 or 500 with {"error": words}
 
@@ -63,7 +63,7 @@ def app(
     Raises:
         FileNotFoundError: The package holds no page.
     """
-    shown = with_server(find_page() if page is None else page)
+    shown = with_server(find_page() if page is None else page, images=answer is not None)
     busy = threading.Lock()  # one picture at a time: memory for one, and the cores are the model's
 
     async def index(_: Request) -> Response:

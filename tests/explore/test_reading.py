@@ -1,0 +1,90 @@
+"""Payloads that the page would not open: the reader refuses them as well, each in words."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from attnconv import Quadratic
+from attnconv.explore import payload, read_payload
+from tests.explore.test_payload import altered, images, own, whole
+from tests.small_vit import SmallViT
+
+
+def without_images(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """The same payload of no image at all."""
+    manifest["images"] = []
+    tensors |= {name: tensor[:0] for name, tensor in tensors.items() if name != "0.queries"}
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000], ids=["lists", "objects"])
+def test_a_manifest_nested_without_end(text: str) -> None:
+    with pytest.raises(ValueError, match=r"payload: must hold a manifest that is JSON, got .*recursion"):
+        read_payload(save({"x": torch.zeros(1)}, {"attnconv": text}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m, t: m.pop("patch"), "patch must be as the format says, got 'none'"),
+        (lambda m, t: m.update(patch=[1, 10**7]), "patch must be as the format says"),
+        (lambda m, t: m.pop("library"), "library must be as the format says, got None"),
+        (lambda m, t: m["images"][1].pop("name"), r"images\[1\].name must be as the format says, got None"),
+        (lambda m, t: m["images"][0].update(name=3), r"images\[0\].name must be as the format says, got 3"),
+        (lambda m, t: m.update(layers=[]), r"layers must be as the format says, got \[\]"),
+        (lambda m, t: t.update(images=t["images"][:, :0]), "images must be as the format says, got '0 x 7 pixels'"),
+        (without_images, "images must be as the format says, got 'none, and layer 0 is of kind content'"),
+        (lambda m, t: m["layers"][0].update(heads=10**7), "heads must be as the format says, got 10000000"),
+    ],
+)
+def test_entries_of_the_manifest(change: Callable[[dict[str, Any], dict[str, Tensor]], object], words: str) -> None:
+    with pytest.raises(ValueError, match=f"payload: .*{words}"):
+        read_payload(altered(whole(), change))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "words"),
+    [
+        (None, "statistics must be as the format says, got None"),
+        ({"heads": {}}, "statistics must be as the format says"),
+        ({"heads": {"a": [1, 2, 3]}, "layer": {}}, r"statistics.heads.a must be as the format says, got \[1, 2, 3\]"),
+        ({"heads": {"a": "1234"}, "layer": {}}, "statistics.heads.a must be"),
+        ({"heads": {"a": [1, 2, 3, True]}, "layer": {}}, "statistics.heads.a must be"),
+        ({"heads": {"a": [1, 2, 3, float("inf")]}, "layer": {}}, "manifest that is JSON, got Infinity is no number"),
+        ({"heads": {}, "layer": {"b": float("nan")}}, "manifest that is JSON, got NaN is no number"),
+        ({"heads": {}, "layer": {"b": 10**400}}, "statistics.layer.b must be as the format says, got 1000"),
+        ({"heads": {}, "layer": {"b": []}}, "statistics.layer.b must be as the format says"),
+    ],
+)
+def test_statistics(statistics: object, words: str) -> None:
+    with pytest.raises(ValueError, match=f"payload: .*{words}"):
+        read_payload(altered(whole(), lambda m, t: m["layers"][0].update(statistics=statistics)))
+
+
+def test_numbers_that_overflow_are_not_finite() -> None:
+    content = payload(own(Quadratic(4)))
+    altered_text = content.replace(b'content share\\": 0.0,', b'content share\\": 9e9999,', 1)
+    length = int.from_bytes(content[:8], "little") + len(altered_text) - len(content)
+    with pytest.raises(ValueError, match=r"statistics.layer.content share must be as the format says, got inf"):
+        read_payload(length.to_bytes(8, "little") + altered_text[8:])
+
+
+def test_null_is_a_statistic() -> None:
+    statistics = {"heads": {"a": [1, None, 0.5, -2]}, "layer": {"b": None}}
+    found = read_payload(altered(whole(), lambda m, t: m["layers"][0].update(statistics=statistics)))
+    assert found.layers[0].statistics == statistics
+
+
+def test_rows_of_no_image() -> None:
+    content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
+    with pytest.raises(ValueError, match="images must be as the format says, got 'none, and layer 0 is of kind rows'"):
+        read_payload(altered(content, without_images))
+
+
+def test_stored_queries_outside_of_the_grid() -> None:
+    content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
+    with pytest.raises(ValueError, match=r"0\.queries must be as the format says"):
+        read_payload(altered(content, lambda _, tensors: tensors["0.queries"].fill_(16)))
