@@ -312,7 +312,7 @@ export const checks = {
   },
 
   async "an own picture goes to the server of the page, and its words are shown when it refuses"(browser) {
-    const html = readFileSync(PAGE, "utf8").replace("<head>", '<head><meta name="attnconv-server" content="1">');
+    const html = readFileSync(PAGE, "utf8").replace("<head>", '<head><meta name="attnconv-server" content="images">');
     const taken = [];
     const server = createServer((request, response) => {
       if (request.url === "/") return response.setHeader("content-type", "text/html").end(html);
