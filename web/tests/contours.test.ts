@@ -60,3 +60,16 @@ test("the mean of a map is that of its mass", () => {
   expect(meanOf(Float64Array.of(0, 1, 0, 3), 2)).toEqual([0.75, 1]);
   expect(meanOf(new Float64Array(4), 2)).toBe(null);
 });
+
+test("an outline knows nothing of the last map, of as many pixels and another shape", () => {
+  const edges = (height: number, width: number, full: boolean) => {
+    const found: string[] = [];
+    const map = new Float64Array(height * width);
+    if (full) map.fill(1);
+    else map[0] = 1;
+    outline(map, width, 0.5, (...edge) => found.push(edge.join()));
+    return found.sort();
+  };
+  expect(edges(9, 4, true)).toEqual(["0,0,0,4", "0,0,9,0", "0,4,9,4", "9,0,9,4"]);
+  expect(edges(4, 9, false)).toEqual(["0,0,0,1", "0,0,1,0", "0,1,1,1", "1,0,1,1"]);
+});
