@@ -256,6 +256,21 @@ export const checks = {
     await still.close();
   },
 
+  async "scores that are stored roughly are said to be, beside the maps and enlarged"(browser) {
+    const warnings = async (rounding) => {
+      const bytes = made({ layers: 2, side: 8, kind: "content", also: { layer: { "rounding of scores": rounding } } });
+      const { page, seen, close } = await shown(browser, bytes, { hash: "&model.zoomed=true" });
+      const texts = await page.getByText(/stored roughly: within a row they are off by up to 0.02 nats/).count();
+      assert.equal(await page.locator(".zoom").getByText(/stored roughly/).count(), texts > 0 ? 1 : 0);
+      assert.deepEqual(await axeFindings(page), []);
+      assert.deepEqual(seen, []);
+      await close();
+      return texts;
+    };
+    assert.equal(await warnings(0.02), 3);
+    assert.equal(await warnings(0.009), 0);
+  },
+
   async "statistics of any name, and a view that breaks leaves the others and a way back"(browser) {
     const also = JSON.parse(
       '{"heads": {"layer": [1, 3], "head": [2, 1], "constructor": [3, 4], "__proto__": [5, 6]}, "layer": {"layer": 3, "toString": 2, "__proto__": 1}}',
@@ -312,7 +327,7 @@ export const checks = {
   },
 
   async "an own picture goes to the server of the page, and its words are shown when it refuses"(browser) {
-    const html = readFileSync(PAGE, "utf8").replace("<head>", '<head><meta name="attnconv-server" content="1">');
+    const html = readFileSync(PAGE, "utf8").replace("<head>", '<head><meta name="attnconv-server" content="images">');
     const taken = [];
     const server = createServer((request, response) => {
       if (request.url === "/") return response.setHeader("content-type", "text/html").end(html);

@@ -29,12 +29,13 @@ async function withPage(browser, html, use, hash = "") {
 }
 
 /** Serves a page and, if there is one, a payload, and writes down what was asked for. */
-async function withServer(browser, { html, payload, hash = "" }, use) {
+async function withServer(browser, { html, payload, hash = "", answer = null }, use) {
   const asked = [];
   const server = createServer((request, response) => {
     asked.push(request.url);
     if (request.url === "/") response.setHeader("content-type", "text/html").end(html);
     else if (request.url === "/payload" && payload) response.end(payload);
+    else if (request.url === "/image" && answer) response.writeHead(...answer[0]).end(answer[1]);
     else response.writeHead(404, { "content-type": "application/json" }).end('{"error": "no payload"}');
   });
   await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
@@ -48,7 +49,21 @@ async function withServer(browser, { html, payload, hash = "" }, use) {
 
 const view = (tab) => tab.locator('nav [aria-current="page"]').innerText();
 const title = (tab) => tab.locator("header").getByText("Waves").waitFor();
-const marked = (html) => html.replace("<head>", '<head><meta name="attnconv-server" content="1">');
+const marked = (html, mark = "payload") => html.replace("<head>", `<head><meta name="attnconv-server" content="${mark}">`);
+
+/** Drops a file in the middle of the page. */
+async function drop(tab, name, type, bytes) {
+  const dataTransfer = await tab.evaluateHandle(
+    ([name, type, text]) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))], name, { type }));
+      return transfer;
+    },
+    [name, type, Buffer.from(bytes).toString("base64")],
+  );
+  await tab.locator("main h2").first().dispatchEvent("drop", { dataTransfer });
+}
+const alerts = (tab) => tab.getByRole("alert").allInnerTexts();
 
 export const checks = {
   async "inside the page"(browser) {
@@ -109,5 +124,75 @@ export const checks = {
     assert.equal(await tab.getByRole("alert").count(), 0);
     assert.deepEqual(seen, []);
     await close();
+  },
+
+  async "a payload dropped in any view is shown, a broken one is refused in words"(browser) {
+    for (const hash of ["#view=article", "#view=bench", "#view=model"]) {
+      const { page: tab, seen, close } = await opened(browser, { hash });
+      await drop(tab, "notes.safetensors", "", "these are notes, no tensors");
+      await tab.getByRole("alert").filter({ hasText: "must be a whole safetensors file" }).waitFor();
+      await tab.getByRole("button", { name: "Dismiss" }).click();
+      assert.deepEqual(await alerts(tab), []);
+      await drop(tab, "WAVES.SAFETENSORS", "", BYTES);
+      await title(tab);
+      assert.equal(await view(tab), "Model explorer");
+      assert.deepEqual(seen, []);
+      await close();
+    }
+  },
+
+  async "a picture dropped where there is no model becomes the bench's, and elsewhere words say why not"(browser) {
+    const { page: tab, seen, close } = await opened(browser, { hash: "#view=article" });
+    const picture = await tab.screenshot({ clip: { x: 0, y: 0, width: 200, height: 120 } });
+    for (const name of ["Article", "Model explorer"]) {
+      await tab.getByRole("navigation", { name: "Views" }).getByRole("button", { name }).click();
+      await drop(tab, "mine.png", "image/png", picture);
+      await tab.getByRole("alert").filter({ hasText: "mine.png: this page has no model to send a picture through" }).waitFor();
+      assert.equal(await view(tab), name);
+    }
+    await drop(tab, "words.txt", "text/plain", "words");
+    await tab.getByRole("alert").filter({ hasText: "words.txt: must be a payload (.safetensors) or a picture." }).waitFor();
+    await tab.getByRole("button", { name: "Theorem bench" }).click();
+    await drop(tab, "words.txt", "text/plain", "words");
+    await tab.getByRole("alert").filter({ hasText: "must be a picture that this browser can read" }).waitFor();
+    await drop(tab, "mine.png", "image/png", picture);
+    await tab.waitForFunction(() => document.querySelector("canvas").width === 64);
+    assert.equal(await tab.getByRole("combobox", { name: "Picture" }).inputValue(), "own");
+    assert.deepEqual(await alerts(tab), []);
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "a picture dropped on a page whose server takes pictures goes through its model"(browser) {
+    const served = { html: marked(page(), "images"), hash: "#view=article" };
+    await withServer(browser, { ...served, answer: [[415, { "content-type": "application/json" }], '{"error": "No picture, said the server."}'] }, async (tab) => {
+      await drop(tab, "mine.png", "image/png", "pixels");
+      await tab.getByRole("alert").filter({ hasText: "No picture, said the server." }).waitFor();
+      assert.equal(await view(tab), "Article");
+    });
+    await withServer(browser, { ...served, answer: [[200], BYTES] }, async (tab, asked) => {
+      await drop(tab, "mine.png", "image/png", "pixels");
+      await title(tab);
+      assert.equal(await view(tab), "Model explorer");
+      assert.deepEqual(asked, ["/", "/payload", "/image"]);
+      await tab.getByRole("button", { name: "Theorem bench" }).click();
+      await drop(tab, "mine.png", "image/png", "pixels");
+      await tab.getByRole("alert").filter({ hasText: "must be a picture that this browser can read" }).waitFor();
+      assert.equal(asked.length, 3, "on the bench a picture stays in the page");
+    });
+  },
+
+  async "the field for pictures is there only where the server takes them"(browser) {
+    for (const [mark, fields] of [["images", 1], ["payload", 0], ["1", 0], ["", 0]]) {
+      await withServer(browser, { html: marked(page(), mark), payload: BYTES, hash: "#view=model" }, async (tab, asked) => {
+        await title(tab);
+        assert.equal(await tab.getByLabel(/Send a picture/).count(), fields, mark);
+        if (fields === 0) {
+          await drop(tab, "mine.png", "image/png", "pixels");
+          await tab.getByRole("alert").filter({ hasText: "no model to send a picture through" }).waitFor();
+        }
+        assert.deepEqual(asked, ["/", "/payload"]);
+      });
+    }
   },
 };

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 import { aboutLayer } from "../src/core/about";
 import { columnNamed } from "../src/core/columns";
 import { openPayload } from "../src/core/payload";
-import { alike, columnOf, elsewhereOf, headStatistics, layerStatistics, scoreOf, sorted } from "../src/core/statistics";
+import { alike, columnOf, elsewhereOf, headStatistics, layerStatistics, roughness, scoreOf, sorted } from "../src/core/statistics";
 import { fixture } from "./reading";
 
 const payload = openPayload(fixture("payload.safetensors"));
@@ -69,4 +69,13 @@ test("what a layer is, in words", () => {
   expect(about({ prefix: 1, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens after 1 class token that takes 20 % of the attention");
   expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention");
   expect([scoreOf(layer), elsewhereOf(layer)]).toEqual([0.5, 0.2]);
+});
+
+test("layers whose scores are stored roughly say so with the number", () => {
+  const first = payload.manifest.layers[0]!;
+  const rough = (layer: Record<string, number | null>) => roughness({ ...first, statistics: { heads: {}, layer } });
+  expect(rough({ "rounding of scores": 0.25 })).toBe(
+    "Scores of this layer are stored roughly: within a row they are off by up to 0.25 nats, and a probability by up to a factor of 1.65.",
+  );
+  expect([rough({}), rough({ "rounding of scores": null }), rough({ "rounding of scores": 0.01 })]).toEqual(["", "", ""]);
 });

@@ -68,4 +68,16 @@ describe("outside of the theorem", () => {
     expect(error(changed)).toBeGreaterThan(bound.soft + bound.rounding);
     expect(error(changed)).toBeLessThanOrEqual(bound.total);
   });
+
+  test("rounding is that of all taps, since the convolution has them all", () => {
+    const changed = { ...heads, alpha: 40, present: heads.present.map(() => false) };
+    const shifts = tapShifts(geometry);
+    const [none, every] = [changed, { ...changed, present: heads.present }].map((some) =>
+      errorBound(some, shifts, { low, high }, geometry.border),
+    );
+    expect(none!.rounding).toBeGreaterThan(0);
+    expect(none!.rounding).toBe(every!.rounding);
+    const { soft, misplaced, missing, rounding, total } = none!;
+    expect(total).toBe(soft + rounding + misplaced + missing);
+  });
 });

@@ -1,10 +1,12 @@
 /**
  * How far soft heads can be from a convolution, whatever the image: `attnconv.theorem.error_bound`, for one channel.
  *
- *     |out - conv|  <=  sum_h eps_h |w_h| (max x - min x)  +  rounding
+ *     |out - conv|  <=  soft  +  misplaced  +  missing  +  rounding
+ *     soft = sum_h eps_h |w_h| (max x - min x)
  *
  * with eps_h the most that a head leaves off its nearest key. Heads that look at another pixel than their tap, and taps
- * without a head, are outside of the theorem; what they can add at most is counted apart.
+ * without a head, are outside of the theorem; what they can add at most is counted apart. Rounding is that of attention
+ * and of the convolution, so it runs over all taps, also those without a head.
  */
 import type { Heads } from "./theorem";
 
@@ -31,7 +33,7 @@ function others(alpha: number, offset: number): number {
 export interface Bound {
   /** Softness of the heads. */
   readonly soft: number;
-  /** Rounding of float64. */
+  /** Rounding of float64, over all taps, with or without a head. */
   readonly rounding: number;
   /** Heads that look at another pixel than their tap, at most |w_h| (max x - min x) each. */
   readonly misplaced: number;
@@ -58,12 +60,12 @@ export function errorBound(
   let [soft, misplaced, missing, weights, count] = [0, 0, 0, 0, 0];
   heads.centres.forEach((centre, head) => {
     const weight = Math.abs(heads.weights[head] ?? 0);
+    count += 1;
+    weights += weight;
     if (heads.present[head] === false) {
       missing += weight * size;
       return;
     }
-    count += 1;
-    weights += weight;
     if (looksAt(centre, shifts[head] ?? [0, 0])) {
       soft += massOffNearest(heads.alpha, centre.map((place) => place - Math.round(place))) * weight * (high - low);
     } else misplaced += weight * (high - low);

@@ -24,6 +24,16 @@ export function elsewhereOf(layer: Layer): number | null {
   return shares.length > 0 ? shares.reduce((sum, share) => sum + share, 0) / shares.length : null;
 }
 
+const MOST_ROUNDING = 0.01; // nats: shares are then right to exp(0.02), 2 %
+
+/** A warning where scores are stored so roughly that shares are visibly off; empty where they are not. */
+export function roughness(layer: Layer): string {
+  const rounding = layer.statistics.layer["rounding of scores"] ?? 0;
+  if (rounding <= MOST_ROUNDING) return "";
+  const factor = shortNumber(Math.exp(2 * rounding));
+  return `Scores of this layer are stored roughly: within a row they are off by up to ${shortNumber(rounding)} nats, and a probability by up to a factor of ${factor}.`;
+}
+
 /** Numbers of one column alike: as many decimals as give the largest three digits. A number is zero only if it is. */
 export function alike(values: readonly (number | null)[]): (value: number | null) => string {
   const known = values.filter((value) => value !== null);

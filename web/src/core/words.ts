@@ -40,3 +40,6 @@ export function strongestKeys(row: ArrayLike<number>, width: number, count = 3):
     .map(({ index, value }) => `row ${Math.floor(index / width)}, column ${index % width}: ${percent(value)}`)
     .join("; ");
 }
+
+/** What went wrong, in the words of the error. */
+export const wordsOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));

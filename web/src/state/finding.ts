@@ -9,8 +9,16 @@ export async function findPayload(): Promise<ArrayBuffer | null> {
 
 /** Whether the library's own server sent this page: only then is anything requested. */
 export function served(): boolean {
-  const mark = document.querySelector('meta[name="attnconv-server"]');
-  return location.protocol.startsWith("http") && mark?.getAttribute("content") === "1";
+  return location.protocol.startsWith("http") && mark() !== null;
+}
+
+/** Whether that server also takes pictures: it has a model to send them through. */
+export function takesImages(): boolean {
+  return served() && mark() === "images";
+}
+
+function mark(): string | null {
+  return document.querySelector('meta[name="attnconv-server"]')?.getAttribute("content") ?? null;
 }
 
 /** Sends a picture to the server and gets a payload back. */
