@@ -191,7 +191,8 @@ class TestContent:
         """Their row and column scores alone would take twice the budget."""
         torch.manual_seed(0)
         encodings = [LearnedRelativeContent(3, 9, max_shift=31) for _ in range(6)]
-        model = nn.Sequential(*(SelfAttention2d(3, 3, 9, encoding=encoding) for encoding in encodings))
+        layers = [SelfAttention2d(3, 3, 9, encoding=encoding) for encoding in encodings]
+        model = nn.Sequential(*layers)
         batch = images(1, 3, (32, 32))
         found: dict[str, LayerTensors] = {}
 
@@ -205,7 +206,7 @@ class TestContent:
         assert BUDGET * 4 / 3 < 4.8e6  # in base64, of the 5 MB that are promised
         queries = found["0"].tensors["queries"].long()
         assert len(queries) == 30  # a lattice of 5 x 6
-        exact = model[0].operator(batch).rows(queries)
+        exact = layers[0].operator(batch).rows(queries)
         torch.testing.assert_close(found["0"].tensors["probabilities"].float(), exact, rtol=2**-11, atol=1e-7)
 
     def test_images_are_needed(self) -> None:

@@ -165,9 +165,10 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
 
 def _check_statistics(where: str, statistics: object, heads: int) -> None:
     """Refuse all but one finite number or null per head, and per layer."""
-    parts = [statistics.get(key) for key in ("heads", "layer")] if isinstance(statistics, dict) else []
-    _require(len(parts) == 2 and all(isinstance(part, dict) for part in parts), where, statistics)
-    by_head, of_layer = parts
+    parts: Mapping[str, Any] = statistics if isinstance(statistics, dict) else {}
+    by_head, of_layer = parts.get("heads"), parts.get("layer")
+    if not isinstance(by_head, dict) or not isinstance(of_layer, dict):
+        raise _not_so(where, statistics)
     for name, values in by_head.items():
         fine = isinstance(values, list) and len(values) == heads and all(map(_number_or_null, values))
         _require(fine, f"{where}.heads.{name[:40]}", values)
@@ -264,7 +265,11 @@ def _fits(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None
 
 def _require(fine: object, name: str, value: object) -> None:
     if not fine:
-        raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
+        raise _not_so(name, value)
+
+
+def _not_so(name: str, value: object) -> ValueError:
+    return ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
 
 
 def _is_list_of(value: object, kind: type) -> bool:

@@ -102,11 +102,10 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
     with image:
         if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
             raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
-        if wanted == "WEBP" and getattr(image, "n_frames", 1) > 1:
+        frames = getattr(image, "n_frames", 1) if wanted == "WEBP" else 1
+        if frames > 1:
             fix = "Save one of them as a picture."
-            raise UnsupportedTypeError(
-                bad("image", "must be a WebP that does not move", f"{image.n_frames} frames", fix)
-            )
+            raise UnsupportedTypeError(bad("image", "must be a WebP that does not move", f"{frames} frames", fix))
         most = LARGEST_WEBP if wanted == "WEBP" else LARGEST_PICTURE
         if image.width * image.height > most:
             requirement = f"must have at most {most:,} pixels" + (" as WebP" if wanted == "WEBP" else "")
