@@ -1,3 +1,5 @@
+import type { How } from "./places";
+
 /** How pointer and keys move a query over a picture, the same for every picture of the page. */
 export interface Pointed {
   /** (row, column) among the queries. */
@@ -6,7 +8,7 @@ export interface Pointed {
 }
 
 export interface Pointing {
-  readonly point: (row: number, column: number, how: "hover" | "press" | "touch") => void;
+  readonly point: (row: number, column: number, how: How) => void;
   readonly step: (down: number, right: number) => void;
   readonly freeze: () => void;
 }
