@@ -1,6 +1,6 @@
 """Build hook: the explorer's page, one HTML file made of `web/`, goes into wheels and source distributions.
 
-    wheel     web/dist/index.html -> attnconv/explore/page.html
+    wheel     web/dist/index.html -> attnconv/explorer/page.html
     sdist     web/dist/index.html, so that a wheel is made of it without Node
 
 `npm ci` and `npm run build` make the file where npm is installed. Without npm a file that is there already is taken;
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PAGES = {"wheel": "attnconv/explore/page.html", "sdist": "web/dist/index.html"}
+PAGES = {"wheel": "attnconv/explorer/page.html", "sdist": "web/dist/index.html"}
 
 
 class PageHook(BuildHookInterface[Any]):

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"data"}),
     frozenset({"training", "analysis"}),
     frozenset({"report"}),
-    frozenset({"explore"}),
+    frozenset({"explorer"}),
     frozenset({"bench"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),

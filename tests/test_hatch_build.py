@@ -72,7 +72,7 @@ def included(root: Path, target: str = "wheel", version: str = "standard") -> tu
 def test_npm_builds_the_page(no_npm: Path) -> None:
     with_npm(no_npm)
     page = str(no_npm / "web" / "dist" / "index.html")
-    assert included(no_npm) == ({page: "attnconv/explore/page.html"}, [])
+    assert included(no_npm) == ({page: "attnconv/explorer/page.html"}, [])
     assert (no_npm / "web" / "calls").read_text().splitlines() == ["ci --no-audit --no-fund", "run build"]
     assert included(no_npm, "sdist") == ({page: "web/dist/index.html"}, [])
 
@@ -88,7 +88,7 @@ def test_without_npm_a_page_that_is_there_is_taken(no_npm: Path) -> None:
     (no_npm / "web" / "dist").mkdir(parents=True)
     page = no_npm / "web" / "dist" / "index.html"
     page.write_text("built before")
-    assert included(no_npm) == ({str(page): "attnconv/explore/page.html"}, [])
+    assert included(no_npm) == ({str(page): "attnconv/explorer/page.html"}, [])
 
 
 def test_without_npm_and_page_a_warning(no_npm: Path) -> None:

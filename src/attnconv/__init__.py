@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from attnconv.encodings import LearnedRelativeContent as LearnedRelativeContent
     from attnconv.encodings import Quadratic as Quadratic
     from attnconv.encodings import Relative as Relative
+    from attnconv.explorer import explore as explore
     from attnconv.grid import Grid as Grid
     from attnconv.layers import SelfAttention1d as SelfAttention1d
     from attnconv.layers import SelfAttention2d as SelfAttention2d
     from attnconv.layers import SelfAttention3d as SelfAttention3d
     from attnconv.models.load import load as load
-    from attnconv.operators import AttentionOperator as AttentionOperator
     from attnconv.operators import Content as Content
     from attnconv.operators import Dense as Dense
     from attnconv.operators import Kronecker as Kronecker
@@ -40,7 +40,6 @@ else:
         __name__,
         {
             "Absolute": "encodings",
-            "AttentionOperator": "operators",
             "Content": "operators",
             "Dense": "operators",
             "Encoding": "encodings",
@@ -58,6 +57,7 @@ else:
             "Toeplitz": "operators",
             "audit": "analysis",
             "can_express": "theorem",
+            "explore": "explorer",
             "from_conv": "theorem",
             "load": "models.load",
             "recast": "theorem",
@@ -68,7 +68,7 @@ else:
             "analysis",
             "data",
             "encodings",
-            "explore",
+            "explorer",
             "grid",
             "layers",
             "models",

@@ -16,9 +16,9 @@ from PIL import Image
 
 from attnconv.cli import main
 from attnconv.cli.explore_command import title_of
-from attnconv.explore import Payload, page, read_payload
+from attnconv.explorer import Payload, page, read_payload
 from attnconv.training.run_folder import RunFolder
-from tests.explore.pages import PAGE
+from tests.explorer.pages import PAGE
 
 TINY = ["--epochs=2", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
 MODULE = """

@@ -15,7 +15,7 @@ from attnconv.cli.parsing import parse
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnconv.explore.moments import Moment
+    from attnconv.explorer.moments import Moment
     from attnconv.models.load import LoadedModel
 
 _EXAMPLES = """\
@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> int:
     for flag, least in (("images", 1), ("moments", 0), ("port", 0)):
         if getattr(arguments, flag) < least:
             raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
-    from attnconv.explore import export, find_page
+    from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show
     content, answer = _look(arguments)
@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> int:
 
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and what answers a visitor's picture if there is a model to answer."""
-    from attnconv.explore import Pictures, Session, example, payload
+    from attnconv.explorer import Pictures, Session, example, payload
     from attnconv.models.load import load
 
     size, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
@@ -132,7 +132,7 @@ def _demo() -> str | None:
 
 def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
     """Moments of a run's training, and the data set that it was trained on if that is at hand."""
-    from attnconv.explore import moments_of
+    from attnconv.explorer import moments_of
     from attnconv.models.presets import PRESETS
     from attnconv.training.run_folder import RunFolder
 
@@ -155,7 +155,7 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
     """Until it is interrupted."""
     import webbrowser
 
-    from attnconv.explore import app, listen, server_for
+    from attnconv.explorer import app, listen, server_for
 
     place = listen(arguments.port)
     port = place.getsockname()[1]

@@ -200,7 +200,7 @@ function fits(shape: readonly number[], letters: readonly string[], sizes: Recor
 
 function fail(field: string, requirement: string, got: unknown): never {
   const shown = typeof got === "string" ? got : JSON.stringify(got);
-  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Write it again with attnconv.explore.`);
+  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Write it again with attnconv.explorer.`);
 }
 
 function record(value: unknown, path: string): Record<string, unknown> {

@@ -53,7 +53,7 @@ export function readSafetensors(bytes: ArrayBuffer): Safetensors {
 }
 
 function fail(requirement: string): never {
-  throw new Error(`payload: ${requirement}. Write it again with attnconv.explore.`);
+  throw new Error(`payload: ${requirement}. Write it again with attnconv.explorer.`);
 }
 
 function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: number } {

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 from attnconv._lazy import attach
 
 if TYPE_CHECKING:
-    from attnconv.explore.attending import attention_row as attention_row
-    from attnconv.explore.building import Pictures as Pictures
-    from attnconv.explore.building import payload as payload
-    from attnconv.explore.exporting import export as export
-    from attnconv.explore.moments import HeadShapes as HeadShapes
-    from attnconv.explore.moments import Moment as Moment
-    from attnconv.explore.moments import moments_of as moments_of
-    from attnconv.explore.notebook import Explorer as Explorer
-    from attnconv.explore.notebook import explore as explore
-    from attnconv.explore.page import find_page as find_page
-    from attnconv.explore.reading import Payload as Payload
-    from attnconv.explore.reading import PayloadLayer as PayloadLayer
-    from attnconv.explore.reading import read_payload as read_payload
-    from attnconv.explore.server import app as app
-    from attnconv.explore.server import listen as listen
-    from attnconv.explore.server import server_for as server_for
-    from attnconv.explore.session import Session as Session
-    from attnconv.explore.shipped import example as example
-    from attnconv.explore.uploads import read_upload as read_upload
+    from attnconv.explorer.attending import attention_row as attention_row
+    from attnconv.explorer.building import Pictures as Pictures
+    from attnconv.explorer.building import payload as payload
+    from attnconv.explorer.exporting import export as export
+    from attnconv.explorer.moments import HeadShapes as HeadShapes
+    from attnconv.explorer.moments import Moment as Moment
+    from attnconv.explorer.moments import moments_of as moments_of
+    from attnconv.explorer.notebook import Explorer as Explorer
+    from attnconv.explorer.notebook import explore as explore
+    from attnconv.explorer.page import find_page as find_page
+    from attnconv.explorer.reading import Payload as Payload
+    from attnconv.explorer.reading import PayloadLayer as PayloadLayer
+    from attnconv.explorer.reading import read_payload as read_payload
+    from attnconv.explorer.server import app as app
+    from attnconv.explorer.server import listen as listen
+    from attnconv.explorer.server import server_for as server_for
+    from attnconv.explorer.session import Session as Session
+    from attnconv.explorer.shipped import example as example
+    from attnconv.explorer.uploads import read_upload as read_upload
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,

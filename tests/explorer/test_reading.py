@@ -9,8 +9,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from attnconv import Quadratic
-from attnconv.explore import payload, read_payload
-from tests.explore.test_payload import altered, images, own, whole
+from attnconv.explorer import payload, read_payload
+from tests.explorer.test_payload import altered, images, own, whole
 from tests.small_vit import SmallViT
 
 

@@ -23,8 +23,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnconv._errors import bad
-from attnconv.explore.page import find_page, with_server
-from attnconv.explore.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
+from attnconv.explorer.page import find_page, with_server
+from attnconv.explorer.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
 
 if TYPE_CHECKING:
     import uvicorn

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from attnconv.explore import read_upload
-from attnconv.explore.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
+from attnconv.explorer import read_upload
+from attnconv.explorer.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
 
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 

@@ -24,9 +24,9 @@ from attnconv import (
 )
 from attnconv.analysis import visit_attention
 from attnconv.encodings import Encoding, SinusoidalPositions
-from attnconv.explore import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
-from attnconv.explore.building import BUDGET
-from attnconv.explore.layer_tensors import LayerTensors, balanced, fewer, layer_tensors
+from attnconv.explorer import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
+from attnconv.explorer.building import BUDGET
+from attnconv.explorer.layer_tensors import LayerTensors, balanced, fewer, layer_tensors
 from tests.small_vit import SmallViT
 
 SIZES = (5, 7)

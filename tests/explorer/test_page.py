@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from attnconv import SelfAttention2d
-from attnconv.explore import Explorer, explore, export, find_page, page, payload
-from attnconv.explore.page import with_payload, with_server
-from tests.explore.pages import PAGE
+from attnconv.explorer import Explorer, explore, export, find_page, page, payload
+from attnconv.explorer.page import with_payload, with_server
+from tests.explorer.pages import PAGE
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class TestPlaces:
     def test_the_places_are_those_of_the_wheel_and_the_checkout(self) -> None:
         root = Path(__file__).resolve().parents[2]
         assert root / "web" / "dist" / "index.html" == page.BUILT
-        assert root / "src" / "attnconv" / "explore" / "page.html" == page.PACKAGED
+        assert root / "src" / "attnconv" / "explorer" / "page.html" == page.PACKAGED
 
 
 class TestParts:

@@ -8,9 +8,9 @@ from PIL import Image
 
 from attnconv import SelfAttention2d
 from attnconv.data.augment import normalise
-from attnconv.explore import Session, payload, read_payload
-from attnconv.explore.building import Pictures
-from attnconv.explore.uploads import UnsupportedTypeError
+from attnconv.explorer import Session, payload, read_payload
+from attnconv.explorer.building import Pictures
+from attnconv.explorer.uploads import UnsupportedTypeError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 

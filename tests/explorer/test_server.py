@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from attnconv.explore import app, listen, read_upload, server_for
-from attnconv.explore.server import HEADERS
-from tests.explore.pages import PAGE
-from tests.explore.test_uploads import png_of
+from attnconv.explorer import app, listen, read_upload, server_for
+from attnconv.explorer.server import HEADERS
+from tests.explorer.pages import PAGE
+from tests.explorer.test_uploads import png_of
 
 PAYLOAD = b"the payload's bytes"
 SECRET = "only on this disk"

@@ -20,9 +20,9 @@ from attnconv._errors import bad
 from attnconv.analysis.auditing import LayerAudit, audit
 from attnconv.analysis.kernel_span import KERNEL
 from attnconv.analysis.reading import visit_attention
-from attnconv.explore.layer_tensors import LayerTensors, gaussian_tensors, layer_tensors
-from attnconv.explore.moments import Moment
-from attnconv.explore.reading import FORMAT
+from attnconv.explorer.layer_tensors import LayerTensors, gaussian_tensors, layer_tensors
+from attnconv.explorer.moments import Moment
+from attnconv.explorer.reading import FORMAT
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theorem.convolutions import is_convolution
@@ -95,7 +95,7 @@ def payload(
 
     Example:
         >>> from attnconv import SelfAttention2d
-        >>> from attnconv.explore import read_payload
+        >>> from attnconv.explorer import read_payload
         >>> found = read_payload(payload(SelfAttention2d(3, 4, heads=9), torch.rand(1, 3, 6, 8)))
         >>> [(layer.kind, layer.heads, layer.sizes) for layer in found.layers]
         [('positions', 9, (6, 8))]

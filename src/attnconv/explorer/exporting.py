@@ -8,15 +8,15 @@ from pathlib import Path
 
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.explore.page import find_page, with_payload
-from attnconv.explore.reading import read_payload
+from attnconv.explorer.page import find_page, with_payload
+from attnconv.explorer.reading import read_payload
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
     """Write the page with a payload in it.
 
     Args:
-        payload: The bytes that `attnconv.explore.payload` gives.
+        payload: The bytes that `attnconv.explorer.payload` gives.
         folder: Made where it is missing. The two files of an older export are replaced, each in one step.
 
     Returns:

@@ -7,9 +7,9 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from attnconv.data.augment import normalise
-from attnconv.explore.building import Pictures, payload
-from attnconv.explore.moments import Moment
-from attnconv.explore.uploads import read_upload
+from attnconv.explorer.building import Pictures, payload
+from attnconv.explorer.moments import Moment
+from attnconv.explorer.uploads import read_upload
 
 
 @final
@@ -28,7 +28,7 @@ class Session:
     Example:
         >>> import torch
         >>> from attnconv import SelfAttention2d
-        >>> from attnconv.explore import read_payload
+        >>> from attnconv.explorer import read_payload
         >>> session = Session(SelfAttention2d(3, 4, heads=2), (4, 6), mean=(0.5,) * 3, std=(0.5,) * 3)
         >>> pixels = torch.arange(72, dtype=torch.uint8).reshape(1, 3, 4, 6)
         >>> read_payload(session.payload(pixels, ("steps",))).names

@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnconv._errors import bad
-from attnconv.explore.reading import Payload, PayloadLayer
+from attnconv.explorer.reading import Payload, PayloadLayer
 
 PARTS = ("both", "content", "position")
 
@@ -42,7 +42,7 @@ def attention_row(
 
     Example:
         >>> from attnconv import SelfAttention2d
-        >>> from attnconv.explore import payload, read_payload
+        >>> from attnconv.explorer import payload, read_payload
         >>> found = read_payload(payload(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5)))
         >>> tuple(attention_row(found, 0, 1, 7).shape)
         (4, 5)

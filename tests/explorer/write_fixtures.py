@@ -1,4 +1,4 @@
-"""Writes the numbers that the page is tested against, from the library: `python -m tests.explore.write_fixtures`.
+"""Writes the numbers that the page is tested against, from the library: `python -m tests.explorer.write_fixtures`.
 
 The files lie in `web/tests/fixtures`; `test_fixtures.py` holds them to what this module makes today. Everything is
 computed in float64 from sines, so that no random generator decides.
@@ -18,8 +18,8 @@ from torch import Tensor
 from attnconv import SelfAttention2d
 from attnconv.encodings.gaussian_mass import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
-from attnconv.explore import attention_row, read_payload
-from attnconv.explore.attending import PARTS
+from attnconv.explorer import attention_row, read_payload
+from attnconv.explorer.attending import PARTS
 from attnconv.grid import Border
 from attnconv.theorem import error_bound
 

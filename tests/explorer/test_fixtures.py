@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from tests.explore.write_fixtures import FOLDER, payload, theorem
+from tests.explorer.write_fixtures import FOLDER, payload, theorem
 from tests.tolerances import tolerance
 
-STALE = "web/tests/fixtures is stale: run `python -m tests.explore.write_fixtures`"
+STALE = "web/tests/fixtures is stale: run `python -m tests.explorer.write_fixtures`"
 
 
 def assert_same(kept: Any, made: Any, path: str = "") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnconv.explore import moments_of
+from attnconv.explorer import moments_of
 from attnconv.training.heads import WIDEST
 from attnconv.training.run_folder import HeadsLine, RunFolder, append_line
 

@@ -12,9 +12,9 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from attnconv._values import whole
-from attnconv.explore.building import Pictures, payload
-from attnconv.explore.page import find_page, with_payload
-from attnconv.explore.reading import read_payload
+from attnconv.explorer.building import Pictures, payload
+from attnconv.explorer.page import find_page, with_payload
+from attnconv.explorer.reading import read_payload
 
 HEIGHT = 900  # pixels of the frame
 

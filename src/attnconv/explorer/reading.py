@@ -28,7 +28,7 @@ class PayloadLayer:
 
     Attributes:
         name: In the model.
-        kind: `positions`, `content` or `rows`; see `attnconv.explore.layer_tensors`.
+        kind: `positions`, `content` or `rows`; see `attnconv.explorer.layer_tensors`.
         heads: Number of heads.
         sizes: Height and width of the grid of tokens.
         prefix: Number of tokens before the image's.
@@ -85,7 +85,7 @@ def read_payload(content: bytes) -> Payload:
 
     Example:
         >>> from attnconv import SelfAttention2d
-        >>> from attnconv.explore import payload
+        >>> from attnconv.explorer import payload
         >>> read_payload(payload(SelfAttention2d(3, 4, heads=2), title="two heads")).title
         'two heads'
     """

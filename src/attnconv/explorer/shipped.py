@@ -13,7 +13,7 @@ def example() -> bytes:
     """What `attnconv explore` shows where there is no model to show.
 
     Example:
-        >>> from attnconv.explore import read_payload
+        >>> from attnconv.explorer import read_payload
         >>> read_payload(example()).title
         'runs/demo'
     """
