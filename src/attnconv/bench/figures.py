@@ -23,7 +23,7 @@ def draw(answer: Answer) -> Figure:
 def _draw_ratios(answer: Answer) -> Figure:
     """One line per case, one mark per contender: the ratio of medians, its bar from the least to the most round."""
     rows = [row for row in answer.rows if row.ratio is not None]
-    label = printable(f"{answer.ratio_name} (bars: least and most of one round)")
+    label = f"{printable(answer.ratio_name)}\n(bars: least and most of one round)"  # long cases leave little width
     if len(rows) > MANY:
         told = [row for row in rows if row.ratio is not None and row.ratio.least < row.ratio.most] or rows[:1]
         label += f"\n{len(rows) - len(told)} more cases at 1"
