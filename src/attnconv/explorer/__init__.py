@@ -3,7 +3,7 @@
 payload -> read_payload, attention_row     one file with the numbers that the page shows
 export                                     a folder that opens from disk and can be hosted
 example                                    the payload that comes with the package
-explore                                    the page in a notebook
+explore, Selection                         the page in a notebook, and what is looked at there
 app, listen, server_for                    a server for this machine alone, which takes one's own images
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attnconv.explorer.reading import Payload as Payload
     from attnconv.explorer.reading import PayloadLayer as PayloadLayer
     from attnconv.explorer.reading import read_payload as read_payload
+    from attnconv.explorer.selection import Selection as Selection
     from attnconv.explorer.server import app as app
     from attnconv.explorer.server import listen as listen
     from attnconv.explorer.server import server_for as server_for
@@ -41,6 +42,7 @@ else:
             "Payload": "reading",
             "PayloadLayer": "reading",
             "Pictures": "building",
+            "Selection": "selection",
             "Session": "session",
             "app": "server",
             "attention_row": "attending",

@@ -2,26 +2,42 @@
 
 An object with `_repr_html_`, which any front end shows (Jupyter, JupyterLab, VS Code, Colab, and a notebook saved as
 HTML), in an iframe that holds the whole page. It needs no kernel extension, no further package and no server, and what
-is shown stays in the saved notebook. A widget with a channel back to Python (anywidget) could say which query is looked
-at, which no function here asks for; its price is a dependency, and figures that are empty without a running kernel.
+is shown stays in the saved notebook.
+
+Where anywidget is installed, showing it also opens a channel from the page back to Python (`attnconv.explorer.widget`):
+what is looked at, its numbers, and a way to move the page. The page stays HTML all the same: a front end that is given
+a widget's view beside the HTML takes the view, and of a view JupyterLab shows an error once the kernel is gone.
 """
 
+import contextlib
 import html
+import uuid
+from collections.abc import Sequence
 from typing import Any, final
 
+from jaxtyping import Float64
 from torch import Tensor, nn
 
+from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.explorer.building import Pictures, payload
 from attnconv.explorer.page import find_page, with_payload
 from attnconv.explorer.reading import read_payload
+from attnconv.explorer.selection import Selection, attention_of, question, selection_in
+from attnconv.explorer.widget import channel_class
 
 HEIGHT = 900  # pixels of the frame
+SANDBOX = (
+    "allow-scripts allow-downloads"  # no access to the notebook around the frame: the page's own scripts alone run
+)
 
 
 @final
 class Explorer:
     """The page with a payload, shown where it is the last value of a cell.
+
+    Where anywidget is installed (the extra `notebook`) and a kernel runs, `selection` and `attention` say what is
+    looked at on the page, and `select` moves it. What the page says arrives between cells, not while one runs.
 
     Args:
         content: The payload's bytes.
@@ -38,18 +54,98 @@ class Explorer:
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
         self.content = content
         self._height = whole("height", height, 200)
-        self._title = read_payload(content).title
+        self._payload = read_payload(content)
+        self._title = f"attnconv explorer: {self._payload.title}"
         self._page = with_payload(find_page(), content)
+        self._mark = uuid.uuid4().hex
+        self._channel: Any = None
+
+    @property
+    def selection(self) -> Selection | None:
+        """What is looked at on the page; None until the page has told, and while it shows another payload.
+
+        Raises:
+            ImportError: The extra `notebook` is not installed.
+        """
+        return selection_in(self._payload, self._opened("selection").told)
+
+    def attention(self) -> Float64[Tensor, "height width"]:
+        """The probabilities that the selected head gives the tokens for the selected query: the page's own numbers.
+
+        They are `attention_row` of the selection, in float64, or its mean where the page shows the mean over all
+        images. Where the page shows scores before the softmax, these are the probabilities after it.
+
+        Raises:
+            ImportError: The extra `notebook` is not installed.
+            ValueError: Nothing is selected, or the layer has no such part.
+        """
+        selection = self.selection
+        if selection is None:
+            fix = "Make the explorer the last value of a cell; it tells once the page is there and that cell has ended."
+            raise ValueError(bad("selection", "must have been told by the page", "none", fix))
+        return attention_of(self._payload, selection)
+
+    def select(
+        self,
+        *,
+        layer: int | str | None = None,
+        head: int | None = None,
+        query: Sequence[int] | None = None,
+        image: int | None = None,
+    ) -> None:
+        """Move the page; what is not given stays as it is. A page that is not shown yet moves once it is.
+
+        Args:
+            layer: Number of the layer, or its name in the model; with it a head is enlarged.
+            head: Number of the head to enlarge, of the selected layer if none is given.
+            query: Row and column in tokens of the layer; the query stays there until it is released.
+            image: Number of the image.
+
+        Raises:
+            ImportError: The extra `notebook` is not installed.
+            ValueError: The payload has no such layer, head, query or image.
+        """
+        channel = self._opened("select")
+        message = question(self._payload, self.selection, layer=layer, head=head, query=query, image=image)
+        channel.asked = [channel.asked[0] + 1, message]
+
+    @property
+    def widget(self) -> Any:
+        """The page as a widget, of anywidget: for layouts of ipywidgets, and front ends that start widgets when shown.
+
+        Raises:
+            ImportError: The extra `notebook` is not installed.
+        """
+        channel = self._opened("widget")
+        channel.page = self._page  # sent when it is wanted: the HTML output holds the page already
+        return channel
+
+    def _opened(self, name: str) -> Any:
+        """The channel, opened when first asked for: anywidget is imported then."""
+        if self._channel is None:
+            try:
+                made = channel_class()
+            except ImportError as error:
+                fix = "Install it with: pip install 'attnconv[notebook]'."
+                raise ImportError(bad(name, "needs the package anywidget", str(error), fix)) from error
+            self._channel = made(mark=self._mark, title=self._title, height=self._height, sandbox=SANDBOX)
+        return self._channel
 
     def _repr_html_(self) -> str:
-        """A frame without access to the notebook around it: only the page's own scripts run in it."""
-        source, title = html.escape(self._page), html.escape(f"attnconv explorer: {self._title}")
+        """A frame that holds the whole page."""
+        source, title = html.escape(self._page), html.escape(self._title)
         style = f"width: 100%; height: {self._height}px; border: 0"
-        sandbox = "allow-scripts allow-downloads"
-        return f'<iframe srcdoc="{source}" sandbox="{sandbox}" title="{title}" style="{style}"></iframe>'
+        known = f'data-attnconv="{self._mark}" title="{title}" style="{style}"'
+        return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """The same frame, with the channel opened beside it where anywidget is installed."""
+        with contextlib.suppress(ImportError):
+            self._opened("widget")
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __repr__(self) -> str:
-        return f"Explorer({self._title!r}, {len(self.content):,} bytes)"
+        return f"Explorer({self._payload.title!r}, {len(self.content):,} bytes)"
 
 
 def explore(

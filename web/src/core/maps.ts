@@ -46,6 +46,12 @@ export function finest(payload: Payload): readonly [number, number] {
   return [Math.max(1, ...sizes.map(([rows]) => rows)), Math.max(1, ...sizes.map(([, columns]) => columns))];
 }
 
+/** The query on a grid: where it is wanted, or in the middle. */
+export function queryIn(wanted: readonly number[], grid: readonly number[]): [number, number] {
+  const along = (axis: number): number => Math.min(wanted[axis] ?? Math.floor(grid[axis]! / 2), grid[axis]! - 1);
+  return [along(0), along(1)];
+}
+
 /** The place on a grid of other sizes that holds the middle of a place on a grid. */
 export function carried(place: readonly number[], from: readonly number[], to: readonly number[]): [number, number] {
   const along = (axis: number): number =>

@@ -1,0 +1,84 @@
+/**
+ * The notebook's side of the channel to the page: what its frame tells becomes `told`, what `asked` holds goes to the frame.
+ *
+ * Frames are found by their mark, so that those of the ordinary HTML output, which a saved notebook keeps, are heard without
+ * a view of this widget. The page's side, and the form of the messages, is web/src/state/channel.ts.
+ */
+const TELLS = "attnconv-selection";
+const ASKS = "attnconv-select";
+
+/** Frames that `render` made, by mark: a query of the document does not reach into a shadow root. */
+const rendered = new Map();
+
+const framesOf = (mark) => [
+  ...document.querySelectorAll(`iframe[data-attnconv="${CSS.escape(mark)}"]`),
+  ...(rendered.get(mark) ?? []),
+];
+
+const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
+
+/** A copy of a told selection, or null for none; undefined for what is no such message. */
+function toldIn(data) {
+  if (typeof data !== "object" || data === null || data.type !== TELLS) return undefined;
+  if (data.selection === null) return null;
+  if (typeof data.selection !== "object") return undefined;
+  const { layer, head, query, image, time, part } = data.selection;
+  const fits =
+    [layer, head, time, query?.[0], query?.[1]].every(isCount) &&
+    (image === null || isCount(image)) &&
+    typeof part === "string" &&
+    part.length < 20;
+  return fits ? { layer, head, query: [query[0], query[1]], image, time, part } : undefined;
+}
+
+function initialize({ model }) {
+  const mark = model.get("mark");
+  const open = new WeakSet(); // windows whose page has opened its payload
+  // A frame without an origin of its own can only be addressed by "*"; the message says places and nothing else.
+  const ask = (target, entries) => target.postMessage({ ...entries, type: ASKS }, "*");
+  const asked = () => model.get("asked")[1];
+
+  function heard({ source, origin, data }) {
+    if (source === null || origin !== "null" || !framesOf(mark).some((frame) => frame.contentWindow === source)) return;
+    const told = toldIn(data);
+    if (told === undefined) return;
+    model.set("told", told);
+    model.save_changes();
+    if (told === null || open.has(source)) return;
+    open.add(source);
+    if (Object.keys(asked()).length > 0) ask(source, asked());
+  }
+
+  function changed() {
+    for (const { contentWindow } of framesOf(mark)) if (contentWindow && open.has(contentWindow)) ask(contentWindow, asked());
+  }
+
+  addEventListener("message", heard);
+  model.on("change:asked", changed);
+  // Pages that opened before this channel did are asked for what they show.
+  for (const { contentWindow } of framesOf(mark)) if (contentWindow) ask(contentWindow, {});
+  return () => {
+    removeEventListener("message", heard);
+    model.off("change:asked", changed);
+  };
+}
+
+/** The page in a frame of its own, for front ends that show no HTML beside widgets. */
+function render({ model, el }) {
+  const mark = model.get("mark");
+  const frame = document.createElement("iframe");
+  frame.setAttribute("sandbox", model.get("sandbox"));
+  frame.dataset.attnconv = mark;
+  frame.title = model.get("title");
+  frame.style.cssText = `width: 100%; height: ${model.get("height")}px; border: 0`;
+  frame.srcdoc = model.get("page");
+  if (!rendered.has(mark)) rendered.set(mark, new Set());
+  rendered.get(mark).add(frame);
+  el.append(frame);
+  return () => {
+    rendered.get(mark).delete(frame);
+    frame.remove();
+  };
+}
+
+export default { initialize, render };

@@ -1,0 +1,96 @@
+"""The page in a notebook: its channel back to Python. The frame itself is tested with the page (test_page.py)."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnconv import SelfAttention2d
+from attnconv.explorer import Explorer, Selection, attention_row, explore, notebook, page, read_payload, widget
+from attnconv.explorer.widget import channel_class
+from tests.explorer.pages import PAGE
+
+NEEDS = "the extra 'notebook' is not installed"
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explorer:
+    """Two heads on 4 x 5 tokens, with a page that stands in for the real one."""
+    path = tmp_path / "web.html"
+    path.write_text(PAGE, encoding="utf-8")
+    monkeypatch.setattr(page, "PACKAGED", tmp_path / "none.html")
+    monkeypatch.setattr(page, "BUILT", path)
+    return explore(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), title="two heads", height=500)
+
+
+class TestWithoutAnywidget:
+    @pytest.fixture(autouse=True)
+    def absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "anywidget", None)  # its import then fails
+        channel_class.cache_clear()
+
+    def test_every_way_through_the_channel_says_what_to_install(self, shown: Explorer) -> None:
+        words = r"needs the package anywidget, got .*\. Install it with: pip install 'attnconv\[notebook\]'\."
+        for name in ("selection", "widget"):
+            with pytest.raises(ImportError, match=f"{name}: {words}"):
+                getattr(shown, name)
+        with pytest.raises(ImportError, match=f"selection: {words}"):
+            shown.attention()
+        with pytest.raises(ImportError, match=f"select: {words}"):
+            shown.select(head=1)
+
+    def test_the_page_is_shown_all_the_same(self, shown: Explorer) -> None:
+        assert shown._repr_mimebundle_() == {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+
+    def test_the_modules_import_without_it(self) -> None:
+        for module in (notebook, widget):
+            assert module.__file__ is not None
+            runpy.run_path(module.__file__)
+
+
+class TestChannel:
+    @pytest.fixture(autouse=True)
+    def present(self) -> None:
+        pytest.importorskip("anywidget", reason=NEEDS)
+
+    def test_nothing_is_selected_before_the_page_tells(self, shown: Explorer) -> None:
+        assert shown.selection is None
+        with pytest.raises(
+            ValueError, match=r"selection: must have been told by the page, got none\. Make the explorer"
+        ):
+            shown.attention()
+
+    def test_what_the_page_tells_and_its_numbers(self, shown: Explorer) -> None:
+        told = {"layer": 0, "head": 1, "query": [2, 3], "image": 0, "time": 0, "part": "both"}
+        shown.widget.told = told
+        assert shown.selection == Selection(0, "SelfAttention2d", 1, (2, 3), 0, 0, "both")
+        torch.testing.assert_close(shown.attention(), attention_row(read_payload(shown.content), 0, 1, 13))
+        shown.widget.told = {**told, "head": 2}
+        assert shown.selection is None
+
+    def test_every_question_is_a_change(self, shown: Explorer) -> None:
+        assert shown.widget.asked == [0, {}]
+        shown.select(head=1, query=(2, 3))
+        shown.select(head=1, query=(2, 3))
+        assert shown.widget.asked == [2, {"layer": 0, "head": 1, "query": [2, 3]}]
+        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 2"):
+            shown.select(head=2)
+        assert shown.widget.asked[0] == 2
+
+    def test_showing_opens_the_channel_and_stays_html(self, shown: Explorer) -> None:
+        bundle = shown._repr_mimebundle_()
+        assert sorted(bundle) == ["text/html", "text/plain"]
+        channel = shown._channel
+        assert f'data-attnconv="{channel.mark}"' in bundle["text/html"]
+        assert channel.page == ""  # the page is in the HTML, and not sent twice
+        assert shown.widget is channel
+        assert channel.page == shown._page
+        assert (channel.height, channel.title) == (500, "attnconv explorer: two heads")
+
+    def test_each_explorer_has_a_mark_of_its_own(self, shown: Explorer) -> None:
+        assert Explorer(shown.content).widget.mark != shown.widget.mark
+
+    def test_all_traits_of_the_channel_are_kept_equal(self, shown: Explorer) -> None:
+        assert {"mark", "told", "asked", "page", "title", "height", "sandbox", "_esm"} <= set(shown.widget.get_state())
