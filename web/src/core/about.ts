@@ -29,5 +29,5 @@ function stored(payload: Payload, index: number): string {
   const [height, width] = payload.manifest.layers[index]!.sizes;
   const count = storedQueries(payload, index)?.length ?? height * width;
   if (count === height * width) return "";
-  return `rows of ${count} tokens are kept, and the one nearest to the query is shown`;
+  return `rows of ${count} of ${height * width} tokens are kept, and the one nearest to the query is shown`;
 }
