@@ -1,16 +1,42 @@
-"""Layers that are stored as rows of probabilities: other libraries' models, other borders and strides."""
+"""Layers that are stored as rows of probabilities: other libraries' models, other borders and strides, windows."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnconv import Quadratic, SelfAttention1d, SelfAttention3d
 from attnconv.analysis import visit_attention
 from attnconv.explorer import Pictures, attention_row, payload, read_payload
 from tests.explorer.test_payload import all_rows, images, own
-from tests.small_vit import SmallViT
+from tests.small_vit import Attention, SmallViT
+
+
+class WindowBlock(nn.Module):
+    """Attention inside windows of 2 x 3 tokens, with the names of Swin's blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window_size, self.shift_size, self.attn = (2, 3), (0, 0), Attention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, height, width, channels = x.shape
+        cut = x.reshape(batch, height // 2, 2, width // 3, 3, channels).transpose(2, 3)
+        mixed: Tensor = self.attn(cut.reshape(-1, 6, channels)).reshape(cut.shape)
+        return mixed.transpose(2, 3).reshape(x.shape)
+
+
+class WindowModel(nn.Module):
+    """Patches of 4 x 4 pixels and one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Conv2d(3, 8, 4, stride=4), WindowBlock()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        out: Tensor = self.block(self.embed(pixels).movedim(1, -1)).mean((1, 2))
+        return out
 
 
 class TestRows:
@@ -86,3 +112,22 @@ class TestRows:
         found = read_payload(payload(SmallViT(size=16), images(1, 3, (16, 16))))
         with pytest.raises(ValueError, match=r"part: must be both for the stored rows of layer .* got 'content'"):
             attention_row(found, 0, 0, 0, part="content")
+
+    @pytest.mark.parametrize(("sizes", "window"), [((4, 6), (2, 3)), ((2, 6), (2, 3)), ((2, 3), None)])
+    def test_windows_are_said_unless_one_holds_all(
+        self, sizes: tuple[int, int], window: tuple[int, int] | None
+    ) -> None:
+        torch.manual_seed(0)
+        (height, width) = sizes
+        found = read_payload(payload(WindowModel(), images(1, 3, (4 * height, 4 * width))))
+        (layer,) = found.layers
+        assert (layer.kind, layer.sizes, layer.window) == ("rows", sizes, window)
+        query = torch.arange(height * width)
+        rows, columns = query // width, query % width
+        inside = (rows[:, None] // 2 == rows // 2) & (columns[:, None] // 3 == columns // 3)
+        assert torch.equal(all_rows(found)[1] > 0, inside)
+
+    def test_layers_without_windows_say_none(self) -> None:
+        content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
+        assert b"window" not in content[: 8 + int.from_bytes(content[:8], "little")]
+        assert [layer.window for layer in read_payload(content).layers] == [None] * 2

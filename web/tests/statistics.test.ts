@@ -68,6 +68,9 @@ test("what a layer is, in words", () => {
   );
   expect(about({ prefix: 1, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens after 1 class token that takes 20 % of the attention");
   expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention");
+  expect(about({ prefix: 0, sizes: [1, 2], window: [1, 7] })).toBe(
+    "stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention · attention stays inside windows of 1 × 7 tokens",
+  );
   expect([scoreOf(layer), elsewhereOf(layer)]).toEqual([0.5, 0.2]);
 });
 

@@ -172,6 +172,7 @@ def _entry(name: str, part: LayerTensors, found: LayerAudit) -> dict[str, Any]:
         "border": part.border,
         "encoding": part.encoding,
         "dilated": False,
+        **({} if part.window is None else {"window": list(part.window)}),
         "statistics": {"heads": heads, "layer": layer},
     }
 

@@ -48,6 +48,7 @@ class LayerTensors:
         rounding: How far any two stored scores of a row may be from the exact ones, as half the range of the difference
             on some queries; None where scores are exact or not stored. A probability is off by the factor
             exp(2 rounding) at most.
+        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class LayerTensors:
     encoding: str
     tensors: Mapping[str, Tensor]
     rounding: float | None = None
+    window: tuple[int, int] | None = None
 
 
 @torch.no_grad()
@@ -86,7 +88,9 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
             return LayerTensors("content", *about, "none", encoding, *found)
     rule = operator.grid.axes[0].border if own is not None else "renormalise"
     border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
-    return LayerTensors("rows", *about, border, encoding, row_tensors(name, operator, rows_within(operator, budget)))
+    rows = row_tensors(name, operator, rows_within(operator, budget))
+    window = operator.window if isinstance(operator, TokenOperator) else None
+    return LayerTensors("rows", *about, border, encoding, rows, window=window)
 
 
 def is_table(encoding: Encoding) -> bool:
