@@ -68,7 +68,7 @@ web:  ## types, numbers and browser tests of the page; skipped in words where No
 	else echo "web: skipped, the page needs $(NODE_WANTED), got $(NODE_MISSING)"; fi
 
 web-tests:
-	cd web && npm run --silent check && npm run --silent test && npm run --silent e2e
+	cd web && npm run --silent check && npm run --silent test && ATTNCONV_PYTHON="$(abspath $(BIN)/python)" npm run --silent e2e
 
 verify-tenth: $(STAMP)
 	$(PYTEST) tests/verify -m verify --verify-scale=0.1

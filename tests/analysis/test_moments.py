@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -259,9 +260,10 @@ def test_one_off_keys_and_queries() -> None:
 
 @pytest.mark.parametrize("sizes", [(7,), (1,), (4, 6), (3, 100), (1, 1), (256, 256), (3, 4, 5), (1000, 2)])
 @pytest.mark.parametrize("count", [1, 2, 5, 24, 100, 10**6])
-def test_sampled_queries(sizes: tuple[int, ...], count: int) -> None:
+@pytest.mark.parametrize("choose", [sample_queries, module.lattice_queries])
+def test_sampled_queries(sizes: tuple[int, ...], count: int, choose: Callable[[Grid, int], Tensor]) -> None:
     grid = Grid.make(sizes)
-    queries = sample_queries(grid, count)
+    queries = choose(grid, count)
     assert queries.dtype == torch.int64
     assert queries.tolist() == sorted(set(queries.tolist()))
     assert len(queries) <= min(count, grid.query_count)
@@ -293,6 +295,17 @@ def test_sampled_queries_meet_every_place_of_a_window() -> None:
     assert int(places.max()) < 16
     lattice = sample_queries(Grid.make((512,)), 64) % 8  # cells of 8: a lattice would meet one place
     assert len(lattice.unique()) == 8
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((14, 14), 56), ((5, 7), 12), ((1, 9), 4), ((32, 32), 30)])
+def test_lattice_queries_leave_no_query_far_from_them(sizes: tuple[int, int], count: int) -> None:
+    grid = Grid.make(sizes)
+    chosen = grid.unravel(module.lattice_queries(grid, count))
+    for size, places in zip(sizes, chosen, strict=True):
+        known = places.unique()
+        far = (torch.arange(size)[:, None] - known).abs().amin(1).max()
+        assert int(far) <= math.ceil(size / len(known)) // 2
+    assert len(chosen[0].unique()) * len(chosen[1].unique()) == len(chosen[0])
 
 
 def test_sampled_queries_are_those_of_the_seed() -> None:

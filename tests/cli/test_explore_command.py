@@ -141,6 +141,22 @@ def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.C
     assert len(found.names) == 2
 
 
+def test_a_budget_in_megabytes_decides_how_many_rows_are_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["of_an_explorer:looks", "--size=10x12", "--data=pictures", "--images=1", "--export=shown"]
+    assert call(capsys, *words, "--budget=0.01")[0] == 0
+    (layer,) = written(home / "shown").layers
+    assert (layer.kind, len(layer.tensors["queries"])) == ("rows", 20)  # 4 x 5, 488 bytes each
+    assert sum(tensor.nbytes for tensor in layer.tensors.values()) <= 10_000
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "10001"])
+def test_budgets_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    status, _, err = call(capsys, "quadratic-digits", f"--budget={value}")
+    assert status == 1
+    assert "--budget: must lie above 0 and be at most 10000 megabytes, got " in err
+    assert f"got {float(value)}" in err
+
+
 @pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("moments", "-1"), ("port", "-1")])
 def test_numbers_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     status, _, err = call(capsys, "quadratic-digits", f"--{flag}={value}")

@@ -20,14 +20,12 @@ from attnconv import (
     Relative,
     SelfAttention1d,
     SelfAttention2d,
-    SelfAttention3d,
 )
 from attnconv.analysis import visit_attention
 from attnconv.encodings import Encoding, SinusoidalPositions
 from attnconv.explorer import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
 from attnconv.explorer.building import BUDGET
 from attnconv.explorer.layer_tensors import LayerTensors, balanced, fewer, layer_tensors
-from tests.small_vit import SmallViT
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -224,69 +222,6 @@ class TestContent:
         left, right = balanced(query, key)
         assert torch.equal(left @ right.mT, query @ key.mT)
         assert right.abs().max() < 10
-
-
-class TestRows:
-    def test_a_model_of_another_library(self) -> None:
-        torch.manual_seed(0)
-        model = SmallViT(size=16, prefix=2)
-        found = read_payload(payload(model, images(2, 3, (16, 16))))
-        assert [(layer.kind, layer.sizes, layer.prefix) for layer in found.layers] == [("rows", (4, 4), 2)] * 2
-        assert found.patch == (4, 4)
-        exact: dict[str, tuple[Tensor, Tensor]] = {}
-
-        def look(name: str, operator: Any) -> None:
-            queries = torch.arange(16)
-            exact[name] = (operator.rows(queries), operator.padding_mass(queries))
-
-        visit_attention(model, images(2, 3, (16, 16)), look)
-        for index, (rows, elsewhere) in enumerate(exact.values()):
-            shown = torch.stack([all_rows(found, index, image=image) for image in range(2)])
-            normed = (rows / rows.sum(-1, keepdim=True)).double()
-            torch.testing.assert_close(shown, normed, rtol=2**-11, atol=1e-7)
-            stored = found.layers[index].tensors["prefix_mass"].float()
-            torch.testing.assert_close(stored, elsewhere, rtol=2**-11, atol=1e-7)
-
-    def test_large_grids_keep_as_many_queries_as_fit(self) -> None:
-        model = SmallViT(size=72, prefix=1)
-        content = payload(model, images(1, 3, (72, 72)), budget=300_000)
-        found = read_payload(content)
-        queries = found.layers[0].tensors["queries"]
-        assert 50 < len(queries) <= 300_000 // 2 // (2 * 4 * 324)  # 57 fit; a lattice of them has 7 x 8
-        assert len(content) < 320_000
-        row = attention_row(found, 0, 0, int(queries[5]))
-        torch.testing.assert_close(row.sum(), torch.ones(()).double(), rtol=0, atol=1e-3)
-        missing = next(token for token in range(324) if token not in queries)
-        with pytest.raises(ValueError, match=f"query: must be one that layer .* has stored .*, got {missing}"):
-            attention_row(found, 0, 0, missing)
-
-    @pytest.mark.parametrize("border", ["zero", "circular"])
-    def test_other_borders_and_strides(self, border: Any) -> None:
-        layer = own(Quadratic(4), border=border, padding=1, stride=2)
-        found = read_payload(payload(layer, images()))
-        assert found.layers[0].kind == "rows"
-        assert found.layers[0].border == {"zero": "zeros"}.get(border, border)
-        assert found.layers[0].tensors["probabilities"].shape[0] == 2  # one for each image, though they are the same
-        assert found.layers[0].tensors["queries"].tolist() == [0, 2, 4, 6, 14, 16, 18, 20, 28, 30, 32, 34]
-        rows = layer.operator(images()).rows(torch.tensor([5]))[0, :, 0]
-        row = attention_row(found, 0, 1, 16).flatten()
-        torch.testing.assert_close(row.float(), rows[1] / rows[1].sum(), rtol=1e-3, atol=1e-7)
-
-    def test_one_axis_is_one_row_and_three_are_refused(self) -> None:
-        found = read_payload(payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)), pictures=Pictures.none()))
-        assert found.layers[0].sizes == (1, 6)
-        with pytest.raises(ValueError, match="model: 'SelfAttention3d' must have one or two axes to be shown, got 3"):
-            payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures.none())
-
-    def test_rows_without_an_image_have_a_grey_one(self) -> None:
-        found = read_payload(payload(own(Quadratic(4), border="zero", padding=1)))
-        assert (found.names, found.images.unique().tolist()) == (("no image",), [128])
-        assert len(found.layers[0].tensors["probabilities"]) == 1
-
-    def test_the_other_parts_are_refused(self) -> None:
-        found = read_payload(payload(SmallViT(size=16), images(1, 3, (16, 16))))
-        with pytest.raises(ValueError, match=r"part: must be both for the stored rows of layer .* got 'content'"):
-            attention_row(found, 0, 0, 0, part="content")
 
 
 class TestArguments:

@@ -37,6 +37,9 @@ def test_a_manifest_nested_without_end(text: str) -> None:
         (lambda m, t: m.update(layers=[]), r"layers must be as the format says, got \[\]"),
         (lambda m, t: t.update(images=t["images"][:, :0]), "images must be as the format says, got '0 x 7 pixels'"),
         (without_images, "images must be as the format says, got 'none, and layer 0 is of kind content'"),
+        (lambda m, t: m["layers"][0].update(window=[7]), r"layers\[0\].window must be as the format says, got \[7\]"),
+        (lambda m, t: m["layers"][0].update(window=[0, 7]), r"layers\[0\].window must be as the format says"),
+        (lambda m, t: m["layers"][0].update(window="7x7"), r"layers\[0\].window must be as the format says"),
         (lambda m, t: m["layers"][0].update(heads=10**7), "heads must be as the format says, got 10000000"),
     ],
 )
@@ -70,6 +73,12 @@ def test_numbers_that_overflow_are_not_finite() -> None:
     length = int.from_bytes(content[:8], "little") + len(altered_text) - len(content)
     with pytest.raises(ValueError, match=r"statistics.layer.content share must be as the format says, got inf"):
         read_payload(length.to_bytes(8, "little") + altered_text[8:])
+
+
+@pytest.mark.parametrize("window", [None, [2, 3]])
+def test_a_window_may_be_said(window: list[int] | None) -> None:
+    found = read_payload(altered(whole(), lambda m, t: m["layers"][0].update(window=window)))
+    assert found.layers[0].window == (None if window is None else tuple(window))
 
 
 def test_null_is_a_statistic() -> None:

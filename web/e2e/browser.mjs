@@ -50,3 +50,16 @@ export async function axeFindings(page) {
   const { violations } = await page.evaluate(() => globalThis.axe.run());
   return violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).join(", ")}`);
 }
+
+/** Drops a file in the middle of the page. */
+export async function drop(tab, name, type, bytes) {
+  const dataTransfer = await tab.evaluateHandle(
+    ([name, type, text]) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))], name, { type }));
+      return transfer;
+    },
+    [name, type, Buffer.from(bytes).toString("base64")],
+  );
+  await tab.locator("main h2").first().dispatchEvent("drop", { dataTransfer });
+}

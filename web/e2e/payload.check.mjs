@@ -5,7 +5,7 @@ import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { PAGE, opened } from "./browser.mjs";
+import { PAGE, drop, opened } from "./browser.mjs";
 
 const BYTES = readFileSync(new URL("../tests/fixtures/payload.safetensors", import.meta.url));
 const page = () => readFileSync(PAGE, "utf8");
@@ -51,18 +51,6 @@ const view = (tab) => tab.locator('nav [aria-current="page"]').innerText();
 const title = (tab) => tab.locator("header").getByText("Waves").waitFor();
 const marked = (html, mark = "payload") => html.replace("<head>", `<head><meta name="attnconv-server" content="${mark}">`);
 
-/** Drops a file in the middle of the page. */
-async function drop(tab, name, type, bytes) {
-  const dataTransfer = await tab.evaluateHandle(
-    ([name, type, text]) => {
-      const transfer = new DataTransfer();
-      transfer.items.add(new File([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))], name, { type }));
-      return transfer;
-    },
-    [name, type, Buffer.from(bytes).toString("base64")],
-  );
-  await tab.locator("main h2").first().dispatchEvent("drop", { dataTransfer });
-}
 const alerts = (tab) => tab.getByRole("alert").allInnerTexts();
 
 export const checks = {

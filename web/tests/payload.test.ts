@@ -92,6 +92,8 @@ describe("files that are not a payload", () => {
     ["a later format", changedManifest((manifest) => (manifest["format"] = 2)), /format: must be 1, got 2/],
     ["heads that are text", changedManifest((manifest) => (manifest["layers"][0].heads = "2")), /layers\[0\]\.heads: must be a whole number/],
     ["another grid", changedManifest((manifest) => (manifest["layers"][0].sizes = [4, 4])), /0\.shift_scores: must have the shape 2 x 2 x 7 x 7/],
+    ["a window of one number", changedManifest((manifest) => (manifest["layers"][3].window = [7])), /layers\[3\]\.window: must /],
+    ["a window without rows", changedManifest((manifest) => (manifest["layers"][3].window = [0, 7])), /layers\[3\]\.window: must /],
     ["a kind of its own", changedManifest((manifest) => (manifest["layers"][0].kind = "new")), /kind: must be one of positions/],
     ["a table too short", changedManifest((manifest) => (manifest["layers"][0].statistics.heads.entropy = [1])), /must have 2 entries, got 1/],
     ["no layers", changedManifest((manifest) => (manifest["layers"] = [])), /layers: must name at least one layer/],
@@ -124,6 +126,14 @@ describe("files that are not a payload", () => {
       expect(() => openPayload(bytes.slice(0, length))).toThrow(/payload/);
     }
   });
+});
+
+test("a layer's window may be said, or be none", () => {
+  const file = changedManifest((manifest) => {
+    manifest["layers"][1].window = null;
+    manifest["layers"][3].window = [2, 3];
+  });
+  expect(openPayload(file).manifest.layers.map(({ window }) => window)).toEqual([null, null, null, [2, 3]]);
 });
 
 test("float16 is widened exactly", () => {

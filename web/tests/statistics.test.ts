@@ -64,10 +64,13 @@ test("what a layer is, in words", () => {
     aboutLayer({ ...payload, manifest: { ...payload.manifest, layers: [{ ...layer, ...changed }] }, of: () => queries }, 0);
   expect(about({})).toBe(
     "stored rows · Attention · 2 × 3 tokens after 5 class tokens and registers that take 20 % of the attention" +
-      " · rows of 2 tokens are kept, and the one nearest to the query is shown",
+      " · rows of 2 of 6 tokens are kept, and the one nearest to the query is shown",
   );
   expect(about({ prefix: 1, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens after 1 class token that takes 20 % of the attention");
   expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention");
+  expect(about({ prefix: 0, sizes: [1, 2], window: [1, 7] })).toBe(
+    "stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention · attention stays inside windows of 1 × 7 tokens",
+  );
   expect([scoreOf(layer), elsewhereOf(layer)]).toEqual([0.5, 0.2]);
 });
 

@@ -131,13 +131,36 @@ def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.devic
     generator = torch.Generator().manual_seed(seed)
     flat = torch.zeros((), dtype=torch.int64)
     for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
-        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
+        edges = _edges(size, taken)
         along = [1] * grid.dims
         along[axis] = taken
         first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
         part = torch.rand(counts, generator=generator, dtype=torch.float64)
         flat = flat * size + first + (part * length).long()
     return flat.flatten().sort().values.to(device)
+
+
+def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """At most `count` queries spread over a grid, flat and ascending: the middle one of each cell of `sample_queries`.
+
+    An even lattice keeps every query near to one of them, which is what a picture wants. What is measured on them meets
+    periodic structure at the same few places: `sample_queries` is for that.
+
+    Args:
+        grid: Where the queries stand.
+        count: How many to take at most, at least 1; all of them if there are not more.
+        device: Where the indices are wanted, as `operator.device`.
+
+    Example:
+        >>> lattice_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
+        [7, 9, 11, 19, 21, 23]
+    """
+    flat = torch.zeros(1, dtype=torch.int64)
+    for size, taken in zip(grid.query_sizes, _cells(grid, whole("count", count, 1)), strict=True):
+        edges = _edges(size, taken)
+        places = torch.div(edges[:-1] + edges[1:], 2, rounding_mode="floor")
+        flat = (flat[:, None] * size + places).flatten()
+    return flat.to(device)
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
@@ -152,6 +175,11 @@ def _cells(grid: Grid, count: int) -> list[int]:
         if not room:
             return counts
         counts[min(room, key=lambda a: counts[a] / sizes[a])] += 1
+
+
+def _edges(size: int, taken: int) -> Tensor:
+    """Where the cells of an axis begin, and the end of the last."""
+    return torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
 
 
 def _one_more(counts: Sequence[int], axis: int) -> int:

@@ -25,11 +25,13 @@ class TokenLayout(abc.ABC):
         sizes: Tokens of the image, (height, width).
         prefix: Number of tokens that stand before those of the image.
         parts: Number of sequences that one image is cut into.
+        window: Tokens of each of these sequences, (height, width); None where an image is one sequence.
     """
 
     sizes: tuple[int, ...]
     prefix: int
     parts: int
+    window: tuple[int, int] | None
 
     @abc.abstractmethod
     def rows(
@@ -48,7 +50,7 @@ class Whole(TokenLayout):
     """
 
     def __init__(self, sizes: tuple[int, ...], prefix: int) -> None:
-        self.sizes, self.prefix, self.parts = sizes, prefix, 1
+        self.sizes, self.prefix, self.parts, self.window = sizes, prefix, 1, None
 
     def rows(
         self, source: TokenRows, queries: Int[Tensor, "r"]
@@ -71,9 +73,10 @@ class Windows(TokenLayout):
     def __init__(
         self, sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
     ) -> None:
-        self.sizes, self.prefix, self._window = sizes, 0, window
+        self.sizes, self.prefix = sizes, 0
         self._counts = tuple(math.ceil(size / length) for size, length in zip(sizes, window, strict=True))
         self.parts = math.prod(self._counts)
+        self.window = window if self.parts > 1 else None
         padded = [count * length for count, length in zip(self._counts, window, strict=True)]
         axes = []  # the token at each place along an axis after shift and padding, -1 for padding
         for size, full, step in zip(sizes, padded, shift, strict=True):

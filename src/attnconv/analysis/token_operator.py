@@ -35,6 +35,7 @@ class TokenOperator(AttentionOperator):
 
     Attributes:
         prefix: Number of class tokens and registers before the image's tokens.
+        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
 
     Example:
         >>> from attnconv.analysis.token_layout import Whole
@@ -53,7 +54,7 @@ class TokenOperator(AttentionOperator):
         # What is no token of the image counts as padding; there is none on the lattice itself.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
-        self.prefix = layout.prefix
+        self.prefix, self.window = layout.prefix, layout.window
 
     @property
     def device(self) -> torch.device:

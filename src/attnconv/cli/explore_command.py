@@ -24,6 +24,7 @@ attnconv explore runs/first --data PATH/TO/PICTURES
 attnconv explore quadratic-digits --export shown
 attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES --layers blocks.0.attn,blocks.6.attn
 """
+_MOST_BUDGET = 10_000  # megabytes: far beyond what a browser opens
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Explore:
     """Class tokens and registers before the image's tokens, for models that do not say it."""
     moments: int = 24
     """Most epochs of a run to show its heads at; 0 for none."""
+    budget: float = 3.5
+    """Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of an even
+    lattice of queries are kept."""
     pretrained: bool = False
     """Fetch the trained weights of a model from a library."""
     export: Path | None = None
@@ -68,6 +72,8 @@ def run(words: Sequence[str]) -> int:
     for flag, least in (("images", 1), ("moments", 0), ("port", 0)):
         if getattr(arguments, flag) < least:
             raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
+    if not 0 < arguments.budget <= _MOST_BUDGET:
+        raise ValueError(bad("--budget", f"must lie above 0 and be at most {_MOST_BUDGET} megabytes", arguments.budget))
     from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show
@@ -96,18 +102,19 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     channels, sizes = own_channels(loaded), size or own_size(loaded)
     reading: dict[str, Any] = {"layers": layer_names(arguments.layers), "grid": grid, "prefix": arguments.prefix}
     about: dict[str, Any] = {"title": title_of(name), "moments": moments}
+    options = {**reading, "budget": max(1, round(arguments.budget * 1e6))}
 
     def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
         mean, std = loaded.mean or mean, loaded.std or std
-        return Session(loaded.model, sizes, mean=mean, std=std, reading=reading, **about)
+        return Session(loaded.model, sizes, mean=mean, std=std, reading=options, **about)
 
     if data is None:
         noise = _noise(loaded, sizes, channels)
         require_positions_alone(loaded, noise, reading)
-        content = payload(loaded.model, noise, pictures=Pictures.none(), **reading, **about)
+        content = payload(loaded.model, noise, pictures=Pictures.none(), **options, **about)
         return content, session((0.5,) * channels, (0.5,) * channels).answer
-    options: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
-    pixels, mean, std, notes = read_pixels(data, sizes, channels=channels, **options)
+    wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
+    pixels, mean, std, notes = read_pixels(data, sizes, channels=channels, **wanted)
     for note in notes:
         print(note)
     shown = session(mean, std)

@@ -68,8 +68,8 @@ def payload(
 
     Layers of this library are stored by what makes their scores, if that fits in the budget or can be shortened to fit
     with scores right to 0.01. Of other layers, and of all other attention that `visit_attention` reads, the rows
-    themselves are stored: of as many queries as fit in the budget, and of attention without such scores on up to
-    16 x 16 tokens of all queries. The layer's statistic `queries stored` says how many.
+    themselves are stored, of as many queries as fit in the budget: of all, or of an even lattice of them. The layer's
+    statistic `queries stored` says how many.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -81,9 +81,8 @@ def payload(
         layers: Names of the modules to show; None for all.
         grid: Tokens of the image, (height, width), for models that do not say it.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
-        budget: Bytes per image, at least 1, that all layers together may take for content, for rows in its place and
-            for rows of more than 16 x 16 tokens; each layer has an equal part, and at least one row. Pictures, tables
-            of positions and rows of smaller grids come on top.
+        budget: Bytes per image, at least 1, that all layers together may take for content and for rows; each layer has
+            an equal part, and at least one row. Pictures and tables of positions come on top.
 
     Returns:
         The file.
@@ -173,6 +172,7 @@ def _entry(name: str, part: LayerTensors, found: LayerAudit) -> dict[str, Any]:
         "border": part.border,
         "encoding": part.encoding,
         "dilated": False,
+        **({} if part.window is None else {"window": list(part.window)}),
         "statistics": {"heads": heads, "layer": layer},
     }
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.analysis.moments import sample_queries
+from attnconv.analysis.moments import lattice_queries, sample_queries
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.encodings import GeneralizedQuadratic, Quadratic, Relative
 from attnconv.encodings.base import POSITION, Encoding, JointEncoding, SeparableEncoding
@@ -26,7 +26,7 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.content import Content
 
-WHOLE = 256  # tokens up to which all rows are stored: 16 x 16
+SAMPLE = 256  # queries on which rounding is looked at
 ROWS_AT_ONCE = 2**24  # probabilities
 COARSEST = 0.01  # rounding of scores that shorter queries and keys may cost: probabilities are then right to 2 %
 LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
@@ -48,6 +48,7 @@ class LayerTensors:
         rounding: How far any two stored scores of a row may be from the exact ones, as half the range of the difference
             on some queries; None where scores are exact or not stored. A probability is off by the factor
             exp(2 rounding) at most.
+        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class LayerTensors:
     encoding: str
     tensors: Mapping[str, Tensor]
     rounding: float | None = None
+    window: tuple[int, int] | None = None
 
 
 @torch.no_grad()
@@ -68,8 +70,7 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
         name: Of the layer, for messages.
         module: The layer.
         operator: Its attention, as `visit_attention` hands it over.
-        budget: Bytes for each image that content, rows in its place, and rows of more than `WHOLE` tokens may take. One
-            row is stored even where it takes more.
+        budget: Bytes for each image that content or rows may take. One row is stored even where it takes more.
 
     Raises:
         ValueError: The layer has more than two axes, or queries that stand on no token.
@@ -81,16 +82,15 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
     encoding = type(module if own is None else own.encoding).__name__
     if own is not None and plain and is_table(own.encoding):
         return LayerTensors("positions", *about, "none", encoding, position_tensors(own.encoding, sizes))
-    most = rows_within(operator, budget) if operator.grid.key_count > WHOLE else operator.grid.query_count
     if plain and isinstance(operator, Content):
         found = content_tensors(operator, budget)
-        if found is None:
-            most = rows_within(operator, budget)
-        elif all(bool(tensor.isfinite().all()) for tensor in found[0].values()):
+        if found is not None and all(bool(tensor.isfinite().all()) for tensor in found[0].values()):
             return LayerTensors("content", *about, "none", encoding, *found)
     rule = operator.grid.axes[0].border if own is not None else "renormalise"
     border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
-    return LayerTensors("rows", *about, border, encoding, row_tensors(name, operator, most))
+    rows = row_tensors(name, operator, rows_within(operator, budget))
+    window = operator.window if isinstance(operator, TokenOperator) else None
+    return LayerTensors("rows", *about, border, encoding, rows, window=window)
 
 
 def is_table(encoding: Encoding) -> bool:
@@ -158,7 +158,7 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
     found = {"query": left.half(), "key": right.half()}
     for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
         found[name] = bias.expand(operator.batch, -1, -1, -1).half()
-    some = sample_queries(operator.grid, WHOLE, device=queries.device)
+    some = sample_queries(operator.grid, SAMPLE, device=queries.device)
     off = found["query"][:, :, some].float() @ found["key"].float().mT - queries[:, :, some] @ keys.mT
     span = off.amax(-1) - off.amin(-1)
     for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
@@ -203,9 +203,9 @@ def rows_within(operator: AttentionOperator, budget: int) -> int:
 
 
 def row_tensors(name: str, operator: AttentionOperator, most: int) -> dict[str, Tensor]:
-    """At most so many rows over the tokens of the image, made to sum to 1, and what fell elsewhere, in float16."""
+    """At most so many queries' rows over the image's tokens, made to sum to 1, and what fell elsewhere, in float16."""
     grid, heads = operator.grid, operator.heads
-    queries = sample_queries(grid, min(most, grid.query_count), device=operator.device)
+    queries = lattice_queries(grid, most, device=operator.device)
     rows, elsewhere = [], []
     for some in queries.split(max(1, ROWS_AT_ONCE // (operator.batch * heads * grid.key_count))):
         part = operator.rows(some).float()

@@ -36,6 +36,7 @@ class PayloadLayer:
         encoding: Class of the encoding or of the module.
         statistics: Under `heads` a list per name, under `layer` a number per name.
         tensors: By their names without the layer's number.
+        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PayloadLayer:
     encoding: str
     statistics: Mapping[str, Mapping[str, Any]]
     tensors: Mapping[str, Tensor]
+    window: tuple[int, int] | None = None
 
 
 @final
@@ -185,6 +187,8 @@ def _layer(
     _require(1 <= entry["heads"] <= LARGEST_COUNT, f"layers[{index}].heads", entry["heads"])
     _require(0 <= entry["prefix"] <= LARGEST_COUNT, f"layers[{index}].prefix", entry["prefix"])
     _require(_whole_pair(entry["sizes"]), f"layers[{index}].sizes", entry["sizes"])
+    window = entry.get("window")
+    _require(window is None or _whole_pair(window), f"layers[{index}].window", window)
     _check_statistics(f"layers[{index}].statistics", entry.get("statistics"), entry["heads"])
     start = f"{index}."
     own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
@@ -200,6 +204,7 @@ def _layer(
         encoding=entry["encoding"],
         statistics=entry["statistics"],
         tensors=own,
+        window=None if window is None else (window[0], window[1]),
     )
 
 

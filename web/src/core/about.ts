@@ -1,5 +1,5 @@
 /** What a layer of a payload is, in words: what it looks at, its grid, what lies beside the grid, what is stored. */
-import type { Payload } from "./payload";
+import type { Layer, Payload } from "./payload";
 import { storedQueries } from "./rows";
 import { elsewhereOf } from "./statistics";
 import { percent } from "./words";
@@ -9,7 +9,7 @@ const KINDS = { positions: "positions alone", content: "content and positions", 
 export function aboutLayer(payload: Payload, index: number): string {
   const layer = payload.manifest.layers[index]!;
   const [height, width] = layer.sizes;
-  return [KINDS[layer.kind], layer.encoding, `${height} × ${width} tokens${besides(payload, index)}`, stored(payload, index)]
+  return [KINDS[layer.kind], layer.encoding, `${height} × ${width} tokens${besides(payload, index)}`, inside(layer), stored(payload, index)]
     .filter((part) => part !== "")
     .join(" · ");
 }
@@ -24,10 +24,15 @@ function besides(payload: Payload, index: number): string {
   return ` after ${others}${share === null ? "" : ` that ${takes} ${percent(share)} of the attention`}`;
 }
 
+/** Windows, outside of which no head can look. */
+function inside({ window }: Layer): string {
+  return window === null ? "" : `attention stays inside windows of ${window[0]} × ${window[1]} tokens`;
+}
+
 /** How many tokens have a row, where not all have one. */
 function stored(payload: Payload, index: number): string {
   const [height, width] = payload.manifest.layers[index]!.sizes;
   const count = storedQueries(payload, index)?.length ?? height * width;
   if (count === height * width) return "";
-  return `rows of ${count} tokens are kept, and the one nearest to the query is shown`;
+  return `rows of ${count} of ${height * width} tokens are kept, and the one nearest to the query is shown`;
 }

@@ -19,6 +19,8 @@ export interface Layer {
   /** Tokens before those of the grid (class tokens). */
   readonly prefix: number;
   readonly border: string;
+  /** Rows and columns of the windows that attention stays inside, in tokens; null where there are none. */
+  readonly window: readonly [number, number] | null;
   readonly encoding: string;
   readonly dilated: boolean;
   readonly statistics: Statistics;
@@ -101,6 +103,7 @@ function layerOf(value: unknown, path: string): Layer {
     sizes,
     prefix: count(all["prefix"], `${path}.prefix`, 0),
     border: string(all["border"], `${path}.border`),
+    window: (all["window"] ?? null) === null ? null : pair(all["window"], `${path}.window`),
     encoding: string(all["encoding"], `${path}.encoding`),
     dilated: all["dilated"] === true,
     statistics: statisticsOf(all["statistics"], heads, `${path}.statistics`),

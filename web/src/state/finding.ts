@@ -23,12 +23,21 @@ function mark(): string | null {
 
 /** Sends a picture to the server and gets a payload back. */
 export async function sendImage(picture: Blob): Promise<ArrayBuffer> {
-  return bytesOf(await fetch("image", { method: "POST", body: picture }));
+  return bytesOf(await asked("image", { method: "POST", body: picture }));
 }
 
 async function fetchPayload(): Promise<ArrayBuffer | null> {
-  const answer = await fetch("payload");
+  const answer = await asked("payload");
   return answer.status === 404 ? null : bytesOf(answer);
+}
+
+/** The server's answer; a browser's own words for none ("Failed to fetch") do not say what to do. */
+async function asked(path: string, options: RequestInit = {}): Promise<Response> {
+  try {
+    return await fetch(path, options);
+  } catch {
+    throw new Error("The server of this page does not answer. It ends with its command: run `attnconv explore` again, and open the address it says.");
+  }
 }
 
 async function bytesOf(answer: Response): Promise<ArrayBuffer> {
