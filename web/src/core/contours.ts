@@ -70,12 +70,15 @@ export interface Gaussian {
 export function gaussianContour(map: Float64Array, width: number, level: number, head: Gaussian): Ellipse | null {
   const [a, b, c, d] = [0, 1, 2, 3].map((at) => head.precision[at]!) as [number, number, number, number];
   let [last, next] = [0, Infinity];
-  for (let key = 0; key < map.length; key++) {
-    const down = Math.floor(key / width) - head.centre[0];
-    const right = (key % width) - head.centre[1];
-    const squared = a * down * down + (b + c) * down * right + d * right * right;
-    if (map[key]! >= level) last = Math.max(last, squared);
-    else next = Math.min(next, squared);
+  for (let key = 0, row = 0; key < map.length; row++) {
+    const down = row - head.centre[0];
+    for (let column = 0; column < width; column++, key++) {
+      const right = column - head.centre[1];
+      const squared = a * down * down + (b + c) * down * right + d * right * right;
+      if (map[key]! < level) {
+        if (squared < next) next = squared;
+      } else if (squared > last) last = squared;
+    }
   }
   return ellipse(head.centre, head.precision, Math.sqrt(next < Infinity ? (last + next) / 2 : last));
 }

@@ -40,7 +40,9 @@ export class Strip {
   /** One for all maps: the browser's work for a canvas is more than that for its pixels. */
   canvas: HTMLCanvasElement | null = null;
   /** Elements that take the largest value of a map, in words. */
-  readonly captions: HTMLElement[] = [];
+  readonly captions: (HTMLElement | null)[] = [];
+  /** What they are to say: the largest probability, or the least score. */
+  readonly ends: Float64Array;
   readonly sheet = new Sheet();
   visible = false;
   plan: Plan = { columns: 1, side: 0, above: 0, gap: 0 };
@@ -53,13 +55,18 @@ export class Strip {
     readonly words: (largest: number) => string,
   ) {
     this.maps = emptyMaps(payload.manifest.layers[layer]!);
+    this.ends = new Float64Array(payload.manifest.layers[layer]!.heads);
   }
 }
 
 export class Atlas {
   private readonly strips = new Set<Strip>();
   private wanted: Wanted | null = null;
+  /** Whether the maps are to be painted anew. */
+  private asked = false;
   private frame = 0;
+  /** Whose captions are behind their maps. */
+  private readonly behind = new Set<Strip>();
 
   /** `limits` is told the ends of the common scale, or the least and largest ends among the maps in sight. */
   constructor(private readonly limits: (low: number, high: number) => void) {}
@@ -67,7 +74,10 @@ export class Atlas {
   add(strip: Strip): () => void {
     this.strips.add(strip);
     this.soon();
-    return () => this.strips.delete(strip);
+    return () => {
+      this.strips.delete(strip);
+      this.behind.delete(strip);
+    };
   }
 
   show(wanted: Wanted): void {
@@ -77,11 +87,28 @@ export class Atlas {
 
   /** Paints before the next picture of the screen. */
   soon(): void {
-    if (this.frame === 0) this.frame = requestAnimationFrame(() => this.paint());
+    this.asked = true;
+    this.next();
+  }
+
+  private next(): void {
+    if (this.frame === 0) this.frame = requestAnimationFrame(() => this.step());
+  }
+
+  /** Maps with every picture of the screen, captions of one layer: all at once cost milliseconds of layout and paint. */
+  private step(): void {
+    this.frame = 0;
+    const asked = this.asked;
+    this.asked = false;
+    if (asked) this.paint();
+    const [first] = this.behind;
+    if (first === undefined) return;
+    this.behind.delete(first);
+    caption(first);
+    if (this.behind.size > 0) this.next();
   }
 
   private paint(): void {
-    this.frame = 0;
     const { wanted } = this;
     if (wanted === null) return;
     let [low, high] = [0, 0]; // scores end at 0, probabilities begin there
@@ -94,7 +121,11 @@ export class Atlas {
       low = Math.min(low, ...strip.maps.least);
     }
     low = Math.max(low, -DEPTH);
-    for (const strip of shown) if (strip.visible && !strip.maps.lack) draw(strip, wanted, [low, high]);
+    for (const strip of shown) {
+      if (!strip.visible || strip.maps.lack) continue;
+      draw(strip, wanted, [low, high]);
+      this.behind.add(strip);
+    }
     this.limits(low, high);
   }
 }
@@ -126,9 +157,15 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
     const at = [Math.floor(head / columns) * (above + height + gap) + above, (head % columns) * (side + gap)] as const;
     const scaled = { at: [at[0] * unit, at[1] * unit], size: [height * unit, side * unit] } as const;
     drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit, ...scaled });
-    const words = strip.words(choice.softmax ? maps.largest[head]! : maps.least[head]!);
-    const caption = strip.captions[head];
-    if (caption && caption.textContent !== words) caption.textContent = words;
+    strip.ends[head] = choice.softmax ? maps.largest[head]! : maps.least[head]!;
+  });
+}
+
+/** Writes the ends of the maps above them. */
+function caption(strip: Strip): void {
+  strip.captions.forEach((element, head) => {
+    const words = strip.words(strip.ends[head]!);
+    if (element && element.textContent !== words) element.textContent = words;
   });
 }
 

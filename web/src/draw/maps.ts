@@ -70,8 +70,8 @@ export class Sheet {
       const [low, high] = limits(head);
       const factor = high > low ? 255 / (high - low) : 0;
       for (let key = 0, column = 0, at = head * width; key < map.length; key++) {
-        const step = Math.round((map[key]! - low) * factor);
-        words[at] = colours[step < 0 ? 0 : step > 255 ? 255 : step]!;
+        const step = (map[key]! - low) * factor + 0.5;
+        words[at] = colours[step < 0 ? 0 : step > 255 ? 255 : step | 0]!;
         if (++column < width) at++;
         else [column, at] = [0, at + 1 + across - width];
       }
