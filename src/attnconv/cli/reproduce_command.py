@@ -19,6 +19,7 @@ _CRITERIA: tuple["Criterion", ...] = ("paper", "code")
 _EXAMPLES = """\
 attnconv reproduce --scale tiny
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
+attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
 attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
 """
@@ -29,11 +30,13 @@ class Reproduce:
     """Arguments of `attnconv reproduce`."""
 
     scale: ScaleName = "tiny"
-    """tiny: digits, a few epochs, minutes, to see every step. small: the small presets on CIFAR-10, for two CPU cores
-    overnight. paper: the paper's models and hyper-parameters, for one GPU."""
+    """tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small presets,
+    10 epochs. small: the small presets on CIFAR-10, for two CPU cores overnight. paper: the paper's models and
+    hyper-parameters, for one GPU."""
     only: tuple[str, ...] = ()
     """Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
-    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads."""
+    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads. By name only, beside them:
+    quadratic-attention-dropout, which drops attention probabilities with rate 0.1 as the paper's code does."""
     seeds: int = 1
     """Runs of each model; Table 1 gives their mean and deviation."""
     out: Path | None = None

@@ -47,14 +47,14 @@ _MODELS = (
 PAPER_MODELS: Mapping[str, PaperModel] = {model.name: model for model in _MODELS}
 """Name -> model, in the order of Table 4."""
 
-_SIZES = ("-small", "-digits", "-tiny")
+_SIZES = ("-small", "-digits", "-mini", "-tiny")
 
 
 def paper_model(name: str) -> PaperModel:
     """The model of the paper that a preset is, in whatever size.
 
     Args:
-        name: A name in `PAPER_MODELS`, or one with the ending `-small`, `-digits` or `-tiny`.
+        name: A name in `PAPER_MODELS`, or one with the ending `-small`, `-digits`, `-mini` or `-tiny`.
 
     Raises:
         ValueError: The paper has no such model.
