@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnconv.cli.parsing import parse
-from attnconv.training.reproduction import PRUNED, RUNS, SOURCE, PlannedRun, ScaleName, folder_name, plan_runs
+from attnconv.training.reproduction import (
+    EXTRA_RUNS,
+    PRUNED,
+    RUNS,
+    SOURCE,
+    PlannedRun,
+    ScaleName,
+    folder_name,
+    plan_runs,
+)
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings, SettingsError
 
@@ -119,6 +128,7 @@ def _train(planned: PlannedRun, out: Path) -> str:
     from attnconv.training.checks import check_folder
     from attnconv.training.fit import fit
     from attnconv.training.recorder import DivergedError
+    from attnconv.training.starting import measure_start
 
     settings, start, said = planned.settings, None, ""
     name, folder = planned.folder.path.name, planned.folder
@@ -130,12 +140,14 @@ def _train(planned: PlannedRun, out: Path) -> str:
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
         print(f"{name}: finished before.", flush=True)
+        measure_start(folder)
         return said
     print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
     try:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
     except DivergedError as error:  # the other runs are still worth having
         return f"Failed: {name}: {error}"
+    measure_start(folder)  # of the pruned model: what pruning alone costs
     return said
 
 
@@ -179,7 +191,7 @@ def _pruned(planned: PlannedRun, out: Path) -> "tuple[RunSettings, Path, str] | 
 def _runs_in(out: Path) -> dict[str, list[Path]]:
     """Model -> its run folders in a reproduction, first seed first; those of earlier calls too."""
     found = {}
-    for name in RUNS:
+    for name in (*RUNS, *EXTRA_RUNS):
         several = sorted((out / "runs").glob(f"{name}-seed-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         found[name] = [path for path in (out / "runs" / name, *several) if (path / "settings.json").is_file()]
     return found
