@@ -133,9 +133,9 @@ def test_what_pruning_alone_costs_is_recorded(
 ) -> None:
     no_pages(monkeypatch)
     monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: (1,))
-    words = ("reproduce", "--only", "quadratic-generalized-pruned", "--out", str(tmp_path))
+    words = ("reproduce", "--only", "quadratic-generalized-pruned", "--seeds", "2", "--out", str(tmp_path))
     assert call(capsys, *words)[0] == 0
-    run = RunFolder(tmp_path / "runs" / "quadratic-generalized-pruned")
+    run = RunFolder(tmp_path / "runs" / "quadratic-generalized-pruned-seed-43")
     found = run.result()
     assert found is not None
     assert found["start"]["test"]["images"] == found["last"]["test"]["images"]

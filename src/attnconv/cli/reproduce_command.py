@@ -192,6 +192,7 @@ def _runs_in(out: Path) -> dict[str, list[Path]]:
     """Model -> its run folders in a reproduction, first seed first; those of earlier calls too."""
     found = {}
     for name in (*RUNS, *EXTRA_RUNS):
-        several = sorted((out / "runs").glob(f"{name}-seed-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        several = [path for path in (out / "runs").glob(f"{name}-seed-*") if path.is_dir()]  # starts lie beside
+        several.sort(key=lambda path: int(path.name.rpartition("-")[2]))
         found[name] = [path for path in (out / "runs" / name, *several) if (path / "settings.json").is_file()]
     return found
