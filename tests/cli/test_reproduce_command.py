@@ -18,7 +18,7 @@ from attnconv.training import fit as fitting
 from attnconv.training import reproduction
 from attnconv.training.module import TrainingModule
 from attnconv.training.recorder import DivergedError
-from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import call
 
@@ -114,6 +114,36 @@ def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path)
     text = (finished / "README.md").read_text(encoding="utf-8")
     command = "attnconv reproduce --scale tiny --seeds 2 --data-root 'some where'"
     assert f"Figure 5: no run of learned. Made by: {command} --out {finished} --only" in text
+
+
+def test_observations_of_complete_runs_are_judged_against_their_own_start(finished: Path) -> None:
+    values = json.loads((finished / "tables" / "observations.json").read_text(encoding="utf-8"))
+    rows = {row["observation"]: row for row in values["rows"]}
+    centres = rows["centres: 9 heads"]
+    assert list(centres["seeds"]) == ["42", "43"]
+    assert centres["problems"] == []
+    assert rows["overlap: 9 heads"]["problems"] == []  # the start that the seed makes is the recorded one
+    assert rows["mirror images"]["verdict"] == "cannot be said"
+    text = (finished / "README.md").read_text(encoding="utf-8")
+    assert "Observation 'mirror images': no complete run of learned. Its runs are made by: attnconv reproduce" in text
+
+
+def test_what_pruning_alone_costs_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pages(monkeypatch)
+    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: (1,))
+    words = ("reproduce", "--only", "quadratic-generalized-pruned", "--seeds", "2", "--out", str(tmp_path))
+    assert call(capsys, *words)[0] == 0
+    run = RunFolder(tmp_path / "runs" / "quadratic-generalized-pruned-seed-43")
+    found = run.result()
+    assert found is not None
+    assert found["start"]["test"]["images"] == found["last"]["test"]["images"]
+    assert run.settings().model.heads == (2, 2)  # type: ignore[union-attr]
+    again = {name: value for name, value in found.items() if name != "start"}
+    write_json(run.result_file, again)  # as an older version left it
+    assert call(capsys, *words)[0] == 0
+    assert run.result() == found
 
 
 def test_nothing_to_prune_and_a_diverged_run_are_told(

@@ -27,19 +27,21 @@ SMALL = AttentionSettings(
 SMALL_RESNET = ResNetSettings(widths=(4,), blocks=(1,), image_size=8, image_channels=1)
 
 
-def settings_of(model: ModelSettings, *, epochs: int = 3) -> RunSettings:
+def settings_of(model: ModelSettings, *, epochs: int = 3, seed: int = 42) -> RunSettings:
     settings = recipe("quadratic-digits")
-    return replace(settings, model=model, train=replace(settings.train, epochs=epochs))
+    return replace(settings, model=model, train=replace(settings.train, epochs=epochs, seed=seed))
 
 
 def make_run(
-    path: Path, model: ModelSettings = SMALL, *, epochs: int = 3, complete: bool = True, **record: Any
+    path: Path, model: ModelSettings = SMALL, *, epochs: int = 3, complete: bool = True, seed: int = 42, **record: Any
 ) -> RunFolder:
     """A run of `epochs` epochs whose heads take a step each; `record` goes into settings.json."""
-    run, settings = RunFolder(path), settings_of(model)
+    run, settings = RunFolder(path), settings_of(model, seed=seed)
     environment = {"versions": {"attnconv": "0.1.0", "torch": "2"}, "commit": None, "device": "cpu: a processor"}
     run.begin(settings, {**environment, "command": ["attnconv", "train", "quadratic-digits"], **record})
-    network = build(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.train.seed)  # as a training begins
+        network = build(model)
     append_line(run.heads_file, head_record(network, 0))
     for epoch in range(1, epochs + 1):
         for split, accuracy in (("train", 0.2 * epoch), ("validation", 0.25 * epoch)):

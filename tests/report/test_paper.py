@@ -31,6 +31,8 @@ from tests.report.making import SMALL, SMALL_RESNET, make_run, outside, overlaps
 from tests.report.test_page import read
 from tests.report.test_write import EXTERNAL
 
+JUDGED = {"observations", "observations-by-layer"}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,7 +75,7 @@ class TestFolder:
 
     def test_tables_are_json_and_markdown(self, folder: Path) -> None:
         names = {path.stem for path in (folder / "tables").glob("*.md")}
-        assert names == {"table-1", "table-2", "table-3", "table-4", "counts", "fixed-shifts"}
+        assert names == {"table-1", "table-2", "table-3", "table-4", "counts", "fixed-shifts", *JUDGED}
         rows = json.loads((folder / "tables" / "table-1.json").read_text(encoding="utf-8"))["rows"]
         assert [row["paper"]["accuracy"] for row in rows] == [0.938, 0.938, 0.918, 0.871]
         assert [row["here"]["accuracy"] for row in rows] == [0.875] * 4

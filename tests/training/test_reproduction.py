@@ -1,11 +1,13 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from attnconv.models.counts import flops_all
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.paper_models import PAPER_MODELS, paper_model
 from attnconv.training.recipes import recipe
-from attnconv.training.reproduction import PRUNED, RUNS, SOURCE, plan_runs, settings_at
+from attnconv.training.reproduction import DROPPED, PRUNED, RUNS, SOURCE, plan_runs, settings_at
 from attnconv.training.settings import problems
 
 
@@ -13,7 +15,7 @@ def test_the_runs_are_the_models_of_the_paper() -> None:
     assert tuple(PAPER_MODELS) == RUNS
 
 
-@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+@pytest.mark.parametrize("scale", ["tiny", "mini", "small", "paper"])
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_at_every_scale_is_legal_and_is_its_model(scale: str, name: str) -> None:
     settings = settings_at(scale, name)  # type: ignore[arg-type]
@@ -51,3 +53,19 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         plan_runs("tiny", tmp_path, names=["vgg"])
     with pytest.raises(ValueError, match=r"--seeds: must be at least 1, got 0"):
         plan_runs("tiny", tmp_path, seeds=0)
+
+
+def test_the_mini_residual_network_has_the_budget_of_quadratic() -> None:
+    attention, residual = settings_at("mini", "quadratic"), settings_at("mini", "resnet18")
+    assert (flops_all(attention.model), flops_all(residual.model)) == (48_628_992, 46_814_944)
+    assert attention.train == residual.train
+
+
+def test_attention_dropout_is_trained_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert DROPPED not in [run.name for run in plan_runs("mini", tmp_path)]
+    (run,) = plan_runs("mini", tmp_path, names=[DROPPED])
+    model, plain = run.settings.model, settings_at("mini", "quadratic").model
+    assert isinstance(model, AttentionSettings)
+    assert model.attention_dropout == 0.1
+    assert replace(model, attention_dropout=0.0) == plain
+    assert problems(run.settings) == []

@@ -203,10 +203,24 @@ def redundancy(profile: ShiftProfile) -> float:
     if heads == 1:
         return 0.0
     flat = profile.mass.flatten(1)
-    norms = flat.norm(dim=1, keepdim=True)
-    directions = flat / norms.where(norms > 0, 1)
-    cosines = directions @ directions.mT
+    cosines = profile_cosines(flat, flat)
     return float((cosines.sum() - cosines.diagonal().sum()) / (heads * (heads - 1)))
+
+
+def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
+    """<p, p'> / (|p| |p'|) of every pair of profiles; 0 where one has no mass.
+
+    Example:
+        >>> profile_cosines(torch.eye(2).double(), torch.ones(1, 2).double()).flatten().round(
+        ...     decimals=3
+        ... ).tolist()
+        [0.707, 0.707]
+    """
+    directions = []
+    for profiles in (one, other):
+        norms = profiles.norm(dim=1, keepdim=True)
+        directions.append(profiles / norms.where(norms > 0, 1))
+    return directions[0] @ directions[1].mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:

@@ -65,6 +65,28 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
     return _indices(stripe | (largest.square() < LEAST_EIGENVALUE))
 
 
+def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
+    """How far each head's Gaussian is from round: l_1 / l_n of its precision, and so of its covariance. Float64.
+
+    1 is a circle; a singular precision has infinity, one of zeros alone (a constant head) 1.
+
+    Args:
+        attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
+
+    Raises:
+        ValueError: The encoding has no Gaussians, or a parameter is not finite.
+
+    Example:
+        >>> encoding = GeneralizedQuadratic(2)
+        >>> _ = encoding.root_precision.data.copy_(torch.diag_embed(torch.tensor([[1.0, 1.0], [2.0, 1.0]])))
+        >>> condition_numbers(encoding).tolist()
+        [1.0, 4.0]
+    """
+    roots = _root_eigenvalues(attention.encoding if isinstance(attention, SelfAttention) else attention)
+    largest, smallest = roots.amax(-1), roots.amin(-1)
+    return (largest / smallest).square().where(largest > 0, 1.0)
+
+
 def heads_to_prune(
     model: nn.Module, score: Score, *, above: float | None = None, count: int | None = None
 ) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnconv.cli.parsing import parse
-from attnconv.training.reproduction import PRUNED, RUNS, SOURCE, PlannedRun, ScaleName, folder_name, plan_runs
+from attnconv.training.reproduction import (
+    EXTRA_RUNS,
+    PRUNED,
+    RUNS,
+    SOURCE,
+    PlannedRun,
+    ScaleName,
+    folder_name,
+    plan_runs,
+)
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings, SettingsError
 
@@ -19,6 +28,7 @@ _CRITERIA: tuple["Criterion", ...] = ("paper", "code")
 _EXAMPLES = """\
 attnconv reproduce --scale tiny
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
+attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
 attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
 """
@@ -29,11 +39,13 @@ class Reproduce:
     """Arguments of `attnconv reproduce`."""
 
     scale: ScaleName = "tiny"
-    """tiny: digits, a few epochs, minutes, to see every step. small: the small presets on CIFAR-10, for two CPU cores
-    overnight. paper: the paper's models and hyper-parameters, for one GPU."""
+    """tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small presets,
+    10 epochs. small: the small presets on CIFAR-10, for two CPU cores overnight. paper: the paper's models and
+    hyper-parameters, for one GPU."""
     only: tuple[str, ...] = ()
     """Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
-    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads."""
+    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads. By name only, beside them:
+    quadratic-attention-dropout, which drops attention probabilities with rate 0.1 as the paper's code does."""
     seeds: int = 1
     """Runs of each model; Table 1 gives their mean and deviation."""
     out: Path | None = None
@@ -116,6 +128,7 @@ def _train(planned: PlannedRun, out: Path) -> str:
     from attnconv.training.checks import check_folder
     from attnconv.training.fit import fit
     from attnconv.training.recorder import DivergedError
+    from attnconv.training.starting import measure_start
 
     settings, start, said = planned.settings, None, ""
     name, folder = planned.folder.path.name, planned.folder
@@ -127,12 +140,14 @@ def _train(planned: PlannedRun, out: Path) -> str:
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
         print(f"{name}: finished before.", flush=True)
+        measure_start(folder)
         return said
     print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
     try:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
     except DivergedError as error:  # the other runs are still worth having
         return f"Failed: {name}: {error}"
+    measure_start(folder)  # of the pruned model: what pruning alone costs
     return said
 
 
@@ -176,7 +191,8 @@ def _pruned(planned: PlannedRun, out: Path) -> "tuple[RunSettings, Path, str] | 
 def _runs_in(out: Path) -> dict[str, list[Path]]:
     """Model -> its run folders in a reproduction, first seed first; those of earlier calls too."""
     found = {}
-    for name in RUNS:
-        several = sorted((out / "runs").glob(f"{name}-seed-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for name in (*RUNS, *EXTRA_RUNS):
+        several = [path for path in (out / "runs").glob(f"{name}-seed-*") if path.is_dir()]  # starts lie beside
+        several.sort(key=lambda path: int(path.name.rpartition("-")[2]))
         found[name] = [path for path in (out / "runs" / name, *several) if (path / "settings.json").is_file()]
     return found

@@ -6,7 +6,7 @@ of the squared probabilities are explained by that profile alone, whatever the q
 `shift_mass` and `constancy`). Both limits are stated with the result. The profile is a mean over queries and images.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -60,6 +60,11 @@ def heads_over_shifts(model: nn.Module, images: Tensor, *, batch_size: int = 10)
         >>> [head.shift for head in heads_over_shifts(layer, torch.zeros(1, 1, 8, 8)) if head.fixed][:2]
         [(-1, -1), (-1, 0)]
     """
+    return fixed_heads(layers_over_shifts(model, images, batch_size=batch_size))
+
+
+def layers_over_shifts(model: nn.Module, images: Tensor, *, batch_size: int = 10) -> list[LayerStatistics]:
+    """The statistics of every layer of a model, first to last, over all query pixels; the arguments are the same."""
     running: dict[str, RunningStatistics] = {}
 
     def take(name: str, operator: AttentionOperator) -> None:
@@ -67,7 +72,12 @@ def heads_over_shifts(model: nn.Module, images: Tensor, *, batch_size: int = 10)
 
     for batch in images.split(batch_size):
         visit_operators(model, batch, take)
-    return [head for number, name in enumerate(running, start=1) for head in _heads(number, running[name].result())]
+    return [statistics.result() for statistics in running.values()]
+
+
+def fixed_heads(layers: Sequence[LayerStatistics]) -> list[FixedHead]:
+    """The heads of these layers, which are counted from 1."""
+    return [head for number, layer in enumerate(layers, start=1) for head in _heads(number, layer)]
 
 
 def _heads(layer: int, found: LayerStatistics) -> list[FixedHead]:

@@ -2,7 +2,8 @@
 
     OUT/index.html, README.md         everything on one page; the same in words and tables
     OUT/figures/figure-01.png, .svg   ... figure-14
-    OUT/tables/table-1.md, .json      ... table-4; counts (the paper's sizes, counted); fixed-shifts (Figure 6's claim)
+    OUT/tables/table-1.md, .json      ... table-4; counts (the paper's sizes, counted); fixed-shifts (Figure 6's claim);
+                                      observations and observations-by-layer (what the paper saw, judged)
 
 What the runs do not allow is named on both pages, with the command that makes it.
 """
@@ -12,14 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnconv._errors import bad
-from attnconv.models.load import load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.models.tables import Table
 from attnconv.report.canvas import save
-from attnconv.report.fixed_shifts import FixedHead, heads_over_shifts, table_of_fixed_shifts, values_of
+from attnconv.report.fixed_shifts import FixedHead, fixed_heads, table_of_fixed_shifts, values_of
+from attnconv.report.observation_tables import table_of_layers, table_of_observations, values_of_observations
+from attnconv.report.observations import Observation, observe
+from attnconv.report.observed import MeasuredRun
 from attnconv.report.page import Fact, Page, Picture, Section, render
-from attnconv.report.paper_figures import CAPTIONS, FIGURES, PaperFigures, images_for
-from attnconv.report.paper_models import PAPER_MODELS, paper_model
+from attnconv.report.paper_figures import CAPTIONS, FIGURES, PaperFigures
+from attnconv.report.paper_models import PAPER_MODELS, run_model
 from attnconv.report.paper_tables import (
     PaperTable,
     accuracies,
@@ -29,6 +32,12 @@ from attnconv.report.paper_tables import (
     table_of_hyper_parameters,
 )
 from attnconv.training.run_folder import RunFolder, write_json, write_text
+
+_SEEN = (
+    "What the paper observed in its models, measured in each run and judged by limits that were set before the numbers "
+    "were known. Chance levels come from shuffles of the run's own heads; the start is the same model before training."
+)
+_JUDGED = ("observations", "observations-by-layer")
 
 RunPaths = str | Path | Sequence[str | Path]
 _TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
@@ -47,7 +56,8 @@ def write_paper(
 
     Args:
         runs: Preset -> its run folder, or one for each seed. Sizes are free: `quadratic`, `quadratic-small` and
-            `quadratic-digits` are the same model of the paper; at most one of them may be given.
+            `quadratic-digits` are the same model of the paper; at most one of them may be given. Of the runs in
+            `EXTRA_RUNS`, which no table or figure of the paper has, only observations are made.
         out: Folder to write to; older files of the same names are replaced.
         command: What trains a missing model, before ` --only NAME`.
         notes: Sentences for the head of the page.
@@ -60,27 +70,35 @@ def write_paper(
             run that are not legal.
         OSError: A file cannot be read or written.
     """
-    folders = _folders(runs)
+    everything = _folders(runs)
+    folders = {name: several for name, several in everything.items() if name in PAPER_MODELS}
+    measured = {name: [MeasuredRun(run) for run in several] for name, several in everything.items()}
     out = Path(out)
     figures = PaperFigures({name: several[0] for name, several in folders.items()})
     missing: list[str] = []
     sections = [_figure_section(figures, number, out, command, missing) for number in FIGURES]
-    claims = _claims(figures, missing)
-    tables = _tables(folders, claims)
-    (out / "tables").mkdir(parents=True, exist_ok=True)
-    for stem, table in tables.items():
-        write_text(out / "tables" / f"{stem}.md", f"{table.table.title}\n\n{table.table.markdown()}\n")
-        write_json(out / "tables" / f"{stem}.json", {"title": table.table.title, **table.values})
+    claims = _claims(folders, measured, missing)
+    observations = observe(measured)
+    tables = {**_tables(folders, claims), **_judged(observations)}
+    _write_tables(out / "tables", tables)
     absent = [name for name in PAPER_MODELS if not accuracies(folders.get(name, ()))]
     missing += [f"Tables: no complete run of {name}. It is made by: {command} --only {name}" for name in absent]
+    missing += _unanswered(observations, command)
     lead = _lead(folders)
-    shown = [tables[stem].table for stem in tables if stem != "fixed-shifts"]
+    shown = [tables[stem].table for stem in tables if stem not in ("fixed-shifts", *_JUDGED)]
+    seen = Section("What was learned", text=_SEEN, tables=[tables[stem].table for stem in _JUDGED])
     claim = Section("Figure 6 in numbers", text=_CLAIM, tables=[tables["fixed-shifts"].table] if claims else ())
     page = Page(
         title=_TITLE,
         lead=lead,
         facts=_facts(folders),
-        sections=[Section("Tables", tables=shown), claim, *sections, Section("Missing", notes=missing or ["Nothing."])],
+        sections=[
+            Section("Tables", tables=shown),
+            seen,
+            claim,
+            *sections,
+            Section("Missing", notes=missing or ["Nothing."]),
+        ],
         tables=(),
         origin=(),
         notes=notes,
@@ -95,7 +113,7 @@ def _folders(runs: Mapping[str, RunPaths]) -> dict[str, list[RunFolder]]:
     """Model of the paper -> its runs, all of which exist."""
     folders: dict[str, list[RunFolder]] = {}
     for preset, paths in runs.items():
-        name = paper_model(preset).name
+        name = run_model(preset)
         several = [paths] if isinstance(paths, str | Path) else paths
         if name in folders:
             raise ValueError(bad("runs", f"must hold each model of the paper once, {name!r} too", repr(list(runs))))
@@ -131,17 +149,34 @@ def _figure_section(figures: PaperFigures, number: int, out: Path, command: str,
     return Section(title, pictures=[picture], notes=notes)
 
 
-def _claims(figures: PaperFigures, missing: list[str]) -> dict[str, list[FixedHead]]:
-    """Every attention model's heads over shifts; what cannot be read is added to `missing`."""
+def _claims(
+    folders: Mapping[str, list[RunFolder]], measured: Mapping[str, list[MeasuredRun]], missing: list[str]
+) -> dict[str, list[FixedHead]]:
+    """The heads of every attention model's first run over shifts; what cannot be read is added to `missing`."""
     found = {}
-    for name, run in figures.runs.items():
+    for name, (run, *_) in folders.items():
         if isinstance(run.settings().model, AttentionSettings) and run.last_weights.is_file():
-            loaded = load_model(run.last_weights)
             try:
-                found[PAPER_MODELS[name].title] = heads_over_shifts(loaded.model, images_for(run, loaded))
+                found[PAPER_MODELS[name].title] = fixed_heads(measured[name][0].end)
             except (OSError, ValueError) as error:
                 missing.append(f"Figure 6 in numbers, {name}: could not be measured: {error}")
     return found
+
+
+def _judged(observations: Sequence[Observation]) -> dict[str, PaperTable]:
+    values = values_of_observations(observations)
+    made = (table_of_observations(observations), table_of_layers(observations))
+    return {stem: PaperTable(table, values) for stem, table in zip(_JUDGED, made, strict=True)}
+
+
+def _unanswered(observations: Sequence[Observation], command: str) -> list[str]:
+    """What kept numbers from being measured, each with the command that makes the runs."""
+    return [
+        f"Observation {one.question.key!r}: {problem}. Its runs are made by: {command} --only "
+        f"{' '.join(one.question.models)}"
+        for one in observations
+        for problem in one.problems
+    ]
 
 
 def _tables(folders: Mapping[str, list[RunFolder]], claims: dict[str, list[FixedHead]]) -> dict[str, PaperTable]:
@@ -155,6 +190,13 @@ def _tables(folders: Mapping[str, list[RunFolder]], claims: dict[str, list[Fixed
         "counts": table_of_counts(),
         "fixed-shifts": PaperTable(table_of_fixed_shifts(claims), values_of(claims)),
     }
+
+
+def _write_tables(folder: Path, tables: Mapping[str, PaperTable]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, table in tables.items():
+        write_text(folder / f"{stem}.md", f"{table.table.title}\n\n{table.table.markdown()}\n")
+        write_json(folder / f"{stem}.json", {"title": table.table.title, **table.values})
 
 
 def _lead(folders: Mapping[str, list[RunFolder]]) -> str:

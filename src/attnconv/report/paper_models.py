@@ -6,6 +6,7 @@ from typing import final
 
 from attnconv._errors import bad
 from attnconv.models.tables import PAPER_ACCURACY
+from attnconv.training.reproduction import EXTRA_RUNS
 
 
 @final
@@ -47,14 +48,14 @@ _MODELS = (
 PAPER_MODELS: Mapping[str, PaperModel] = {model.name: model for model in _MODELS}
 """Name -> model, in the order of Table 4."""
 
-_SIZES = ("-small", "-digits", "-tiny")
+_SIZES = ("-small", "-digits", "-mini", "-tiny")
 
 
 def paper_model(name: str) -> PaperModel:
     """The model of the paper that a preset is, in whatever size.
 
     Args:
-        name: A name in `PAPER_MODELS`, or one with the ending `-small`, `-digits` or `-tiny`.
+        name: A name in `PAPER_MODELS`, or one with the ending `-small`, `-digits`, `-mini` or `-tiny`.
 
     Raises:
         ValueError: The paper has no such model.
@@ -63,9 +64,28 @@ def paper_model(name: str) -> PaperModel:
         >>> paper_model("learned-content-small").title, paper_model("resnet-digits").title
         ('SA learned emb. + content', 'ResNet18')
     """
-    plain = next((name.removesuffix(ending) for ending in _SIZES if name.endswith(ending)), name)
+    plain = _plain(name)
     plain = "resnet18" if plain == "resnet" else plain
     if plain not in PAPER_MODELS:
         fix = f"The paper's models are {', '.join(PAPER_MODELS)}; add -small or -digits for other sizes."
         raise ValueError(bad("model", "must be one of the paper's", repr(name), fix))
     return PAPER_MODELS[plain]
+
+
+def run_model(name: str) -> str:
+    """What a run of a reproduction is of, in whatever size: a name in `PAPER_MODELS` or `EXTRA_RUNS`.
+
+    Raises:
+        ValueError: A reproduction has no such run.
+
+    Example:
+        >>> run_model("quadratic-mini"), run_model("quadratic-attention-dropout-mini")
+        ('quadratic', 'quadratic-attention-dropout')
+    """
+    plain = _plain(name)
+    return plain if plain in EXTRA_RUNS else paper_model(name).name
+
+
+def _plain(name: str) -> str:
+    """The name without the word for its size."""
+    return next((name.removesuffix(ending) for ending in _SIZES if name.endswith(ending)), name)

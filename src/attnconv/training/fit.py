@@ -6,7 +6,6 @@ threads, with the same weights bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.data.images import ImageSet, Splits
 from attnconv.data.load import load as load_data
-from attnconv.models.build import build
-from attnconv.models.checkpoint import read_checkpoint, restore
 from attnconv.models.load import checkpoint_file
 from attnconv.models.load import load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.checkpoints import AtomicIO, read_state
 from attnconv.training.checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.environment import environment
-from attnconv.training.evaluate import evaluate
 from attnconv.training.feed import EpochBatches, evaluation_batches
 from attnconv.training.module import TrainingModule
 from attnconv.training.numerics import numerics
@@ -35,6 +31,7 @@ from attnconv.training.progress import Watcher, downloading
 from attnconv.training.recorder import Recorder
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings, SettingsError, problems
+from attnconv.training.starting import first_model, measure
 
 _PRECISIONS: Mapping[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}
 
@@ -157,10 +154,7 @@ def complete_epochs(state_file: Path) -> int:
 
 def _train(settings: RunSettings, data: Splits, trainer: Trainer, recorder: Recorder) -> None:
     train = settings.train
-    torch.manual_seed(train.seed)
-    model = build(settings.model)
-    if recorder.folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
-        restore(model, read_checkpoint(recorder.folder.start_weights))
+    model = first_model(recorder.folder, settings)
     if isinstance(settings.model, ResNetSettings):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
     measured: dict[str, ImageSet] = {"validation": data.validation, "test": data.test}
@@ -191,19 +185,7 @@ def _measure(settings: RunSettings, data: Splits, recorder: Recorder, device: to
     for name, (epoch, path) in files.items():
         model: nn.Module = load_model(path).model
         result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        result[name] = {"epoch": epoch}
-        for split, images in (("validation", data.validation), ("test", data.test)):
-            if len(images):
-                found = evaluate(
-                    model,
-                    images,
-                    mean=data.mean,
-                    std=data.std,
-                    batch_size=settings.train.eval_batch_size,
-                    precision=settings.train.precision,
-                    device=device,
-                )
-                result[name][split] = asdict(found)
+        result[name] = {"epoch": epoch, **measure(model, settings, data, device)}
     return result
 
 

@@ -5,7 +5,8 @@
     heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
     checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs), and
                       start.safetensors where the run did not begin with fresh parameters
-    result.json       accuracy on the test set of the last epoch and of the epoch chosen on held-out images
+    result.json       accuracy on the test set of the last epoch, of the epoch chosen on held-out images, and of the
+                      weights that a pruned model began with (`start`)
     tensorboard/      the same curves for TensorBoard
     report/           figures and tables, written by ``attnconv report``
 
