@@ -2,8 +2,8 @@
 
 After the public facts of fast CIFAR-10 trainings: a frozen first convolution of 2 x 2 patches whose filters are the
 whitened principal directions of the training images' patches, each with its negative; three stages of convolution,
-pooling, norm and GELU; norms whose scale is fixed at 1; Nesterov SGD with a triangular rate, biases of norms with a larger rate and no decay,
-label smoothing, mirroring that alternates by epoch, and a slow average of the weights.
+pooling, norm and GELU; norms whose scale is fixed at 1; Nesterov SGD with a triangular rate, biases of norms with a
+larger rate and no decay, label smoothing, mirroring that alternates by epoch, and a slow average of the weights.
 
 Everything that mixes positions with weights is a convolution, so `recast` leaves no other layer that does.
 """

@@ -57,7 +57,7 @@ class Settings:
     """Channels between layers."""
     steps: int = 2_500
     """Optimiser steps of each run of the teacher's task."""
-    real_steps: int = 1_000
+    real_steps: int = 600
     """Optimiser steps of each run of the real tasks."""
     batch_size: int = 64
     """Sequences at once."""
@@ -130,7 +130,9 @@ def device_of(settings: Settings) -> torch.device:
 
 def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Result:
     """A run, or what is kept of it."""
-    values = {k: str(v) for k, v in asdict(settings).items() if k not in ("root", "out", "kept", "tasks", "seeds")}
+    other = "real_steps" if task.teacher is not None else "steps"
+    free = ("root", "out", "kept", "tasks", "seeds", other)
+    values = {name: str(value) for name, value in asdict(settings).items() if name not in free}
     digest = hashlib.sha256(json.dumps([values, device_of(settings).type]).encode()).hexdigest()[:12]
     file = settings.kept / digest / f"{task.name}-{model.replace(' ', '-')}-{seed}.json"
     if file.is_file():
