@@ -196,7 +196,7 @@ def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, 
     ]
     optimiser = torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
     steps = settings.epochs * (len(images) // min(settings.batch_size, len(images)))
-    slow = {name: value.detach().clone() for name, value in net.state_dict().items() if value.is_floating_point()}
+    slow: dict[str, Tensor] = {}
     net.train()
     generator = torch.Generator().manual_seed(seed)
     for step, (epoch, x, y) in enumerate(batches(images, labels, settings, generator), start=1):
@@ -209,16 +209,20 @@ def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, 
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
-        if step == steps:
-            meet(net, slow, 0.0)  # the average is what is kept
-        elif step % settings.slow_every == 0:
+        if step % settings.slow_every == 0:
             meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
+    meet(net, slow, 0.0)  # the average is what is kept
 
 
 @torch.no_grad()
 def meet(net: nn.Module, slow: dict[str, Tensor], share: float) -> None:
-    """Move the slow weights towards the fast ones by a share of the way, and set the fast ones to them."""
+    """Move the slow weights towards the fast ones by a share of the way, and set the fast ones to them.
+
+    Where there are none yet they begin as the fast ones.
+    """
     state = net.state_dict()
+    if not slow:
+        slow.update({name: value.clone() for name, value in state.items() if value.is_floating_point()})
     for name, value in slow.items():
         value.lerp_(state[name], share)
         state[name].copy_(value)
