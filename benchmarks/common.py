@@ -16,15 +16,18 @@ from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD
 
 
-def cifar10(root: Path, train: Mapping[str, slice], test: int) -> dict[str, tuple[Tensor, Tensor]]:
+def cifar10(
+    root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Normalised images and classes.
 
     Args:
         root: Folder of CIFAR-10.
         train: Name -> which of the training images.
         test: How many test images; they go by the name "test".
+        held_out: Training images left out before; None for the library's 5,000.
     """
-    data = load_data(DataSettings(name="cifar10", root=str(root), download=False))
+    data = load_data(DataSettings(name="cifar10", root=str(root), download=False, validation=held_out))
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
     return {

@@ -4,9 +4,9 @@ The convolutions of `benchmarks.fast_net` become attention with one hard head fo
 by construction, which are compared here. If asked, the network is also recast with soft heads and trained on.
 
     python -m benchmarks.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
-    python -m benchmarks.fast_recast --preset 94 --seeds 3 --root PATH/TO/CIFAR     one GPU; bf16 in training
+    python -m benchmarks.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
-Weights are kept: a second call measures them again, with the seconds of the training that made them.
+The second is for one GPU, where products are in bf16 in training. Weights are kept: a second call measures them again, with the seconds of the training that made them.
 """
 
 import copy
@@ -56,7 +56,9 @@ class Settings:
     seeds: int = 1
     """Runs."""
     images: int = 50_000
-    """Training images."""
+    """Training images, at most."""
+    held_out: int = 5_000
+    """Of CIFAR-10's training images, those left out; 0 for none, in a final run."""
     test_images: int = 10_000
     """Test images."""
     epochs: int | None = None
@@ -104,7 +106,8 @@ def main(settings: Settings) -> list[Result]:
     """Train, recast, compare; print and write the table."""
     torch.set_flush_denormal(True)
     device = device_of(settings)
-    sets = cifar10(settings.root, {"train": slice(settings.images)}, settings.test_images)
+    train_part = {"train": slice(settings.images)}
+    sets = cifar10(settings.root, train_part, settings.test_images, held_out=settings.held_out)
     sets = {name: (images.to(device), labels.to(device)) for name, (images, labels) in sets.items()}
     results = []
     for seed in range(settings.seeds):

@@ -20,7 +20,7 @@ from tests.tolerances import tolerance
 def cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random images in place of CIFAR-10."""
 
-    def made(_: Path, train: dict[str, slice], test: int) -> dict[str, tuple[Tensor, Tensor]]:
+    def made(_: Path, train: dict[str, slice], test: int, *, held_out: int) -> dict[str, tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(0)
         counts = {"train": train["train"].stop, "test": test}
         return {

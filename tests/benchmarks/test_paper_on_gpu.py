@@ -1,7 +1,9 @@
 """`benchmarks.paper_on_gpu`: the order of its jobs, its chunks, what it exports; digits for an epoch, all the way."""
 
 import json
+import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from benchmarks.paper_export import export, join
 from benchmarks.paper_on_gpu import DONE, FAILED, MORE, Job, main, parse, plan, shortened, state, trainings, work
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def names(*words: str) -> list[str]:
@@ -90,6 +94,18 @@ class TestChunks:
         (tmp_path / "mended").touch()
         work([job], tmp_path, seconds=60.0, again=True)
         assert state(job, tmp_path) == "done"
+
+
+def test_a_job_ends_with_the_process_that_started_it() -> None:
+    """The pipe that it inherited closes: nobody holds it any longer."""
+    child = (
+        "import sys, time\nfrom benchmarks.paper_on_gpu import end_with\nend_with(int(sys.argv[1]))\ntime.sleep(100)"
+    )
+    parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=ROOT)
+    time.sleep(1)  # the child is there, or about to be; either way it finds that its parent is another
+    process.kill()
+    assert process.communicate(timeout=60) == (b"", None)
 
 
 class TestExport:
