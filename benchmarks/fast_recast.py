@@ -6,7 +6,8 @@ by construction, which are compared here. If asked, the network is also recast w
     python -m benchmarks.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
     python -m benchmarks.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
-The second is for one GPU, where products are in bf16 in training. Weights are kept: a second call measures them again, with the seconds of the training that made them.
+The second is for one GPU, where products are in bf16 in training. Weights are kept: a second call measures them again,
+with the seconds of the training that made them.
 """
 
 import copy
