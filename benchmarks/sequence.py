@@ -33,7 +33,7 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.report.fixed_shifts import heads_over_shifts
 from benchmarks.common import write_results
 from benchmarks.sequence_figure import draw_shifts
-from benchmarks.sequence_tasks import MODELS, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
+from benchmarks.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
 
 UNDECAYED = ("centres", "spread")
 LOOKED_AT = 50  # sequences by which heads are judged; those of positions alone are the same for all
@@ -265,7 +265,7 @@ def found_of_teacher(layers: Sequence[Layer]) -> tuple[int, int]:
     first, second = (set(layer.shifts) for layer in layers)
     counts = {
         g: len({s - g for s in first} & set(TEACHER_SHIFTS[0])) + len({s + g for s in second} & set(TEACHER_SHIFTS[1]))
-        for g in sorted(range(-4, 5), key=abs)
+        for g in sorted(range(-PLACES // 2, PLACES // 2 + 1), key=abs)
     }
     best = max(counts, key=lambda g: counts[g])
     return counts[best], best

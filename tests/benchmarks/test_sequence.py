@@ -95,7 +95,7 @@ def test_a_student_that_is_the_teacher_makes_no_error_and_holds_all_its_shifts()
     [
         ((0, 1, 2), (-3, -2, -1, 0, 1), (8, 1)),  # moved on and back again
         ((0, 1, 2), (-2, -1, 0, 1, 2), (7, 0)),
-        ((9,), (-9,), (0, 0)),
+        ((9,), (-9,), (2, 8)),  # they meet the teacher's -1 and 0 .. 2 at several; the smallest is taken
         ((), (1, 1, 1), (1, 0)),
     ],
 )
