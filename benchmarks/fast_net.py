@@ -69,7 +69,7 @@ class FastNet(nn.Module):
         super().__init__()
         given = 2 * 3 * PATCH**2
         self.whiten = nn.Conv2d(3, given, PATCH)
-        self.whiten.weight.requires_grad_(requires_grad=False)
+        self.whiten.weight.requires_grad = False
         nn.init.zeros_(self.bias_of_whitening)
         stages: list[nn.Module] = []
         for width in widths:
@@ -80,7 +80,7 @@ class FastNet(nn.Module):
         self.out = nn.Linear(given, classes, bias=False)
 
     @property
-    def bias_of_whitening(self) -> nn.Parameter:
+    def bias_of_whitening(self) -> Tensor:
         """Of the first layer."""
         assert self.whiten.bias is not None
         return self.whiten.bias
@@ -102,7 +102,7 @@ def stage(given: int, made: int, depth: int) -> nn.Sequential:
         with torch.no_grad():
             nn.init.dirac_(conv.weight[: conv.in_channels])
         norm = nn.BatchNorm2d(made, momentum=0.4)
-        norm.weight.requires_grad_(requires_grad=False)
+        norm.weight.requires_grad = False
         modules += [conv, *([nn.MaxPool2d(2)] if number == 0 else []), norm, nn.GELU()]
     return nn.Sequential(*modules)
 

@@ -305,8 +305,8 @@ def pruned_start(run: PlannedRun, arguments: argparse.Namespace) -> tuple[RunSet
     settings = replace(run.settings, model=settings_after_pruning(loaded.settings, model))
     start = run.folder.path.with_name(f"{run.folder.path.name}-start.safetensors")
     extra = {"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": criterion}
-    known = {"classes": loaded.classes, "mean": loaded.mean, "std": loaded.std}
-    save_weights(start, model, settings.model, extra=extra, **known)
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(start, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
     return settings, start
 
 

@@ -38,7 +38,7 @@ def draw_shifts(results: Sequence[Mapping[str, Any]], stem: Path) -> None:
                 if task == "teacher":
                     for shift in TEACHER_SHIFTS[number]:
                         axes.axvspan(shift - 0.5, shift + 0.5, color=GRID, zorder=0)
-        figure.suptitle("The shift that each head prefers; area: attention there; filled: held as the query moves")
+        figure.suptitle("The shift that each head prefers\nArea: attention there; filled: held as the query moves")
     save(figure, stem)
 
 
@@ -46,8 +46,8 @@ def _panel(axes: Axes, layers: Sequence[Mapping[str, Any]]) -> None:
     for height, layer in enumerate(layers):
         for shift, mass, constancy in layer["all_shifts"]:
             fixed = mass >= LEAST_MASS and constancy >= LEAST_CONSTANCY
-            colours = {"facecolors": INK if fixed else "none", "edgecolors": INK if fixed else FAINT}
-            axes.scatter([shift], [height], s=LARGEST * mass, alpha=0.7, **colours)
+            face, edge = (INK, INK) if fixed else ("none", FAINT)
+            axes.scatter([shift], [height], s=LARGEST * mass, alpha=0.7, facecolors=face, edgecolors=edge)
     furthest = max(4, *(abs(head[0]) for layer in layers for head in layer["all_shifts"])) + 1
     axes.set(xlim=(-furthest, furthest), ylim=(-0.6, len(layers) - 0.4), yticks=range(len(layers)))
     axes.set_ylabel("seed")

@@ -11,7 +11,7 @@ from torch import nn
 from attnconv import from_conv
 from benchmarks import sequence, sequence_tasks
 from benchmarks.sequence import Layer, Settings, found_of_teacher, look, main, measure
-from benchmarks.sequence_tasks import TEACHER_SHIFTS, SequenceNet, make_task, mixing_layer
+from benchmarks.sequence_tasks import MODELS, TEACHER_SHIFTS, SequenceNet, make_task, mixing_layer
 from tests.tolerances import tolerance
 
 
@@ -32,7 +32,7 @@ def settings(folder: Path) -> Settings:
 
 def test_from_beginning_to_end_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = main(settings(tmp_path))
-    assert [(r.task, r.model) for r in first] == [("teacher", model) for model in sequence.MODELS]
+    assert [(r.task, r.model) for r in first] == [("teacher", model) for model in MODELS]
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert record["settings"]["steps"] == 2
     assert "torch" in record["environment"]["versions"]
@@ -116,6 +116,6 @@ def test_all_models_have_the_convolution_s_weights() -> None:
         name: sum(
             p.numel() for n, p in mixing_layer(name, 6, 8, heads=5, places=9).named_parameters() if "enc" not in n
         )
-        for name in sequence.MODELS
+        for name in MODELS
     }
     assert set(counts.values()) == {5 * 6 * 8 + 8}
