@@ -7,7 +7,7 @@ many of its shifts were found.
 
     python -m benchmarks.sequence --root PATH/TO/CIFAR --out results/sequence
 
-Finished runs are kept, and a second call trains only what is missing. About a quarter of an hour on one core.
+Finished runs are kept, and a second call trains only what is missing.
 """
 
 import hashlib
