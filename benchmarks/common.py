@@ -16,15 +16,18 @@ from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD
 
 
-def cifar10(root: Path, train: Mapping[str, slice], test: int) -> dict[str, tuple[Tensor, Tensor]]:
+def cifar10(
+    root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Normalised images and classes.
 
     Args:
         root: Folder of CIFAR-10.
         train: Name -> which of the training images.
         test: How many test images; they go by the name "test".
+        held_out: Training images left out before; None for the library's 5,000.
     """
-    data = load_data(DataSettings(name="cifar10", root=str(root), download=False))
+    data = load_data(DataSettings(name="cifar10", root=str(root), download=False, validation=held_out))
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
     return {
@@ -56,11 +59,28 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return right / len(images)
 
 
-def write_results(out: Path, script: str, settings: Any, table: str, found: Mapping[str, Any]) -> None:
-    """table.md, and results.json with the settings but for their paths, the environment and what was found."""
+def write_results(
+    out: Path,
+    script: str,
+    settings: Any,
+    table: str,
+    found: Mapping[str, Any],
+    *,
+    device: torch.device | None = None,
+) -> None:
+    """table.md, and results.json with the settings but for their paths, the environment and what was found.
+
+    Args:
+        out: Folder of the results.
+        script: Name of the script.
+        settings: Its dataclass.
+        table: Markdown.
+        found: Plain values.
+        device: What it ran on; None for the CPU.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     plain = {name: value.name if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-    made = environment(["python", "-m", f"benchmarks.{script}"], torch.device("cpu"))
+    made = environment(["python", "-m", f"benchmarks.{script}"], torch.device("cpu") if device is None else device)
     record = {"settings": plain, "environment": made, **found}
     (out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

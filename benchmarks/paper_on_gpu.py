@@ -1,0 +1,314 @@
+"""The paper's experiments on one GPU, in the order of their worth, in chunks of some minutes, after any kill.
+
+    python -m benchmarks.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
+
+Call it again until it says that all is done: it then ends with 0; 3 means that there is more, 1 that a job failed. Each
+job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after its
+last complete epoch, the others after their last complete part. A chunk must hold at least one of them. In this order:
+
+    quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
+    fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
+    convolutional networks recast (`benchmarks.fast_recast`); 1-D sequences (`benchmarks.sequence`)
+
+Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fit`. Needed beside torch: what `pip
+install attnconv` brings, of which tyro only for the last two; without it they are left out in words. After every call
+`--export` holds records and half-precision weights; `--join` puts the weights' parts together again, and `attnconv
+reproduce --out OUT` draws figures and tables from the runs where they lie.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnconv._errors import bad
+from attnconv.models.settings import AttentionSettings
+from attnconv.training.reproduction import FIRST_SEED, PRUNED, SOURCE, PlannedRun, plan_runs
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings
+from benchmarks.paper_export import export, join
+
+FIRST: tuple[str, ...] = ("quadratic", "resnet18")
+NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
+CONTENT, DROPOUT = "learned-content", "quadratic-attention-dropout"
+DONE, FAILED, MORE = 0, 1, 3
+LEAST_SECONDS = 5.0  # with less time left no job is begun
+
+
+@dataclass(frozen=True)
+class Job:
+    """A piece of work.
+
+    Attributes:
+        name: Of its log and, of a training, of its run folder.
+        words: Its command line after the interpreter.
+        done: Whether there is nothing left to do.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    done: Callable[[], bool]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """One chunk, or one job of it; the exit code."""
+    arguments = parse(words)
+    if arguments.join is not None:
+        print("\n".join(str(path) for path in join(arguments.join)))
+        return DONE
+    if arguments.job is not None:
+        train_job(arguments)
+        return DONE
+    if arguments.minutes <= 0:
+        raise ValueError(bad("--minutes", "must be above 0", arguments.minutes))
+    jobs = plan(arguments)
+    for job in jobs:
+        print(f"{job.name}: {state(job, arguments.out)}")
+    if arguments.plan:
+        return DONE
+    work(jobs, arguments.out, seconds=60 * arguments.minutes, again=arguments.again)
+    if arguments.export is not None:
+        trainings = [job.name for job in jobs if (arguments.out / "runs" / job.name).is_dir()]
+        chosen = [name for name in trainings if arguments.all_weights or "-seed-" not in name]
+        export(arguments.out, arguments.export, weights_of=chosen)
+    states = [state(job, arguments.out) for job in jobs]
+    print(", ".join(f"{states.count(word)} {word}" for word in ("done", "failed", "to do")), flush=True)
+    return MORE if "to do" in states else FAILED if "failed" in states else DONE
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, by the standard library alone."""
+    about, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper_on_gpu",
+        description=about,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("reproduction/paper"), help="folder of runs and logs, on a local disk")
+    add("--export", type=Path, help="folder for records and half-precision weights, written anew after each chunk")
+    add("--data-root", default="data", help="folder that holds CIFAR-10")
+    add("--minutes", type=float, default=9.0, help="how long a call may train; the export comes after it")
+    add("--scale", choices=("paper", "small", "tiny"), default="paper", help="as of attnconv reproduce")
+    add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the fast networks")
+    add("--other-seeds", type=int, default=1, help="runs of the other models")
+    add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
+    add("--epochs", type=int, help="a shorter schedule for every training; the runs' names state it")
+    add(
+        "--precision", choices=("32", "bf16"), help="of every training; by default bf16 at scale paper, else the plan's"
+    )
+    add("--compile", action="store_true", help="compile the models")
+    add("--only", nargs="*", default=[], help="jobs whose names begin so; none for all")
+    add("--all-weights", action="store_true", help="export the weights of every seed, not of the first alone")
+    add("--again", action="store_true", help="try failed jobs once more")
+    add("--plan", action="store_true", help="only say what would be done")
+    add("--join", type=Path, metavar="FOLDER", help="put exported weights together again, and do nothing else")
+    add("--job", help=argparse.SUPPRESS)
+    add("--parent", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def plan(arguments: argparse.Namespace) -> list[Job]:
+    """All jobs, in their order."""
+    again = [
+        *("--out", str(arguments.out), "--data-root", arguments.data_root, "--scale", arguments.scale),
+        *("--seeds", str(arguments.seeds), "--other-seeds", str(arguments.other_seeds)),
+        *("--content-epochs", str(arguments.content_epochs)),
+        *(("--epochs", str(arguments.epochs)) if arguments.epochs is not None else ()),
+        *(("--precision", arguments.precision) if arguments.precision is not None else ()),
+        *(("--compile",) if arguments.compile else ()),
+        *("--parent", str(os.getpid())),
+    ]
+    jobs = [
+        Job(run.folder.path.name, ("-m", "benchmarks.paper_on_gpu", "--job", run.folder.path.name, *again), done(run))
+        for run in trainings(arguments)
+    ]
+    jobs += other_jobs(arguments)
+    return [job for job in jobs if not arguments.only or job.name.startswith(tuple(arguments.only))]
+
+
+def done(run: PlannedRun) -> Callable[[], bool]:
+    """Whether a training is finished, or known to have nothing to train."""
+    return lambda: run.folder.result() is not None or note_of(run).is_file()
+
+
+def note_of(run: PlannedRun) -> Path:
+    """Where it is written that a run has nothing to train."""
+    return run.folder.path.with_name(f"{run.folder.path.name}-not-trained.txt")
+
+
+def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
+    """The runs of the paper's models, the most wanted first."""
+    seeds = max(arguments.seeds, arguments.other_seeds)
+    planned = plan_runs(arguments.scale, arguments.out, seeds=seeds, data_root=arguments.data_root)
+    known = {(run.name, run.settings.train.seed): run for run in planned}
+    several = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    others = range(FIRST_SEED, FIRST_SEED + arguments.other_seeds)
+    runs = [known[name, seed] for seed in several for name in FIRST]
+    runs += [known[name, seed] for seed in others for name in NEXT]
+    runs += [shortened(known[CONTENT, seed], arguments.content_epochs) for seed in others]
+    runs.append(shortened(with_dropout(known["quadratic", FIRST_SEED]), arguments.content_epochs))
+    if arguments.epochs is not None:
+        runs = [shortened(run, arguments.epochs) for run in runs]
+    precision = arguments.precision or ("bf16" if arguments.scale == "paper" else None)
+    return [adjusted(run, precision, compiled=arguments.compile) for run in runs]
+
+
+def shortened(run: PlannedRun, epochs: int) -> PlannedRun:
+    """A run on fewer epochs, named after them; as it is where it has no more."""
+    settings, path = run.settings, run.folder.path
+    if settings.train.epochs <= epochs:
+        return run
+    milestones = tuple(m * epochs // settings.train.epochs for m in settings.schedule.milestones)
+    settings = replace(
+        settings,
+        preset=f"{settings.preset}-{epochs}-epochs",
+        train=replace(settings.train, epochs=epochs),
+        schedule=replace(settings.schedule, milestones=milestones),
+    )
+    return replace(run, settings=settings, folder=RunFolder(path.with_name(f"{path.name}-{epochs}-epochs")))
+
+
+def with_dropout(run: PlannedRun) -> PlannedRun:
+    """The quadratic model with the dropout of attention probabilities that the paper's code has."""
+    model = run.settings.model
+    assert isinstance(model, AttentionSettings)
+    settings = replace(run.settings, preset=DROPOUT, model=replace(model, attention_dropout=0.1))
+    return replace(run, name=DROPOUT, settings=settings, folder=RunFolder(run.folder.path.with_name(DROPOUT)))
+
+
+def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
+    """A run with another precision, or compiled."""
+    train = replace(run.settings.train, compile=compiled, tensorboard=False)
+    if precision is not None:
+        train = replace(train, precision=precision)  # type: ignore[arg-type]  # argparse has checked it
+    return replace(run, settings=replace(run.settings, train=train))
+
+
+def other_jobs(arguments: argparse.Namespace) -> list[Job]:
+    """What does not train a model of the paper: none at scale tiny, whose steps have tests of their own."""
+    if arguments.scale == "tiny":
+        return []
+    if importlib.util.find_spec("tyro") is None:
+        print("tyro: not installed, so fast-recast and sequence are left out.", file=sys.stderr)
+        return []
+    out, root = arguments.out.resolve(), arguments.data_root
+    jobs = []
+    for preset in ("94", "96"):
+        target = out / f"fast-recast-{preset}"
+        flags = ("--preset", preset, "--seeds", str(arguments.seeds), "--held-out", "0", "--tuning-epochs", "1")
+        jobs.append(script_job(f"fast-recast-{preset}", "fast_recast", (*flags, "--root", root), target))
+    jobs.append(script_job("sequence", "sequence", ("--root", root), out / "sequence"))
+    return jobs
+
+
+def script_job(name: str, script: str, flags: tuple[str, ...], target: Path) -> Job:
+    """A script of this folder, done when its results are written."""
+    words = ("-m", f"benchmarks.{script}", *flags, "--kept", f"{target}-kept", "--out", str(target))
+    return Job(name, words, (target / "results.json").is_file)
+
+
+def state(job: Job, out: Path) -> str:
+    """`done`, `failed` or `to do`."""
+    return "done" if job.done() else "failed" if failure_of(job, out).is_file() else "to do"
+
+
+def failure_of(job: Job, out: Path) -> Path:
+    """Where a failure is remembered, so that the jobs behind it are not held up."""
+    return out / "logs" / f"{job.name}.failed.json"
+
+
+def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None:
+    """Run jobs one after the other until all are done or the time is over, then kill the one that runs."""
+    end = time.monotonic() + seconds
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    for job in jobs:
+        if again:
+            failure_of(job, out).unlink(missing_ok=True)
+        if state(job, out) != "to do":
+            continue
+        left = end - time.monotonic()
+        if left < min(LEAST_SECONDS, seconds / 2):
+            return
+        print(f"{job.name}: begins, {left / 60:.1f} minutes left.", flush=True)
+        with (out / "logs" / f"{job.name}.log").open("ab") as log:
+            try:
+                code = subprocess.run([sys.executable, *job.words], stdout=log, stderr=log, timeout=left, check=False)
+            except subprocess.TimeoutExpired:  # it was killed, which is what runs are made for
+                print(f"{job.name}: stopped, to be continued.", flush=True)
+                return
+        if code.returncode or not job.done():
+            failure_of(job, out).write_text(json.dumps({"code": code.returncode}), encoding="utf-8")
+            print(f"{job.name}: failed, see {out / 'logs' / job.name}.log", flush=True)
+
+
+def end_with(parent: int) -> None:
+    """Let this process end within half a second of the one that started it, so that two never train the same run."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # at any moment: this is what runs are made for
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def train_job(arguments: argparse.Namespace) -> None:
+    """Begin or continue one training."""
+    if arguments.parent is not None:
+        end_with(arguments.parent)
+    from attnconv.training.fit import fit
+
+    run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
+    settings, start = run.settings, None
+    if run.name == PRUNED:
+        found = pruned_start(run, arguments)
+        if found is None:
+            note_of(run).write_text("No head is degenerate, or all of a layer: nothing to train.\n", encoding="utf-8")
+            return
+        settings, start = found
+    command = ["python", "-m", "benchmarks.paper_on_gpu", *sys.argv[1:]]
+    fit(settings, run.folder.path, resume=True, start_from=start, command=command)
+
+
+def pruned_start(run: PlannedRun, arguments: argparse.Namespace) -> tuple[RunSettings, Path] | None:
+    """Settings and weights of the generalised model without its degenerate heads; None where pruning has no sense.
+
+    The paper's threshold is taken and, where no head meets it, that of the authors' code.
+    """
+    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.models.load import load
+
+    seed = run.settings.train.seed
+    source = next(r for r in trainings(arguments) if (r.name, r.settings.train.seed) == (SOURCE, seed))
+    if source.folder.result() is None:
+        raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
+    loaded = load(source.folder.last_weights)
+    assert isinstance(loaded.settings, AttentionSettings)
+    layers = attention_layers(loaded.model)
+    for criterion in ("paper", "code"):
+        removed = {name: degenerate_heads(layer, criterion) for name, layer in layers.items()}
+        if any(removed.values()):
+            break
+    if not any(removed.values()) or any(len(removed[name]) == layer.heads for name, layer in layers.items()):
+        return None
+    model = prune_heads(loaded.model, removed)
+    settings = replace(run.settings, model=settings_after_pruning(loaded.settings, model))
+    start = run.folder.path.with_name(f"{run.folder.path.name}-start.safetensors")
+    extra = {"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": criterion}
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(start, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
+    return settings, start
+
+
+if __name__ == "__main__":
+    sys.exit(main())
