@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._errors import bad
+from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.reproduction import FIRST_SEED, PRUNED, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import RunSettings
 from benchmarks.paper_export import export, join
 
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
@@ -270,44 +270,19 @@ def train_job(arguments: argparse.Namespace) -> None:
     run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
     settings, start = run.settings, None
     if run.name == PRUNED:
-        found = pruned_start(run, arguments)
-        if found is None:
-            note_of(run).write_text("No head is degenerate, or all of a layer: nothing to train.\n", encoding="utf-8")
+        source = next(
+            r for r in trainings(arguments) if (r.name, r.settings.train.seed) == (SOURCE, settings.train.seed)
+        )
+        if source.folder.result() is None:
+            raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
+        try:
+            begun = pruned_start(run, source.folder)
+        except NothingToPruneError as reason:
+            note_of(run).write_text(f"{reason}\n", encoding="utf-8")
             return
-        settings, start = found
+        settings, start = begun.settings, begun.weights
     command = ["python", "-m", "benchmarks.paper_on_gpu", *sys.argv[1:]]
     fit(settings, run.folder.path, resume=True, start_from=start, command=command)
-
-
-def pruned_start(run: PlannedRun, arguments: argparse.Namespace) -> tuple[RunSettings, Path] | None:
-    """Settings and weights of the generalised model without its degenerate heads; None where pruning has no sense.
-
-    The paper's threshold is taken and, where no head meets it, that of the authors' code.
-    """
-    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
-    from attnconv.models.checkpoint import save_weights
-    from attnconv.models.load import load
-
-    seed = run.settings.train.seed
-    source = next(r for r in trainings(arguments) if (r.name, r.settings.train.seed) == (SOURCE, seed))
-    if source.folder.result() is None:
-        raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
-    loaded = load(source.folder.last_weights)
-    assert isinstance(loaded.settings, AttentionSettings)
-    layers = attention_layers(loaded.model)
-    for criterion in ("paper", "code"):
-        removed = {name: degenerate_heads(layer, criterion) for name, layer in layers.items()}
-        if any(removed.values()):
-            break
-    if not any(removed.values()) or any(len(removed[name]) == layer.heads for name, layer in layers.items()):
-        return None
-    model = prune_heads(loaded.model, removed)
-    settings = replace(run.settings, model=settings_after_pruning(loaded.settings, model))
-    start = run.folder.path.with_name(f"{run.folder.path.name}-start.safetensors")
-    extra = {"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": criterion}
-    classes, mean, std = loaded.classes, loaded.mean, loaded.std
-    save_weights(start, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
-    return settings, start
 
 
 if __name__ == "__main__":

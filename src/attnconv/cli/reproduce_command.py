@@ -3,11 +3,11 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnconv.cli.parsing import parse
+from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.training.reproduction import (
     EXTRA_RUNS,
     PRUNED,
@@ -19,12 +19,8 @@ from attnconv.training.reproduction import (
     plan_runs,
 )
 from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import RunSettings, SettingsError
+from attnconv.training.settings import SettingsError
 
-if TYPE_CHECKING:
-    from attnconv.analysis.pruning import Criterion
-
-_CRITERIA: tuple["Criterion", ...] = ("paper", "code")
 _EXAMPLES = """\
 attnconv reproduce --scale tiny
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
@@ -133,10 +129,11 @@ def _train(planned: PlannedRun, out: Path) -> str:
     settings, start, said = planned.settings, None, ""
     name, folder = planned.folder.path.name, planned.folder
     if planned.name == PRUNED:
-        found = _pruned(planned, out)
-        if isinstance(found, str):
-            return found
-        settings, start, said = found
+        try:
+            begun = pruned_start(planned, RunFolder(out / "runs" / folder_name(SOURCE, settings.train.seed)))
+        except NothingToPruneError as reason:
+            return str(reason)
+        settings, start, said = begun.settings, begun.weights, begun.said
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
         print(f"{name}: finished before.", flush=True)
@@ -149,43 +146,6 @@ def _train(planned: PlannedRun, out: Path) -> str:
         return f"Failed: {name}: {error}"
     measure_start(folder)  # of the pruned model: what pruning alone costs
     return said
-
-
-def _pruned(planned: PlannedRun, out: Path) -> "tuple[RunSettings, Path, str] | str":
-    """Settings of the pruned model, the weights it begins with and a note; or why there is none.
-
-    Heads are chosen by the paper's threshold and, where no head meets it, by that of the authors' code: short runs
-    seldom stretch a head so far.
-    """
-    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
-    from attnconv.models.checkpoint import save_weights
-    from attnconv.models.load import load
-    from attnconv.models.settings import AttentionSettings
-
-    seed = planned.settings.train.seed
-    source = RunFolder(out / "runs" / folder_name(SOURCE, seed))
-    name = planned.folder.path.name
-    if source.result() is None:
-        return f"{name}: not trained, since {source.path.name} is not complete."
-    loaded = load(source.last_weights)
-    layers = attention_layers(loaded.model)
-    for criterion in _CRITERIA:
-        removed = {layer: degenerate_heads(attention, criterion) for layer, attention in layers.items()}
-        if any(removed.values()):
-            break
-    else:
-        return f"{name}: not trained, since no head of {source.path.name} is degenerate, so nothing is pruned."
-    if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
-        return f"{name}: not trained, since every head of {', '.join(empty)} is degenerate."
-    model = prune_heads(loaded.model, removed)
-    assert isinstance(loaded.settings, AttentionSettings)
-    settings = replace(planned.settings, model=settings_after_pruning(loaded.settings, model))
-    start = out / "runs" / f"{name}-start.safetensors"
-    extra = {"pruned": {layer: list(heads) for layer, heads in removed.items()}, "criterion": criterion}
-    classes, mean, std = loaded.classes, loaded.mean, loaded.std
-    save_weights(start, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
-    counts = [len(heads) for heads in removed.values()]
-    return settings, start, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."
 
 
 def _runs_in(out: Path) -> dict[str, list[Path]]:

@@ -1,0 +1,78 @@
+"""The pruned model of a reproduction: which heads of the generalised one go, and the weights to train on."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from attnconv.training.reproduction import PlannedRun
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings
+
+if TYPE_CHECKING:
+    from attnconv.analysis.pruning import Criterion
+
+_CRITERIA: tuple["Criterion", ...] = ("paper", "code")
+
+
+@final
+class NothingToPruneError(ValueError):
+    """Why there is no pruned model, in words."""
+
+
+@final
+@dataclass(frozen=True)
+class PrunedStart:
+    """What the training of a pruned model begins with.
+
+    Attributes:
+        settings: Of its run, with the heads that are left.
+        weights: File of the pruned weights, beside the run's folder.
+        said: How many heads went, and by which threshold.
+    """
+
+    settings: RunSettings
+    weights: Path
+    said: str
+
+
+def pruned_start(planned: PlannedRun, source: RunFolder) -> PrunedStart:
+    """Prune a trained model of its degenerate heads and write what is left.
+
+    Heads are chosen by the paper's threshold and, where no head meets it, by that of the authors' code: short runs
+    seldom stretch a head so far.
+
+    Args:
+        planned: The run of the pruned model.
+        source: The run of the model before.
+
+    Raises:
+        NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
+    """
+    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.models.load import load
+    from attnconv.models.settings import AttentionSettings
+
+    name = planned.folder.path.name
+    if source.result() is None:
+        raise NothingToPruneError(f"{name}: not trained, since {source.path.name} is not complete.")
+    loaded = load(source.last_weights)
+    layers = attention_layers(loaded.model)
+    for criterion in _CRITERIA:
+        removed = {layer: degenerate_heads(attention, criterion) for layer, attention in layers.items()}
+        if any(removed.values()):
+            break
+    else:
+        none = f"no head of {source.path.name} is degenerate, so nothing is pruned"
+        raise NothingToPruneError(f"{name}: not trained, since {none}.")
+    if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
+        raise NothingToPruneError(f"{name}: not trained, since every head of {', '.join(empty)} is degenerate.")
+    model = prune_heads(loaded.model, removed)
+    assert isinstance(loaded.settings, AttentionSettings)
+    settings = replace(planned.settings, model=settings_after_pruning(loaded.settings, model))
+    weights = planned.folder.path.with_name(f"{name}-start.safetensors")
+    extra = {"pruned": {layer: list(heads) for layer, heads in removed.items()}, "criterion": criterion}
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
+    counts = [len(heads) for heads in removed.values()]
+    return PrunedStart(settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}.")
