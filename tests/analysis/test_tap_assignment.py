@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.analysis import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
-from attnconv.analysis.tap_assignment import distinct_shifts, kernel_size
+from attnconv.analysis.tap_assignment import assigned_shifts, heads_per_shift, kernel_size
 from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.operators import AttentionOperator, Dense, Shift
-from attnconv.theorem import from_conv
+from attnconv.theorem import factor, from_conv
 from benchmarks.chance_scores import chance
 from tests.tolerances import tolerance
 
 SIDE, HEADS = 14, 9
 PIXELS = SIDE * SIDE
 GRID = Grid.make((SIDE, SIDE))
-TAPS = list(itertools.product((-1, 0, 1), repeat=2))
+TAPS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
 DOUBLE = torch.float64
 
 
@@ -31,6 +31,14 @@ def score(operator: AttentionOperator) -> float:
 def converted(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d, *sizes: int) -> AttentionOperator:
     (operator,) = attention_operators(nn.Sequential(from_conv(conv)), torch.zeros(1, 2, *sizes)).values()
     return operator
+
+
+COUNTS = (4, 8, 9, 12, 16, 18, 27, 36)  # of heads: fewer than the nine taps, as many, uneven and even multiples
+
+
+def taps_for(heads: int) -> list[tuple[int, int]]:
+    """The nine taps in turn, as `start_as_convolution` and `factor` hand them out."""
+    return [TAPS[head % len(TAPS)] for head in range(heads)]
 
 
 def random_rows(heads: int = HEADS, *, sharpness: float = 1.0) -> Tensor:
@@ -69,9 +77,31 @@ class TestOne:
         operator = converted(nn.Conv2d(2, 3, 3, padding=1), 40, 40)
         assert convolution_score(shift_profile(operator, queries=sample_queries(operator.grid, 100))) > 0.99
 
+    @pytest.mark.parametrize("heads", COUNTS)
+    def test_several_heads_per_tap(self, heads: int) -> None:
+        assert score(Shift(GRID, taps_for(heads), torch.zeros(()))) > 0.99
+
+    @pytest.mark.parametrize(("channels", "head_dim", "heads"), [(8, 4, 18), (6, 2, 27), (8, 2, 36)])
+    def test_an_exact_factorisation(self, channels: int, head_dim: int, heads: int) -> None:
+        layer = factor(from_conv(nn.Conv2d(channels, channels, 3, padding=1)), head_dim, exact=True)
+        operator = layer.operator(torch.zeros(1, channels, SIDE, SIDE))
+        assert operator.heads == heads
+        assert score(operator) > 0.99
+
 
 class TestNought:
     """What chance scores."""
+
+    @pytest.mark.parametrize("heads", COUNTS)
+    def test_whatever_the_number_of_heads(self, heads: int) -> None:
+        pixel = SIDE // 2 * SIDE + SIDE // 2
+        for rows in (
+            torch.full((PIXELS, PIXELS), 1 / PIXELS).expand(1, heads, -1, -1),
+            random_rows(heads),
+            random_rows(heads, sharpness=1000),
+            torch.eye(PIXELS)[pixel].expand(1, heads, PIXELS, -1),
+        ):
+            assert score(Dense(GRID, rows)) < 0.05
 
     def test_uniform(self) -> None:
         assert score(Dense(GRID, torch.full((1, HEADS, PIXELS, PIXELS), 1 / PIXELS))) < 0.001
@@ -113,7 +143,23 @@ def test_copies_of_one_shift_are_one_tap(border: str, shift: tuple[int, int]) ->
     assert 1 / HEADS - 0.01 < copies < 0.13
 
 
+@pytest.mark.parametrize(("heads", "most"), [(9, 1 / 9), (10, 2 / 10), (12, 2 / 12), (18, 2 / 18), (36, 4 / 36)])
+def test_copies_score_what_the_allowed_heads_hold(heads: int, most: float) -> None:
+    copies = score(Shift(Grid.make((SIDE, SIDE), padding=1, border="zero"), [(1, 1)] * heads, torch.zeros(())))
+    assert most - 0.01 < copies <= most
+    pairs = score(Shift(GRID, [(0, 0), (1, 1)] * (heads // 2), torch.zeros(())))
+    assert copies < pairs < 0.5
+
+
 class TestBetween:
+    @pytest.mark.parametrize("heads", COUNTS)
+    def test_mixtures_are_ranked_whatever_the_number_of_heads(self, heads: int) -> None:
+        exact = Shift(GRID, taps_for(heads), torch.zeros(())).to_dense()
+        parts = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+        scores = [score(Dense(GRID, part * exact + (1 - part) * random_rows(heads, sharpness=2.0))) for part in parts]
+        assert scores == sorted(scores)
+        assert (scores[0] < 0.05, scores[-1] > 0.99) == (True, True)
+
     def test_mixing_with_uniform_rows_lowers_the_score_in_proportion(self) -> None:
         exact = converted(nn.Conv2d(2, 3, 3, padding=1), SIDE, SIDE).to_dense()
         grid = Grid.make((SIDE, SIDE), padding=1, border="zero")
@@ -153,23 +199,32 @@ class TestBetween:
         assert score(Dense(GRID, rows)) == pytest.approx(6 / 9, abs=0.001)
 
 
-def test_the_assignment_is_the_best_of_all() -> None:
-    for heads, shifts in ((3, 5), (4, 4), (1, 3)):
-        shares = torch.rand(heads, shifts, dtype=DOUBLE)
-        which, held = distinct_shifts(shares)
-        best = max(
-            sum(float(shares[head, shift]) for head, shift in enumerate(chosen))
-            for chosen in itertools.permutations(range(shifts), heads)
-        )
-        assert len(set(which.tolist())) == heads
-        torch.testing.assert_close(held, shares[torch.arange(heads), which], rtol=0, atol=0)
-        assert float(held.sum()) == pytest.approx(best, rel=1e-12)
+@pytest.mark.parametrize(("heads", "shifts", "limit"), [(3, 5, 1), (4, 4, 1), (1, 3, 1), (4, 3, 2), (5, 2, 3)])
+def test_the_assignment_is_the_best_of_all(heads: int, shifts: int, limit: int) -> None:
+    shares = torch.rand(heads, shifts, dtype=DOUBLE)
+    which, held = assigned_shifts(shares, heads_per_shift=limit)
+    best = max(
+        sum(float(shares[head, shift]) for head, shift in enumerate(chosen))
+        for chosen in itertools.product(range(shifts), repeat=heads)
+        if max(map(chosen.count, chosen)) <= limit
+    )
+    assert max(which.tolist().count(shift) for shift in range(shifts)) <= limit
+    torch.testing.assert_close(held, shares[torch.arange(heads), which], rtol=0, atol=0)
+    assert float(held.sum()) == pytest.approx(best, rel=1e-12)
 
 
 def test_more_heads_than_shifts_leaves_some_without() -> None:
-    which, held = distinct_shifts(torch.tensor([[0.5, 0.2], [0.9, 0.8], [0.1, 0.3]], dtype=DOUBLE))
+    shares = torch.tensor([[0.5, 0.2], [0.9, 0.8], [0.1, 0.3]], dtype=DOUBLE)
+    which, held = assigned_shifts(shares, heads_per_shift=1)
     assert which.tolist() == [0, 1, -1]
     assert held.tolist() == [0.5, 0.8, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims", "expected"), [(1, 2, 1), (9, 2, 1), (10, 2, 2), (18, 2, 2), (19, 2, 3), (4, 1, 2), (27, 3, 1)]
+)
+def test_heads_per_shift(heads: int, dims: int, expected: int) -> None:
+    assert heads_per_shift(heads, dims) == expected
 
 
 def test_one_key() -> None:

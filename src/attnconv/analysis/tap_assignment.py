@@ -1,15 +1,21 @@
 """How convolutional a layer is, from 0 to 1: the share of its attention that one tap per head accounts for.
 
-Heads are given distinct shifts so that the mass they hold there is largest (an assignment problem, solved exactly),
+Heads are given shifts, each shift to at most c heads, so that the mass they hold there is largest (an assignment
+problem, solved exactly),
 
-    mass  = max over injective f of (1 / heads) sum_h p_h(f(h)),      p_h the shift profile
+    c     = ceil(heads / 3^d)                                         on d axes
+    mass  = max over f with at most c heads at a shift of (1 / heads) sum_h p_h(f(h)),      p_h the shift profile
     score = max(0, (mass - 1/m) / (1 - 1/m)),                         m keys of an image
 
-so that 1 is a layer of Lemma 1 (every head at its own shift, everywhere) and 0 is what uniform attention holds. Shifts
-are distinct because heads that share one are one tap: nine copies of a shift score 1/9, not 1.
+so that 1 is a layer of Lemma 1 (every head at its own shift, everywhere) and 0 is what uniform attention holds. Heads
+that share a shift are one tap: nine copies of a shift score 1/9, not 1. But a tap of full rank takes several thin heads,
+and they are no copies: their values differ. Of a kernel with 3^d taps, the smallest that is more than a point, c heads
+per tap are what an even split has. Up to 3^d heads c is 1; N heads at one shift score c / N, on two axes at most 1/5
+from nine heads on.
 
 It does not see convolutions by soft heads whose pattern is constant (`constancy` does), nor the value matrices: a layer
-that scores 1 is *some* convolution, one tap per head.
+that scores 1 is *some* convolution, one tap per head. Kernels of fewer than 3^d taps with several heads at each score
+less than 1, and so do heads split unevenly among the taps: from attention alone they cannot be told from copies.
 """
 
 import math
@@ -45,7 +51,7 @@ def convolution_score(profile: ShiftProfile) -> float:
         0.29
     """
     shares = profile.mass.flatten(1)
-    _, held = distinct_shifts(shares)
+    _, held = assigned_shifts(shares, heads_per_shift=heads_per_shift(len(shares), len(profile.reach)))
     mass = float(held.sum()) / len(shares)
     if profile.key_count == 1:  # one key is attended whatever the head does
         return mass
@@ -70,7 +76,7 @@ def grid_coverage(profile: ShiftProfile) -> float:
         1.0
     """
     taps = profile.mass.flatten(1)[:, _kernel_taps(profile)]
-    _, held = distinct_shifts(taps)
+    _, held = assigned_shifts(taps, heads_per_shift=1)
     size = kernel_size(len(profile.mass), len(profile.reach))
     return float(held.sum()) / size ** len(profile.reach)  # taps out of reach hold nothing
 
@@ -121,20 +127,32 @@ def kernel_size(heads: int, dims: int) -> int:
     return size
 
 
-def distinct_shifts(
-    shares: Float64[Tensor, "h s"],
+def heads_per_shift(heads: int, dims: int) -> int:
+    """c = ceil(heads / 3^dims): how many heads the score lets hold one shift.
+
+    Example:
+        >>> [heads_per_shift(heads, 2) for heads in (4, 9, 10, 12, 18, 19, 36)]
+        [1, 1, 2, 2, 2, 3, 4]
+    """
+    return -(-heads // 3**dims)
+
+
+def assigned_shifts(
+    shares: Float64[Tensor, "h s"], *, heads_per_shift: int
 ) -> tuple[Int[Tensor, "h"], Float64[Tensor, "h"]]:
-    """The assignment of heads to distinct shifts that holds the most mass.
+    """The assignment of heads to shifts that holds the most mass, with no shift given to too many heads.
 
     Args:
         shares: Mass of each head at each shift.
+        heads_per_shift: How many heads may have the same shift, at least 1.
 
     Returns:
         The shift and the mass there, per head; -1 and 0 for heads without a shift, where heads are more than
-        shifts.
+        `heads_per_shift` times the shifts.
     """
-    heads, shifts = linear_sum_assignment(shares.cpu().numpy(), maximize=True)
+    repeated = shares.cpu().repeat(1, heads_per_shift)  # column j is shift j % s: a shift has as many columns as heads
+    heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     which = torch.full((len(shares),), -1, dtype=torch.int64)
-    which[torch.from_numpy(heads)] = torch.from_numpy(shifts)
+    which[torch.from_numpy(heads)] = torch.from_numpy(columns) % shares.shape[1]
     held = shares.cpu().gather(1, which.clamp_min(0)[:, None]).squeeze(1)
     return which, held.where(which >= 0, 0.0)
