@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.analysis import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
-from attnconv.analysis.tap_assignment import assigned_shifts, heads_per_shift, kernel_size
+from attnconv.analysis.tap_assignment import assigned_shifts, heads_per_shift, kernel_size, tap_residual
 from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.operators import AttentionOperator, Dense, Shift
@@ -69,6 +69,25 @@ class TestOne:
     )
     def test_other_convolutions(self, make: Callable[[], nn.Conv2d], sizes: tuple[int, ...]) -> None:
         assert score(converted(make(), *sizes)) > 0.99
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"kernel_size": 3},
+            {"kernel_size": 3, "dilation": 3},
+            {"kernel_size": 3, "dilation": 4},
+            {"kernel_size": 3, "dilation": 4, "stride": 2},
+            {"kernel_size": 9},
+            {"kernel_size": 13},
+            {"kernel_size": (14, 2)},
+            {"kernel_size": 3, "padding": 5},
+            {"kernel_size": 7, "stride": 7},
+            {"kernel_size": 3, "padding": (0, 2)},
+        ],
+        ids=str,
+    )
+    def test_without_the_padding_that_centres_them(self, options: dict[str, Any]) -> None:
+        assert score(converted(nn.Conv2d(2, 3, **options), SIDE, SIDE)) > 0.99
 
     def test_without_padding_rule_the_border_does_not_count(self) -> None:
         assert score(Shift(GRID, TAPS, torch.zeros(()))) > 0.99
@@ -243,6 +262,26 @@ class TestCoverage:
         grid = Grid.make((SIDE, SIDE), padding=3, border="zero")
         shifts = [*TAPS[:4], *TAPS[:3], (3, 3), (2, 0), (0, -3)]  # four taps, three copies, three far away
         assert grid_coverage(shift_profile(Shift(grid, shifts, torch.zeros(())))) == pytest.approx(4 / 9)
+
+    @pytest.mark.parametrize("side", [12, 13, 14])
+    @pytest.mark.parametrize("stride", [1, 2, 3, 4])
+    @pytest.mark.parametrize(("size", "padding"), [(3, 0), (3, 1), (3, 2), (5, 0), (5, 1), (4, 1)])
+    def test_is_around_the_middle_of_the_layers_field(self, size: int, padding: int, stride: int, side: int) -> None:
+        conv = nn.Conv2d(2, 3, size, padding=padding, stride=stride)
+        profile = shift_profile(converted(conv, side, side))
+        assert grid_coverage(profile) > 0.99
+        assert tap_residual(profile) < 0.01
+
+    @pytest.mark.parametrize("extra", [0, 1])
+    @pytest.mark.parametrize("padding", [0, 1])
+    def test_is_around_the_middle_of_a_transposed_one(self, padding: int, extra: int) -> None:
+        conv = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=padding, output_padding=extra)
+        assert grid_coverage(shift_profile(converted(conv, 7, 6))) > 0.99
+
+    def test_far_from_the_field_is_not_covered(self) -> None:
+        grid = Grid.make((SIDE, SIDE), window=(3, 3))  # shifts 0 to 2, with their middle at 1
+        shifts = [(row + 4, column) for row, column in TAPS]  # none nearer than 3
+        assert grid_coverage(shift_profile(Shift(grid, shifts, torch.zeros(())))) < 0.1
 
     def test_of_uniform_attention_is_chance(self) -> None:
         profile = shift_profile(Dense(GRID, torch.full((1, HEADS, PIXELS, PIXELS), 1 / PIXELS)))

@@ -123,8 +123,10 @@ class TestZoom:
     def test_reaches_the_best_shifts(self, found: Audit, best: list[tuple[int, int]], reach: tuple[int, int]) -> None:
         profile = self.layer(found).statistics.profile
         window, got = zoomed(profile, best)
-        assert got == reach
-        middle = tuple(slice(most - here, most + here + 1) for most, here in zip(profile.reach, reach, strict=True))
+        assert got == tuple((-here, here) for here in reach)
+        middle = tuple(
+            slice(-least - here, here - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)
+        )
         torch.testing.assert_close(
             torch.from_numpy(window.copy()), profile.mass[(slice(None), *middle)], rtol=0, atol=0
         )

@@ -212,7 +212,7 @@ def redundancy(profile: ShiftProfile) -> float:
 def receptive_field(profile: ShiftProfile) -> float:
     """Root mean square extent of the heads' mean profile about its own centre, in pixels; NaN without mass.
 
-    A convolution's K x K taps have sqrt(dims (K^2 - 1) / 12). Shifts beyond half the axis are not seen.
+    A convolution's K x K taps have sqrt(dims (K^2 - 1) / 12). Shifts beyond the profile's reach are not seen.
     """
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))

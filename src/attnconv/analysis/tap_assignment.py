@@ -8,17 +8,19 @@ problem, solved exactly),
     score = max(0, (mass - 1/m) / (1 - 1/m)),                         m keys of an image
 
 so that 1 is a layer of Lemma 1 (every head at its own shift, everywhere) and 0 is what uniform attention holds. Heads
-that share a shift are one tap: nine copies of a shift score 1/9, not 1. But a tap of full rank takes several thin heads,
-and they are no copies: their values differ. Of a kernel with 3^d taps, the smallest that is more than a point, c heads
-per tap are what an even split has. Up to 3^d heads c is 1; N heads at one shift score c / N, on two axes at most 1/5
-from nine heads on.
+that share a shift are one tap: nine copies of a shift score 1/9, not 1. But a tap of full rank takes several thin
+heads, and they are no copies: their values differ. Of a kernel with 3^d taps, the smallest that is more than a point,
+c heads per tap are what an even split has. Up to 3^d heads c is 1; N heads at one shift score c / N, on two axes at
+most 1/5 from nine heads on.
 
 It does not see convolutions by soft heads whose pattern is constant (`constancy` does), nor the value matrices: a layer
 that scores 1 is *some* convolution, one tap per head. Kernels of fewer than 3^d taps with several heads at each score
 less than 1, and so do heads split unevenly among the taps: from attention alone they cannot be told from copies.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float64, Int
@@ -62,9 +64,11 @@ def convolution_score(profile: ShiftProfile) -> float:
 def grid_coverage(profile: ShiftProfile) -> float:
     """How much of the attention distinct heads put on the taps of the centred kernel that they could make up.
 
-    With K the largest odd number with K^dims <= heads: the K^dims shifts of at most (K - 1) / 2 per axis are given to
-    distinct heads so that the mass they hold is largest; the mean of that mass over the shifts, from 0 to 1. The
-    layer of the theorem has 1; heads beyond K^dims are free.
+    With K the largest odd number with K^dims <= heads: the K^dims shifts of at most (K - 1) / 2 per axis from the
+    middle of the layer's field are given to distinct heads so that the mass they hold is largest; the mean of that mass
+    over the shifts, from 0 to 1. The layer of the theorem has 1; heads beyond K^dims are free. The middle is 0 where
+    queries stand on the pixels and (K - 1) / 2 without padding; where a stride leaves it open, the middle with the most
+    mass is taken.
 
     Args:
         profile: The layer's attention per shift.
@@ -75,10 +79,10 @@ def grid_coverage(profile: ShiftProfile) -> float:
         >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
         1.0
     """
-    taps = profile.mass.flatten(1)[:, _kernel_taps(profile)]
-    _, held = assigned_shifts(taps, heads_per_shift=1)
+    flat = profile.mass.flatten(1)
+    held = max(float(assigned_shifts(flat[:, taps], heads_per_shift=1)[1].sum()) for taps in _kernels(profile))
     size = kernel_size(len(profile.mass), len(profile.reach))
-    return float(held.sum()) / size ** len(profile.reach)  # taps out of reach hold nothing
+    return held / size ** len(profile.reach)  # taps out of reach hold nothing
 
 
 def tap_residual(profile: ShiftProfile) -> float:
@@ -103,15 +107,17 @@ def tap_residual(profile: ShiftProfile) -> float:
     flat = profile.mass.flatten(1)
     _, values, directions = torch.linalg.svd(flat, full_matrices=False)
     kept = directions[values > values[0] * ROUNDING]
-    reached = float(kept[:, _kernel_taps(profile)].square().sum())  # of all taps, the squared part within the span
+    reached = max(float(kept[:, taps].square().sum()) for taps in _kernels(profile))  # squared part within the span
     taps = kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)  # those out of reach are missed
     return math.sqrt(max(0.0, 1 - reached / taps))
 
 
-def _kernel_taps(profile: ShiftProfile) -> Int[Tensor, "taps"]:
-    """Flat indices of the shifts within the centred kernel that the heads could make up, as far as profiles reach."""
+def _kernels(profile: ShiftProfile) -> Iterator[Int[Tensor, "taps"]]:
+    """For each middle, flat indices of the taps of the kernel that the heads could make up, where profiles reach."""
     half = (kernel_size(len(profile.mass), len(profile.reach)) - 1) // 2
-    return (profile.shifts.abs() <= half).all(-1).nonzero().flatten()
+    for middle in itertools.product(*(range(least, most + 1) for least, most in profile.middle)):
+        off = profile.shifts - torch.tensor(middle, device=profile.mass.device)
+        yield (off.abs() <= half).all(-1).nonzero().flatten()
 
 
 def kernel_size(heads: int, dims: int) -> int:
