@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,32 @@ def test_copies_score_what_the_allowed_heads_hold(heads: int, most: float) -> No
     assert most - 0.01 < copies <= most
     pairs = score(Shift(GRID, [(0, 0), (1, 1)] * (heads // 2), torch.zeros(())))
     assert copies < pairs < 0.5
+
+
+class TestFarCopies:
+    """At a far shift most queries are clipped to the border, so that copies hold a little at other shifts."""
+
+    def copies(self, side: int, shift: tuple[int, int], heads: int) -> float:
+        profile = shift_profile(Shift(Grid.make((side, side)), [shift], torch.zeros(())))
+        mass, constancy = profile.mass.expand(heads, -1, -1), profile.constancy.expand(heads)
+        return convolution_score(replace(profile, mass=mass, constancy=constancy))
+
+    @pytest.mark.parametrize(("heads", "most"), [(9, 0.2), (12, 0.26), (18, 0.2), (36, 0.2)])
+    @pytest.mark.parametrize("side", [7, 14])
+    def test_the_worst_that_half_of_the_queries_can_have(self, side: int, heads: int, most: float) -> None:
+        line = range(side // 2 + 1)
+        shifts = [(a, b) for a in line for b in line if 2 * (side - a) * (side - b) >= side**2]
+        assert max(self.copies(side, shift, heads) for shift in shifts) < most
+
+    @pytest.mark.parametrize(("side", "shift", "said"), [(14, (7, 7), 0.202), (7, (3, 3), 0.216)])
+    def test_clipped_queries_make_the_difference(self, side: int, shift: tuple[int, int], said: float) -> None:
+        assert self.copies(side, shift, HEADS) == pytest.approx(said, abs=5e-4)
+        unclipped = Grid.make((side, side), padding=max(shift), border="zero")
+        assert score(Shift(unclipped, [shift] * HEADS, torch.zeros(()))) < 1 / HEADS
+        # One column clips to the shift beside; of the columns that can have that one it is one of side - shift + 1.
+        profile = shift_profile(Shift(Grid.make((side, side)), [shift], torch.zeros(())))
+        beside = profile.shifts.tolist().index([shift[0], shift[1] - 1])
+        assert float(profile.mass.flatten(1)[0, beside]) == pytest.approx(1 / (side - shift[1] + 1))
 
 
 class TestBetween:
