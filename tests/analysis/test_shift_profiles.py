@@ -109,6 +109,21 @@ def test_shifts_name_the_entries_of_the_mass() -> None:
     torch.testing.assert_close(profile.mass.sum(), torch.ones((), dtype=DOUBLE), **tolerance(DOUBLE))
 
 
+@pytest.mark.parametrize("images", [1, 3])
+def test_noise_is_the_variance_of_a_mean_over_the_queries_of_one_image(images: int) -> None:
+    rows = torch.rand(images, 2, 30, 30, dtype=DOUBLE).softmax(-1)
+    profile = shift_profile(Dense(Grid.make((5, 6)), rows))
+    for shift, noise in zip(profile.shifts.tolist(), profile.noise.flatten(1).T, strict=True):
+        taken = at_shift(rows, (5, 6), (shift[0], shift[1])).transpose(0, 1)  # (h, b, q)
+        expected = taken.flatten(1).var(1, unbiased=False) / (taken.shape[-1] - 1)
+        torch.testing.assert_close(noise, expected, **tolerance(DOUBLE))
+
+
+def test_a_convolution_has_no_noise() -> None:
+    profile = shift_profile(Shift(Grid.make((6, 5), padding=1, border="zero"), [(1, 0), (0, -1)], torch.zeros(())))
+    assert float(profile.noise.max()) == 0
+
+
 @pytest.mark.parametrize(
     ("make", "reach", "middle"),
     [

@@ -176,8 +176,8 @@ class TestFarCopies:
 
     def copies(self, side: int, shift: tuple[int, int], heads: int) -> float:
         profile = shift_profile(Shift(Grid.make((side, side)), [shift], torch.zeros(())))
-        mass, constancy = profile.mass.expand(heads, -1, -1), profile.constancy.expand(heads)
-        return convolution_score(replace(profile, mass=mass, constancy=constancy))
+        mass, noise = profile.mass.expand(heads, -1, -1), profile.noise.expand(heads, -1, -1)
+        return convolution_score(replace(profile, mass=mass, noise=noise, constancy=profile.constancy.expand(heads)))
 
     @pytest.mark.parametrize(("heads", "most"), [(9, 0.2), (12, 0.26), (18, 0.2), (36, 0.2)])
     @pytest.mark.parametrize("side", [7, 14])
@@ -271,6 +271,44 @@ def test_more_heads_than_shifts_leaves_some_without() -> None:
 )
 def test_heads_per_shift(heads: int, dims: int, expected: int) -> None:
     assert heads_per_shift(heads, dims) == expected
+
+
+class TestTapResidual:
+    NOTHING = math.sqrt(1 - 1 / 15**2)  # of heads that all are the mean of 15 x 15 shifts, one tap of 9 or of 1 alike
+
+    @pytest.mark.parametrize("heads", [3, 9, 12])
+    @pytest.mark.parametrize("images", [1, 4])
+    @pytest.mark.parametrize("sharpness", [0.01, 0.1, 1.0])
+    def test_noise_of_nearly_uniform_heads_spans_nothing(self, heads: int, images: int, sharpness: float) -> None:
+        rows = (sharpness * torch.randn(images, heads, PIXELS, PIXELS)).softmax(-1)
+        assert tap_residual(shift_profile(Dense(GRID, rows))) == pytest.approx(self.NOTHING, abs=1e-3)
+
+    def test_noise_of_hard_heads_spans_nothing(self) -> None:
+        rows = torch.eye(PIXELS)[torch.randint(PIXELS, (1, HEADS, PIXELS))]
+        assert tap_residual(shift_profile(Dense(GRID, rows))) > 0.99
+
+    @pytest.mark.parametrize("part", [0.1, 0.5])
+    def test_a_little_convolution_is_not_taken_for_noise(self, part: float) -> None:
+        rows = part * Shift(GRID, TAPS, torch.zeros(())).to_dense() + (1 - part) * random_rows()
+        assert tap_residual(shift_profile(Dense(GRID, rows))) < 0.35
+
+    @pytest.mark.parametrize("border", ["renormalise", "zero", "replicate", "circular"])
+    @pytest.mark.parametrize("side", [4, 7, SIDE])
+    def test_of_a_convolution_is_nought_under_every_border(self, side: int, border: Any) -> None:
+        grid = Grid.make((side, side), padding=0 if border == "renormalise" else 1, border=border)
+        assert tap_residual(shift_profile(Shift(grid, TAPS, torch.zeros(())))) < 1e-6
+
+    @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.0])
+    def test_soft_heads_keep_their_span(self, alpha: float) -> None:
+        """Rows that do not change with the query have no noise, however soft they are."""
+        encoding = Quadratic(HEADS, dims=2).double()
+        with torch.no_grad():
+            encoding.centres.copy_(torch.tensor(TAPS))
+            encoding.spread.fill_(math.sqrt(2 * alpha))
+        profile = shift_profile(encoding.operator(GRID, torch.zeros(1, SIDE, SIDE, 1, dtype=DOUBLE)))
+        exact = tap_residual(replace(profile, noise=torch.zeros_like(profile.noise)))
+        assert tap_residual(profile) == pytest.approx(exact, abs=0.005)
+        assert exact < 0.9
 
 
 def test_one_key() -> None:

@@ -51,6 +51,9 @@ class ShiftProfile:
         mass: p_h(delta), one axis of shifts per axis of the grid, float64 between 0 and 1; entry i of an axis is its
             least shift + i. 0 where no looked-at query has that shift.
         counts: The size of Q(delta) over all images, with the axes of shifts alone, int64.
+        noise: Variance of each p_h(delta) as a mean over its queries, v_h(delta) = s^2 / (n - 1), shaped like `mass`:
+            s^2 that of A_h[q, q + delta] over queries and images, n the queries of one image. Images do not make it
+            smaller, since what a head does by position they all share. 0 at the tap of a convolution.
         constancy: c_h, (h,) float64 from 0 to 1. NaN for a head without mass at the inner queries.
         reach: The least and the largest shift per axis, in pixels: minus and plus half the axis, rounded down, where
             queries stand on the pixels.
@@ -61,6 +64,7 @@ class ShiftProfile:
 
     mass: Float64[Tensor, "h ..."]
     counts: Int[Tensor, "..."]
+    noise: Float64[Tensor, "h ..."]
     constancy: Float64[Tensor, "h"]
     reach: tuple[tuple[int, int], ...]
     middle: tuple[tuple[int, int], ...]
@@ -147,11 +151,13 @@ class RunningShiftProfile:
                 everywhere.add(row, places)
                 if inner:
                     inside.add(row, places)
+        self._images += operator.batch
         self._mass += everywhere.totals.sum(0)
+        self._mass_squares += everywhere.squares
         self._counts += operator.batch * everywhere.counts
         explained = inside.totals.square() / inside.counts.clamp_min(1)
         self._explained += explained.flatten(2).sum((0, -1))
-        self._squares += inside.squares.sum(0)
+        self._squares += inside.squares.flatten(1).sum(-1)
 
     def result(self) -> ShiftProfile:
         """The profile of all operators so far.
@@ -162,9 +168,13 @@ class RunningShiftProfile:
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before the result", "none", "Call add(operator) first."))
         constancy = self._explained / self._squares.where(self._squares > 0, math.nan)
+        counts = self._counts.clamp_min(1)
+        mass = self._mass / counts
+        spread = (self._mass_squares / counts - mass.square()).clamp_min(0.0)
         return ShiftProfile(
-            mass=self._mass / self._counts.clamp_min(1),
+            mass=mass,
             counts=self._counts.clone(),
+            noise=spread / (counts / self._images - 1).clamp_min(1.0),
             constancy=constancy.clamp_max(1.0),  # rounding alone goes beyond
             reach=self._reach,
             middle=tuple(_middle(axis) for axis in self._grid.axes),
@@ -177,6 +187,8 @@ class RunningShiftProfile:
         shape = [most - least + 1 for least, most in self._reach]
         self._mass = torch.zeros(operator.heads, *shape, dtype=torch.float64, device=operator.device)
         self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
+        self._mass_squares = torch.zeros_like(self._mass)
+        self._images = 0
         self._explained = self._mass.new_zeros(operator.heads)
         self._squares = self._mass.new_zeros(operator.heads)
 
@@ -228,17 +240,17 @@ def checked(operator: AttentionOperator, queries: Tensor | None, block: int | No
 
 @final
 class _Windows:
-    """Sums over queries of the windows of their rows, by shift, for each image and head."""
+    """Sums over queries of the windows of their rows, by shift and head; of the squares over images as well."""
 
     def __init__(self, batch: int, heads: int, shape: Sequence[int], device: torch.device) -> None:
         self.totals = torch.zeros(batch, heads, *shape, dtype=torch.float64, device=device)
-        self.squares = self.totals.new_zeros(batch, heads)
+        self.squares = self.totals.new_zeros(heads, *shape)
         self.counts = torch.zeros(*shape, dtype=torch.int64, device=device)
 
     def add(self, row: Tensor, places: tuple[slice, ...]) -> None:
         """One query's probabilities, (b, h, some keys per axis), at the shifts where they stand."""
         self.totals[(slice(None), slice(None), *places)] += row
-        self.squares += row.square().flatten(2).sum(-1)
+        self.squares[(slice(None), *places)] += row.square().sum(0)
         self.counts[places] += 1
 
 

@@ -94,6 +94,13 @@ def tap_residual(profile: ShiftProfile) -> float:
     every such kernel of the heads' mean maps, sharp or soft; near 1 for heads that all do the same. Unlike
     `can_express`, which asks every query's own row, it takes the pattern to be constant.
 
+    The span is that of the singular vectors of p whose singular value is above the noise of means over queries,
+
+        max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2),      v the profile's `noise`,
+
+    about the largest that noise of these variances alone has. Heads that differ by less are taken to do the same;
+    otherwise the differences of nearly uniform heads, which are noise, would span taps.
+
     Args:
         profile: The layer's attention per shift.
 
@@ -106,7 +113,9 @@ def tap_residual(profile: ShiftProfile) -> float:
     """
     flat = profile.mass.flatten(1)
     _, values, directions = torch.linalg.svd(flat, full_matrices=False)
-    kept = directions[values > values[0] * ROUNDING]
+    noise = profile.noise.flatten(1)
+    least = torch.maximum(values[0] * ROUNDING, noise.sum(1).max().sqrt() + noise.sum(0).max().sqrt())
+    kept = directions[values > least]
     reached = max(float(kept[:, taps].square().sum()) for taps in _kernels(profile))  # squared part within the span
     taps = kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)  # those out of reach are missed
     return math.sqrt(max(0.0, 1 - reached / taps))
