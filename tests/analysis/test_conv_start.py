@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnconv import audit
 from attnconv.analysis import TokenOperator, start_as_convolution, visit_attention
 from attnconv.analysis import conv_start as module
 from attnconv.operators.base import AttentionOperator
@@ -52,6 +53,14 @@ class TestMass:
         shifts = torch.cat([start.shifts for start in starts.values()]).tolist()
         assert len({tuple(shift) for shift in shifts[:9]}) == 9
         assert shifts[0] == shifts[9] == [0, 0]
+
+    @pytest.mark.parametrize(("heads", "dim"), [(9, 144), (12, 192), (16, 256)])
+    def test_the_score_is_the_mass_whatever_the_number_of_heads(self, heads: int, dim: int) -> None:
+        model, images = model_of(dim=dim, num_heads=heads, depth=1), torch.randn(2, 3, 32, 32)
+        start_as_convolution(model, images=images, mass=0.99)
+        (layer,) = audit(model, images).layers
+        assert layer.statistics.convolution_score == pytest.approx(0.99, abs=0.01)
+        assert layer.statistics.coverage == pytest.approx(0.99, abs=0.01)
 
     def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
         """Eight dimensions for two axes of eight places: sines, which a shift turns exactly."""
