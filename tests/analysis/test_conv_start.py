@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnconv import audit
 from attnconv.analysis import TokenOperator, start_as_convolution, visit_attention
 from attnconv.analysis import conv_start as module
 from attnconv.operators.base import AttentionOperator
@@ -52,6 +53,14 @@ class TestMass:
         shifts = torch.cat([start.shifts for start in starts.values()]).tolist()
         assert len({tuple(shift) for shift in shifts[:9]}) == 9
         assert shifts[0] == shifts[9] == [0, 0]
+
+    @pytest.mark.parametrize(("heads", "dim"), [(9, 144), (12, 192), (16, 256)])
+    def test_the_score_is_the_mass_whatever_the_number_of_heads(self, heads: int, dim: int) -> None:
+        model, images = model_of(dim=dim, num_heads=heads, depth=1), torch.randn(2, 3, 32, 32)
+        start_as_convolution(model, images=images, mass=0.99)
+        (layer,) = audit(model, images).layers
+        assert layer.statistics.convolution_score == pytest.approx(0.99, abs=0.01)
+        assert layer.statistics.coverage == pytest.approx(0.99, abs=0.01)
 
     def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
         """Eight dimensions for two axes of eight places: sines, which a shift turns exactly."""
@@ -104,12 +113,32 @@ class TestError:
         relative = ((out - expected).norm() / expected.norm()).item()
         assert relative == pytest.approx(start.error, abs=1e-3)
         assert relative < 0.05
+        # Against the filters as given, the part of the output is missing that lies in the span.
+        whole = F.conv2d(image, filters, block.attn.proj.bias).flatten(2).transpose(1, 2)
+        assert start.given_error == pytest.approx(((out - whole).norm() / whole.norm()).item(), abs=1e-3)
+        assert start.given_error > relative
 
     def test_filters_of_full_rank_say_what_is_lost(self) -> None:
-        start = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS)["blocks.0.attn"]
+        with pytest.warns(
+            UserWarning, match="filters: must have rank at most 8 .*9 heads of 8 .*9 taps, got rank 72"
+        ) as said:
+            start = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS)["blocks.0.attn"]
         singular = torch.linalg.svdvals(FILTERS.permute(2, 3, 0, 1))
         expected = (singular[..., 8:].square().sum() / singular.square().sum()).sqrt()
         assert start.filter_error == pytest.approx(float(expected), rel=1e-4)
+        assert start.given_error > start.filter_error - 0.1 > 0.5 > start.error
+        words = str(said[0].message)
+        assert f"{start.filter_error:.3f} in blocks.0.attn, 0." in words
+        assert "or 1 x 1 filters, which fit at rank 72" in words
+
+    def test_filters_that_fit_are_taken_without_a_word(self) -> None:
+        """What the warning says would fit; the suite makes warnings errors."""
+        starts = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS[:, :, 1:2, 1:2])
+        assert max(start.filter_error for start in starts.values()) < 1e-5
+
+    def test_without_given_filters_there_is_one_error(self) -> None:
+        for start in start_as_convolution(model_of()).values():
+            assert start.given_error == start.error
 
 
 class TestTraining:

@@ -1,5 +1,6 @@
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from attnconv.analysis import RunningShiftProfile, sample_queries, shift_profile
 from attnconv.analysis.shift_profiles import at_shift
-from attnconv.grid import BORDERS, Border, Grid
+from attnconv.grid import BORDERS, Axis, Border, Grid
 from attnconv.operators import AttentionOperator, Content, Dense, Shift
 from tests.laws import HEADS, OPERATORS, Layout
 from tests.tolerances import tolerance
@@ -18,18 +19,31 @@ GRIDS = {
     "one key": Grid.make((1, 3)),
     "three axes": Grid.make((3, 4, 2), padding=1, border="zero"),
     "strided": Grid.make((6, 5), stride=(2, 3)),
+    "queries early": Grid.make((6, 7), window=(3, 5)),
     "queries outside": Grid.make((4, 5), padding=2, border="zero", window=(2, 2)),
     "keys apart": Grid.transposed((3, 4), stride=(2, 3), padding=1, window=(3, 3)),
 }
+
+
+def reach_of(axis: Axis) -> tuple[int, int]:
+    """Shifts that at least half as many queries have as any, counted one by one."""
+    extent, positions = axis.spacing * (axis.size - 1) + 1, axis.query_positions().tolist()
+    count = {
+        shift: sum(0 <= position + shift < extent for position in positions)
+        for shift in range(-max(positions), extent - min(positions))
+    }
+    kept = [shift for shift, queries in count.items() if queries >= max(count.values()) / 2]
+    return min(kept), max(kept)
 
 
 def brute_force(operators: list[AttentionOperator], queries: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Profile (h, s), counts (s,) and constancy (h,) from the page's formulas, one probability at a time."""
     grid = operators[0].grid
     extents = [axis.spacing * (axis.size - 1) + 1 for axis in grid.axes]
-    shifts = list(itertools.product(*(range(-(extent // 2), extent // 2 + 1) for extent in extents)))
+    shifts = list(itertools.product(*(range(least, most + 1) for least, most in map(reach_of, grid.axes))))
     keys = list(itertools.product(*([axis.spacing * k for k in range(axis.size)] for axis in grid.axes)))
     places = list(itertools.product(*(axis.query_positions().tolist() for axis in grid.axes)))
+    middles = [min(max(0, least), most) for least, most in shift_profile(operators[0]).middle]
     heads = operators[0].heads
     profile, counts = torch.zeros(heads, len(shifts), dtype=DOUBLE), torch.zeros(len(shifts), dtype=torch.int64)
     constancy = torch.zeros(heads, dtype=DOUBLE)
@@ -47,7 +61,10 @@ def brute_force(operators: list[AttentionOperator], queries: list[int] | None = 
                     if point not in keys:
                         continue
                     seen.append(float(matrix[head, query, keys.index(point)]))
-                    if all(e // 4 <= p <= e - 1 - e // 4 for p, e in zip(places[query], extents, strict=True)):
+                    if all(
+                        extent // 4 <= place + middle <= extent - 1 - extent // 4
+                        for place, middle, extent in zip(places[query], middles, extents, strict=True)
+                    ):
                         inner.append(seen[-1])
                 if inner:
                     explained += sum(inner) ** 2 / len(inner)
@@ -85,10 +102,52 @@ def test_on_other_grids(name: str, kind: str) -> None:
 def test_shifts_name_the_entries_of_the_mass() -> None:
     wanted = (2, -1)
     profile = shift_profile(Shift(Grid.make((6, 5), padding=2, border="zero"), [wanted], torch.zeros(())))
-    assert profile.reach == (3, 2)
+    assert profile.reach == ((-3, 3), (-2, 2))
+    assert profile.middle == ((0, 0), (0, 0))
     assert profile.mass.shape == (1, 7, 5)
     assert profile.shifts[profile.mass.flatten(1).argmax()].tolist() == list(wanted)
     torch.testing.assert_close(profile.mass.sum(), torch.ones((), dtype=DOUBLE), **tolerance(DOUBLE))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_noise_is_the_variance_of_a_mean_over_the_queries_of_one_image(images: int) -> None:
+    rows = torch.rand(images, 2, 30, 30, dtype=DOUBLE).softmax(-1)
+    profile = shift_profile(Dense(Grid.make((5, 6)), rows))
+    for shift, noise in zip(profile.shifts.tolist(), profile.noise.flatten(1).T, strict=True):
+        taken = at_shift(rows, (5, 6), (shift[0], shift[1])).transpose(0, 1)  # (h, b, q)
+        expected = taken.flatten(1).var(1, unbiased=False) / (taken.shape[-1] - 1)
+        torch.testing.assert_close(noise, expected, **tolerance(DOUBLE))
+
+
+def test_a_convolution_has_no_noise() -> None:
+    profile = shift_profile(Shift(Grid.make((6, 5), padding=1, border="zero"), [(1, 0), (0, -1)], torch.zeros(())))
+    assert float(profile.noise.max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "reach", "middle"),
+    [
+        (lambda: Grid.make((14,)), (-7, 7), (0, 0)),
+        (lambda: Grid.make((13,)), (-6, 6), (0, 0)),
+        (lambda: Grid.make((14,), window=(3,)), (-6, 8), (1, 1)),  # 12 queries at 0 .. 11
+        (lambda: Grid.make((14,), window=(9,)), (-3, 11), (4, 4)),
+        (lambda: Grid.make((14,), window=(14,)), (0, 13), (6, 6)),  # a single query at 0
+        (lambda: Grid.make((14,), padding=5, border="zero", window=(3,)), (-15, 7), (-4, -4)),
+        (lambda: Grid.make((4,), padding=6, border="zero", window=(3,)), (-12, 2), (-5, -5)),
+        (lambda: Grid.make((14,), stride=2), (-6, 7), (0, 0)),
+        (lambda: Grid.make((12,), stride=3, window=(3,)), (-6, 8), (0, 1)),
+        (lambda: Grid.transposed((7,), stride=2, padding=1, window=(3,)), (-6, 6), (0, 0)),
+    ],
+)
+def test_reach_and_middle_follow_the_queries(
+    make: Callable[[], Grid], reach: tuple[int, int], middle: tuple[int, int]
+) -> None:
+    grid = make()
+    profile = shift_profile(Shift(grid, [(0,)], torch.zeros(())))
+    assert (profile.reach, profile.middle) == ((reach,), (middle,))
+    assert reach_of(grid.axes[0]) == reach
+    assert profile.mass.shape[1:] == profile.counts.shape == (reach[1] - reach[0] + 1,)
+    assert profile.shifts.flatten().tolist() == list(range(reach[0], reach[1] + 1))
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])

@@ -114,6 +114,15 @@ class TestFigures:
 
 
 class TestZoom:
+    def test_shows_the_taps_of_a_convolution_without_padding(self) -> None:
+        model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 9)))
+        (layer,) = audit(model, torch.randn(1, 3, 14, 14)).layers
+        window, reach = zoomed(layer.statistics.profile, layer.statistics.best_shift.tolist())
+        assert reach == ((-3, 7), (-3, 7))  # as far back as queries see, and at most seven on
+        assert window.shape == (81, 11, 11)
+        torch.testing.assert_close(torch.from_numpy(window.copy()).flatten(1).sum(1).count_nonzero(), torch.tensor(64))
+        draw_profiles(layer, title="9 x 9")
+
     def layer(self, found: Audit) -> LayerAudit:
         return found.layers[0]
 
@@ -123,8 +132,10 @@ class TestZoom:
     def test_reaches_the_best_shifts(self, found: Audit, best: list[tuple[int, int]], reach: tuple[int, int]) -> None:
         profile = self.layer(found).statistics.profile
         window, got = zoomed(profile, best)
-        assert got == reach
-        middle = tuple(slice(most - here, most + here + 1) for most, here in zip(profile.reach, reach, strict=True))
+        assert got == tuple((-here, here) for here in reach)
+        middle = tuple(
+            slice(-least - here, here - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)
+        )
         torch.testing.assert_close(
             torch.from_numpy(window.copy()), profile.mass[(slice(None), *middle)], rtol=0, atol=0
         )

@@ -34,10 +34,13 @@ from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.place_features import AxisFeatures, cosines
 from attnconv.analysis.shift_profiles import at_shift
+from attnconv.analysis.tap_assignment import kernel_size as largest_kernel
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
+LOST = 0.01  # relative error of the given filters from which on it is warned of
 
 
 @final
@@ -48,14 +51,19 @@ class LayerStart:
     Attributes:
         shifts: delta of each head (row, column), in tokens.
         mass: Attention of each head at its shift, a mean over the queries for which it stays inside the image.
-        error: `|layer - convolution| / |convolution|` at the image's tokens, over a border that repeats the edge.
-        filter_error: The same for the filters themselves, where given ones have too high a rank for the heads.
+        error: `|layer - convolution| / |convolution|` at the image's tokens, over a border that repeats the edge, for
+            the filters that the layer holds: what its attention does.
+        filter_error: `|held - given| / |given|` of the filters themselves, where given ones have too high a rank for
+            the heads; 0 if none were given.
+        given_error: `error` against the convolution with the given filters: of attention, rank and the part of their
+            output that would enter the subspace of positions. `error` if none were given.
     """
 
     shifts: Int[Tensor, "h 2"]
     mass: Float[Tensor, "h"]
     error: float
     filter_error: float
+    given_error: float
 
 
 @torch.no_grad()
@@ -76,7 +84,8 @@ def start_as_convolution(
     Args:
         model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained. It is changed.
         filters: `random` keeps the values' and `proj`'s own start; `impulse` lets each head pass its own channels on;
-            or the filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap.
+            or the filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x
+            channels matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
         layers: Which blocks; None for all.
         images: To measure on and to set the scale of positions by; None for 2 of standard normal noise, which real
             images are unlike.
@@ -92,7 +101,8 @@ def start_as_convolution(
             constant or holds NaN or infinity, or is not what the model takes.
 
     Warns:
-        UserWarning: The heads of a layer hold less than `mass` in the mean; says how much.
+        UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters with an error of more than
+            1 %; says how much, and of filters what rank would fit.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -110,6 +120,8 @@ def start_as_convolution(
     with evaluating(model), blaming_images(model, shown):
         found = stock.start(chosen, filters, taps, mass=mass, images=shown)
     _warn_of_less(found, mass)
+    if isinstance(filters, Tensor):
+        _warn_of_lost(found, parts.blocks[0].parts, filters)
     return found
 
 
@@ -120,6 +132,24 @@ def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
     if less:
         words = f"mass: {mass:g} is not reached at the sharpest scores that are tried, but {', '.join(less)}."
         warnings.warn(f"{words} Give images like the model's own, a smaller kernel_size or less mass.", stacklevel=3)
+
+
+def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
+    """Say which layers do not hold the given filters, why, and what would fit, in the caller's place."""
+    lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
+    if not lost:
+        return
+    heads, width, size = attention.heads, attention.head_dim, filters.shape[-1]
+    rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
+    room, per_tap = heads // size**2 * width, -(-rank // width)
+    words = (
+        f"filters: must have rank at most {room} at each tap, for {heads} heads of {width} dimensions on {size**2} "
+        f"taps, got rank {rank}; the relative error of the filters is {', '.join(lost)}. Give filters of lower rank"
+    )
+    if per_tap <= heads:
+        side = largest_kernel(heads // per_tap, 2)
+        words += f", or {side} x {side} filters, which fit at rank {rank}"
+    warnings.warn(f"{words}. given_error says what it does to the output.", stacklevel=3)
 
 
 def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:
@@ -171,12 +201,12 @@ class _Stock:
         room = min(parts.blocks[0].parts.head_dim, self.channels // 2)
         if room < 6:
             raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", self.channels))
-        self.axes = [_Axis(size, room // 2, reach) for size in self.grid]
+        self.axes = [AxisFeatures(size, room // 2, reach) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(weight) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
         # The last `count` vectors of the cosine basis: orthonormal, and but for the first all of mean 0.
-        self.basis = _cosines(self.channels)[:, self.channels - count :].T.to(weight)  # (features, c)
+        self.basis = cosines(self.channels)[:, self.channels - count :].T.to(weight)  # (features, c)
 
     def start(
         self, layers: Sequence[int], filters: str | Tensor, taps: Tensor, *, mass: float, images: Tensor
@@ -192,8 +222,8 @@ class _Stock:
             which = torch.arange(next_tap, next_tap + heads) % len(taps)
             next_tap = 0 if isinstance(filters, Tensor) or heads >= len(taps) else next_tap + heads
             _start_norm(block.norm)
-            kernel = self.set_values(block.parts, which, taps, filters)
-            found[block.name] = self.set_scores(block, images, taps[which], mass, kernel)
+            kernels = self.set_values(block.parts, which, taps, filters)
+            found[block.name] = self.set_scores(block, images, taps[which], mass, kernels)
         return found
 
     def off(self, weight: Tensor) -> None:
@@ -222,10 +252,8 @@ class _Stock:
                 token.add_(scale * self.basis[-1])
         parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
 
-    def set_values(
-        self, attention: AttentionParts, which: Tensor, taps: Tensor, filters: str | Tensor
-    ) -> tuple[Tensor, Tensor, float]:
-        """Values and `proj`; the kernel (c, c, K, K), the constant beside it, and the filters' own error."""
+    def set_values(self, attention: AttentionParts, which: Tensor, taps: Tensor, filters: str | Tensor) -> "_Kernels":
+        """Values and `proj`, and the convolutions that they are and were to be."""
         size, heads = attention.head_dim, attention.heads
         inner = heads * size
         kept = 0.0
@@ -246,7 +274,8 @@ class _Stock:
         bias = out.new_zeros(len(out)) if given is None else given
         if attention.value.bias is not None:
             bias = bias + out @ attention.value.bias
-        return kernel, bias, kept
+        wanted = filters.to(kernel) if isinstance(filters, Tensor) else kernel
+        return _Kernels(kernel, wanted, bias, kept)
 
     def _factor(self, filters: Tensor, which: Tensor, taps: Tensor, value: Tensor, out: Tensor) -> float:
         """Each tap's best factors of the rank that its heads have; the relative error of all."""
@@ -266,7 +295,7 @@ class _Stock:
         return (lost / max(float(filters.square().sum()), torch.finfo(torch.float32).tiny)) ** 0.5
 
     def set_scores(
-        self, block: VitBlock, images: Tensor, shifts: Tensor, mass: float, kernel: tuple[Tensor, Tensor, float]
+        self, block: VitBlock, images: Tensor, shifts: Tensor, mass: float, kernels: "_Kernels"
     ) -> LayerStart:
         """Queries and keys, as sharp as asked for; what they then do."""
         attention, x = block.parts, self._inputs(block, images)
@@ -291,7 +320,10 @@ class _Stock:
             middle = (low + 1) ** 0.5 * (high + 1) ** 0.5 - 1
             low, high = (middle, high) if float(masses(middle).mean()) < mass else (low, middle)
         held = masses(high)
-        return LayerStart(shifts, held, self._error(block, x, kernel), kernel[2])
+        out = first_tensor(block.attention(x))
+        assert out is not None
+        error, given_error = (self._error(out, x, kernel, kernels.bias) for kernel in (kernels.held, kernels.given))
+        return LayerStart(shifts, held, error=error, filter_error=kernels.lost, given_error=given_error)
 
     def _inputs(self, block: VitBlock, images: Tensor) -> Tensor:
         """What a block's attention is given; it must be what the block's norm gives."""
@@ -321,11 +353,8 @@ class _Stock:
         refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
         return x
 
-    def _error(self, block: VitBlock, x: Tensor, kernel: tuple[Tensor, Tensor, float]) -> float:
+    def _error(self, out: Tensor, x: Tensor, weights: Tensor, bias: Tensor) -> float:
         """`|layer - convolution| / |convolution|` over a border that repeats the edge."""
-        out = first_tensor(block.attention(x))
-        assert out is not None
-        weights, bias, _ = kernel
         image = x[:, self.prefix :].transpose(1, 2).unflatten(-1, self.grid)
         padded = F.pad(image, (weights.shape[-1] // 2,) * 4, mode="replicate")
         expected = F.conv2d(padded, weights, bias).flatten(2).transpose(1, 2)
@@ -347,6 +376,17 @@ class _Stock:
         return torch.stack([some.mean() for some in taken])
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _Kernels:
+    """The convolution (c, c, K, K) that a layer holds, the one it was to hold, their constant, and `filter_error`."""
+
+    held: Tensor
+    given: Tensor
+    bias: Tensor
+    lost: float
+
+
 def _start_norm(norm: nn.Module) -> None:
     for name, weight in norm.named_parameters():
         weight.fill_(1.0 if name == "weight" else 0.0)
@@ -356,33 +396,3 @@ def _shifts(size: int) -> Int[Tensor, "s 2"]:
     """The shifts of a K x K kernel, from the centre outwards."""
     line = range(-(size // 2), size // 2 + 1)
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
-
-
-def _cosines(size: int) -> Float[Tensor, "n n"]:
-    """The orthonormal cosine basis: row i, frequency f."""
-    place = torch.arange(size, dtype=torch.float64)
-    table = torch.cos(torch.pi * (place[:, None] + 0.5) * place / size)
-    return (table / table.norm(dim=0)).float()
-
-
-@final
-class _Axis:
-    """phi of one axis: unit vectors for its places."""
-
-    def __init__(self, size: int, room: int, reach: int) -> None:
-        self.size, self.exact = size, room >= size
-        # Beyond the end by `reach`, the last place must be nearer than the first, which comes round again.
-        self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
-
-    def at(self, places: Tensor) -> Tensor:
-        """phi, (places, features)."""
-        if self.exact:
-            return _cosines(self.size)[places.clamp(0, self.size - 1)]
-        angle = places[:, None] * self.turns
-        return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
-
-    def moved(self, step: int) -> Tensor:
-        """B, by its action on all places: exact, since a basis is mapped or a plane is turned."""
-        places = torch.arange(self.size)
-        here, there = self.at(places).double(), self.at(places + step).double()
-        return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()

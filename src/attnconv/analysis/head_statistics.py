@@ -6,7 +6,8 @@ images. Everything about shifts comes from the profile p_h(delta) (`shift_profil
     best shift           argmax_delta p_h(delta), and its mass p_h there
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
-    tap residual         sqrt(mean over taps t of |e_t - its projection onto span{p_h}|^2), e_t one at t, 0 elsewhere
+    tap residual         sqrt(mean over taps t of |e_t - its projection onto span{p_h}|^2), e_t one at t, 0 elsewhere;
+                         of the span what is above the noise of means over queries (`tap_assignment`)
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
     receptive field      root mean square of |delta - mu| under w, the normalised mean of p_h over heads
 """
@@ -226,7 +227,7 @@ def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) 
 def receptive_field(profile: ShiftProfile) -> float:
     """Root mean square extent of the heads' mean profile about its own centre, in pixels; NaN without mass.
 
-    A convolution's K x K taps have sqrt(dims (K^2 - 1) / 12). Shifts beyond half the axis are not seen.
+    A convolution's K x K taps have sqrt(dims (K^2 - 1) / 12). Shifts beyond the profile's reach are not seen.
     """
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))

@@ -5,13 +5,20 @@ rows that are taken as they are, not renormalised,
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]
 
-for all delta that reach at most half of each axis: a larger shift fits fewer than half of an axis' queries. The head of
-a convolution has p = 1 at its tap under every border rule, since queries whose tap leaves the image are not asked.
+for all delta that, along each axis, at least half as many queries can have as any shift: where queries stand on the
+pixels, at most half of the axis either way; without padding, queries end before the image does, and shifts go farther
+that way. The head of a convolution has p = 1 at its tap under every border rule, since queries whose tap leaves the
+image are not asked.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
-is the part of the squared probabilities that the mean pattern explains. It is taken over queries at least a quarter of
-each axis away from its ends, so that no border rule is felt by taps that reach no farther. By the inequality of Cauchy
+is the part of the squared probabilities that the mean pattern explains. It is taken over queries whose field has its
+middle at least a quarter of each axis away from its ends, so that no border rule is felt by taps that reach no farther
+from there. The middle of the field is where the middle query looks if the middle of the image is what it looks at,
+
+    middle = middle of the keys - middle of the queries,
+
+0 where queries stand on the pixels, (K - 1) / 2 for a kernel of K taps without padding. By the inequality of Cauchy
 and Schwarz it is at most 1, and 1 only if A_h[q, q + delta] is the same for all those q: a convolution, with however
 many soft taps. Rows without a common key have about 1 / (number of queries).
 
@@ -41,24 +48,32 @@ class ShiftProfile:
     """Mean attention per shift of one layer's heads: see the module's formulas.
 
     Attributes:
-        mass: p_h(delta), one axis of shifts per axis of the grid, float64 between 0 and 1; entry i of an axis is the
-            shift i - reach. 0 where no looked-at query has that shift.
+        mass: p_h(delta), one axis of shifts per axis of the grid, float64 between 0 and 1; entry i of an axis is its
+            least shift + i. 0 where no looked-at query has that shift.
         counts: The size of Q(delta) over all images, with the axes of shifts alone, int64.
+        noise: Variance of each p_h(delta) as a mean over its queries, v_h(delta) = s^2 / (n - 1), shaped like `mass`:
+            s^2 that of A_h[q, q + delta] over queries and images, n the queries of one image. Images do not make it
+            smaller, since what a head does by position they all share. 0 at the tap of a convolution.
         constancy: c_h, (h,) float64 from 0 to 1. NaN for a head without mass at the inner queries.
-        reach: The largest shift per axis, in pixels: half the axis, rounded down.
+        reach: The least and the largest shift per axis, in pixels: minus and plus half the axis, rounded down, where
+            queries stand on the pixels.
+        middle: Between which shifts the middle of the layer's field lies, per axis: 0 and 0 where queries stand on the
+            pixels; a range of several where a stride leaves pixels over.
         key_count: Number of keys m of an image.
     """
 
     mass: Float64[Tensor, "h ..."]
     counts: Int[Tensor, "..."]
+    noise: Float64[Tensor, "h ..."]
     constancy: Float64[Tensor, "h"]
-    reach: tuple[int, ...]
+    reach: tuple[tuple[int, int], ...]
+    middle: tuple[tuple[int, int], ...]
     key_count: int
 
     @property
     def shifts(self) -> Int[Tensor, "s dims"]:
         """Every shift, row-major as in `mass.flatten(1)`."""
-        lines = [torch.arange(-reach, reach + 1, device=self.mass.device) for reach in self.reach]
+        lines = [torch.arange(least, most + 1, device=self.mass.device) for least, most in self.reach]
         return torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
 
 
@@ -124,7 +139,7 @@ class RunningShiftProfile:
             requirement = f"must have the grid and the {len(self._mass)} heads of the first operator"
             raise ValueError(bad("operator", requirement, got, "Keep one accumulator per layer."))
         grid, reach = operator.grid, self._reach
-        shape = [2 * half + 1 for half in reach]
+        shape = [most - least + 1 for least, most in reach]
         everywhere = _Windows(operator.batch, operator.heads, shape, operator.device)
         inside = _Windows(operator.batch, operator.heads, shape, operator.device)
         for some in chosen.split(rows_at_once):
@@ -136,11 +151,13 @@ class RunningShiftProfile:
                 everywhere.add(row, places)
                 if inner:
                     inside.add(row, places)
+        self._images += operator.batch
         self._mass += everywhere.totals.sum(0)
+        self._mass_squares += everywhere.squares
         self._counts += operator.batch * everywhere.counts
         explained = inside.totals.square() / inside.counts.clamp_min(1)
         self._explained += explained.flatten(2).sum((0, -1))
-        self._squares += inside.squares.sum(0)
+        self._squares += inside.squares.flatten(1).sum(-1)
 
     def result(self) -> ShiftProfile:
         """The profile of all operators so far.
@@ -151,20 +168,27 @@ class RunningShiftProfile:
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before the result", "none", "Call add(operator) first."))
         constancy = self._explained / self._squares.where(self._squares > 0, math.nan)
+        counts = self._counts.clamp_min(1)
+        mass = self._mass / counts
+        spread = (self._mass_squares / counts - mass.square()).clamp_min(0.0)
         return ShiftProfile(
-            mass=self._mass / self._counts.clamp_min(1),
+            mass=mass,
             counts=self._counts.clone(),
+            noise=spread / (counts / self._images - 1).clamp_min(1.0),
             constancy=constancy.clamp_max(1.0),  # rounding alone goes beyond
             reach=self._reach,
+            middle=tuple(_middle(axis) for axis in self._grid.axes),
             key_count=self._grid.key_count,
         )
 
     def _start(self, operator: AttentionOperator) -> None:
         self._grid = operator.grid
-        self._reach = tuple(_extent(axis) // 2 for axis in operator.grid.axes)
-        shape = [2 * half + 1 for half in self._reach]
+        self._reach = tuple(_reach(axis) for axis in operator.grid.axes)
+        shape = [most - least + 1 for least, most in self._reach]
         self._mass = torch.zeros(operator.heads, *shape, dtype=torch.float64, device=operator.device)
         self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
+        self._mass_squares = torch.zeros_like(self._mass)
+        self._images = 0
         self._explained = self._mass.new_zeros(operator.heads)
         self._squares = self._mass.new_zeros(operator.heads)
 
@@ -216,17 +240,17 @@ def checked(operator: AttentionOperator, queries: Tensor | None, block: int | No
 
 @final
 class _Windows:
-    """Sums over queries of the windows of their rows, by shift, for each image and head."""
+    """Sums over queries of the windows of their rows, by shift and head; of the squares over images as well."""
 
     def __init__(self, batch: int, heads: int, shape: Sequence[int], device: torch.device) -> None:
         self.totals = torch.zeros(batch, heads, *shape, dtype=torch.float64, device=device)
-        self.squares = self.totals.new_zeros(batch, heads)
+        self.squares = self.totals.new_zeros(heads, *shape)
         self.counts = torch.zeros(*shape, dtype=torch.int64, device=device)
 
     def add(self, row: Tensor, places: tuple[slice, ...]) -> None:
         """One query's probabilities, (b, h, some keys per axis), at the shifts where they stand."""
         self.totals[(slice(None), slice(None), *places)] += row
-        self.squares += row.square().flatten(2).sum(-1)
+        self.squares[(slice(None), *places)] += row.square().sum(0)
         self.counts[places] += 1
 
 
@@ -235,28 +259,55 @@ def _extent(axis: Axis) -> int:
     return axis.spacing * (axis.size - 1) + 1
 
 
+def _reach(axis: Axis) -> tuple[int, int]:
+    """The least and the largest shift that at least half as many queries can have as any shift."""
+    extent, positions = _extent(axis), axis.query_positions()
+    shifts = torch.arange(-int(positions[-1]), extent - int(positions[0]))
+    ends = torch.searchsorted(positions, extent - 1 - shifts, right=True)  # queries from -shift to extent - 1 - shift
+    counts = ends - torch.searchsorted(positions, -shifts)
+    kept = shifts[2 * counts >= counts.max()]
+    return int(kept[0]), int(kept[-1])
+
+
+def _middle(axis: Axis) -> tuple[int, int]:
+    """Between which shifts the middle of a query's field lies.
+
+    Twice the middle is what queries leave over, key after key, less what they leave before. Of a stride up to
+    stride - 1 of it may be pixels that no kernel reached; keys that stand apart hide as much the other way.
+    """
+    positions = axis.query_positions()
+    twice = _extent(axis) - 1 - int(positions[0]) - int(positions[-1])
+    least, most = -((axis.stride - 1 - twice) // 2), (twice + axis.spacing - 1) // 2
+    if least > most:  # half a pixel: an even kernel, which has a tap on either side
+        least = most = int(twice / 2)
+    return least, most
+
+
 def _positions(grid: Grid, queries: Tensor) -> Int[Tensor, "r dims"]:
     indices = zip(grid.axes, grid.unravel(queries), strict=True)
     return torch.stack([axis.stride * index + axis.offset for axis, index in indices], -1)
 
 
 def _inner(grid: Grid, positions: Int[Tensor, "r dims"]) -> list[bool]:
-    """Which queries stand at least a quarter of every axis away from its ends."""
+    """Of which queries the field's middle is at least a quarter of every axis away from its ends."""
     inner: Bool[Tensor, "r"] = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
     for axis, position in zip(grid.axes, positions.unbind(-1), strict=True):
-        margin = _extent(axis) // 4
-        inner = inner & (position >= margin) & (position <= _extent(axis) - 1 - margin)
+        margin, (least, most) = _extent(axis) // 4, _middle(axis)
+        middle = position + min(max(0, least), most)
+        inner = inner & (middle >= margin) & (middle <= _extent(axis) - 1 - margin)
     return inner.tolist()
 
 
-def _window(grid: Grid, position: Sequence[int], reach: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def _window(
+    grid: Grid, position: Sequence[int], reach: Sequence[tuple[int, int]]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Per axis: the keys within reach of a query, and the places of their shifts; both empty where there is none."""
     keys, places = [], []
-    for axis, here, half in zip(grid.axes, position, reach, strict=True):
-        first = max(0, -((half - here) // axis.spacing))  # the least k with spacing k - here >= -half
-        last = min(axis.size - 1, (here + half) // axis.spacing)
+    for axis, here, (least, most) in zip(grid.axes, position, reach, strict=True):
+        first = max(0, -((-least - here) // axis.spacing))  # the least k with spacing k - here >= least
+        last = min(axis.size - 1, (here + most) // axis.spacing)
         count = max(0, last - first + 1)
-        place = axis.spacing * first - here + half
+        place = axis.spacing * first - here - least
         keys.append(slice(first, first + count))
         places.append(slice(place, place + axis.spacing * (count - 1) + 1, axis.spacing) if count else slice(0, 0))
     return tuple(keys), tuple(places)

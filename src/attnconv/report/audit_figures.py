@@ -120,7 +120,10 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     return figure
 
 
-def zoomed(profile: ShiftProfile, best: Sequence[Sequence[int]]) -> tuple[FloatArray, tuple[int, int]]:
+Reach = tuple[tuple[int, int], tuple[int, int]]  # least and largest shift of the rows, and of the columns
+
+
+def zoomed(profile: ShiftProfile, best: Sequence[Sequence[int]]) -> tuple[FloatArray, Reach]:
     """Profiles near the query: 7 shifts per axis, or as many as show every head's best one, at most 15.
 
     Args:
@@ -128,30 +131,31 @@ def zoomed(profile: ShiftProfile, best: Sequence[Sequence[int]]) -> tuple[FloatA
         best: The best shift of each head.
 
     Returns:
-        Mass (heads, row shifts, column shifts) and the largest shift shown per axis; a single axis lies along columns.
+        Mass (heads, row shifts, column shifts) and the least and largest shift shown per axis; a single axis lies along
+        columns.
     """
     mass = profile.mass.cpu().numpy()
     far = max((abs(step) for shift in best for step in shift), default=0)
     wanted = min(max(_LEAST_REACH, far), _MOST_REACH)
-    reach = [min(wanted, most) for most in profile.reach]
-    cut = tuple(slice(most - here, most + here + 1) for most, here in zip(profile.reach, reach, strict=True))
+    reach = [(max(-wanted, least), min(wanted, most)) for least, most in profile.reach]
+    cut = [slice(here[0] - least, here[1] - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)]
     window: FloatArray = mass[(slice(None), *cut)]
-    return (window[:, None], (0, reach[0])) if len(reach) == 1 else (window, (reach[0], reach[1]))
+    return (window[:, None], ((0, 0), reach[0])) if len(reach) == 1 else (window, (reach[0], reach[1]))
 
 
-def _draw_head(axes: Axes, window: FloatArray, reach: tuple[int, int], best: tuple[int, ...]) -> None:
+def _draw_head(axes: Axes, window: FloatArray, reach: Reach, best: tuple[int, ...]) -> None:
     """One head's panel, with its query and its best shift."""
-    (down, across), most = reach, float(window.max())
-    extent = (-across - 0.5, across + 0.5, down + 0.5, -down - 0.5)
+    ((up, down), (left, right)), most = reach, float(window.max())
+    extent = (left - 0.5, right + 0.5, down + 0.5, up - 0.5)
     axes.imshow(window, cmap="Blues", vmin=0, vmax=most if most > 0 else 1, extent=extent, interpolation="nearest")
     query = axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, edgecolor=INK, linewidth=0.9))
     query.set_path_effects([Stroke(linewidth=2.2, foreground="white"), Normal()])  # seen on dark cells too
     row, column = best if len(best) == 2 else (0, best[0])
-    if abs(row) <= down and abs(column) <= across:
+    if up <= row <= down and left <= column <= right:
         corner = (column - 0.36, row - 0.36)
         axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
-    axes.set_xticks(sorted({-across, 0, across}))
-    axes.set_yticks(sorted({-down, 0, down}))
+    axes.set_xticks(sorted({left, 0, right}))
+    axes.set_yticks(sorted({up, 0, down}))
     for spine in axes.spines.values():
         spine.set_linewidth(0.6)
 

@@ -1,0 +1,58 @@
+"""phi of one axis, by which a transformer that starts as a convolution tells places apart: see `conv_start`.
+
+With as many features as places, an orthonormal basis; with fewer, cosines and sines of low frequencies f,
+
+    phi(i) = (cos(f_1 i), .., sin(f_1 i), ..) / sqrt(number of frequencies),
+
+unit vectors that a shift turns: B phi(i) = phi(i + delta).
+"""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def cosines(size: int) -> Float[Tensor, "n n"]:
+    """The orthonormal cosine basis: row i, frequency f."""
+    place = torch.arange(size, dtype=torch.float64)
+    table = torch.cos(torch.pi * (place[:, None] + 0.5) * place / size)
+    return (table / table.norm(dim=0)).float()
+
+
+@final
+class AxisFeatures:
+    """phi of one axis: unit vectors for its places.
+
+    Args:
+        size: Places.
+        room: The most features that it may have, at least 3.
+        reach: The largest shift that it is turned by, in places.
+
+    Example:
+        >>> features = AxisFeatures(8, 5, 1)
+        >>> features.at(torch.arange(8)).norm(dim=1).round(decimals=5).unique().tolist()
+        [1.0]
+        >>> turned = features.at(torch.arange(7)) @ features.moved(1).T
+        >>> torch.allclose(turned, features.at(torch.arange(1, 8)), atol=1e-5)
+        True
+    """
+
+    def __init__(self, size: int, room: int, reach: int) -> None:
+        self.size, self.exact = size, room >= size
+        # Beyond the end by `reach`, the last place must be nearer than the first, which comes round again.
+        self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
+
+    def at(self, places: Int[Tensor, "n"]) -> Float[Tensor, "n f"]:
+        """phi of some places."""
+        if self.exact:
+            return cosines(self.size)[places.clamp(0, self.size - 1)]
+        angle = places[:, None] * self.turns
+        return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
+
+    def moved(self, step: int) -> Float[Tensor, "f f"]:
+        """B, by its action on all places: exact, since a basis is mapped or a plane is turned."""
+        places = torch.arange(self.size)
+        here, there = self.at(places).double(), self.at(places + step).double()
+        return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()
