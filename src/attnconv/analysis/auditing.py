@@ -124,7 +124,8 @@ def audit(
             chance is no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
+            what is neither stands after them.
         layers: Names of the modules to read; None for all.
         options: Further arguments of the model's forward pass by name, the same for every batch.
 

@@ -65,7 +65,8 @@ def visit_attention(
             attends twice is visited twice.
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images;
             windows know theirs.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
+            what is neither stands after them.
         layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
         options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
 

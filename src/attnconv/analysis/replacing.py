@@ -34,6 +34,7 @@ from attnconv.operators.base import AttentionOperator
 Model = TypeVar("Model", bound=nn.Module)
 DRAWS = 8  # of r
 RANKING_IMAGES = 16  # whose first-order costs are taken
+ONCE = "must attend once over the tokens of an image in rows and columns, with class tokens before it alone"
 
 
 @final
@@ -175,12 +176,9 @@ def _tokens_of(
 
     def visit(name: str, operator: AttentionOperator) -> None:
         name = _holder(name, modules)
-        attention_parts(modules[name], f"model.{name}")
-        if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or name in tokens:
-            requirement = "must attend once over the tokens of an image in rows and columns"
-            raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
-        height, width = operator.grid.sizes
-        tokens[name] = LayerTokens(modules[name], inputs[name], (height, width), operator.prefix)
+        if name in tokens:
+            raise ValueError(bad(f"model.{name}", ONCE, "more than one call"))
+        tokens[name] = _layer_tokens(name, modules[name], inputs.get(name), operator)
         constancy[name] = shift_profile(operator).constancy
 
     def watch(name: str, module: nn.Module) -> list[RemovableHandle]:
@@ -209,6 +207,17 @@ def _tokens_of(
     for name, part in tokens.items():
         refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
     return tokens, constancy, paired
+
+
+def _layer_tokens(name: str, module: nn.Module, x: Tensor | None, operator: AttentionOperator) -> LayerTokens:
+    """What a module was given and where its tokens stand; refused where they are not those of an image alone."""
+    attention_parts(module, f"model.{name}")
+    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or x is None:
+        raise ValueError(bad(f"model.{name}", ONCE, type(module).__name__))
+    if operator.suffix > 0:
+        raise ValueError(bad(f"model.{name}", ONCE, f"{operator.suffix} tokens after it"))
+    height, width = operator.grid.sizes
+    return LayerTokens(module, x, (height, width), operator.prefix)
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:

@@ -56,7 +56,7 @@ _LAYER_TEXT = (
 _HEAD_TEXT = (
     "What each head puts on the shifts around its query, mean over queries and images. Shifts are key minus query, row "
     "then column, in tokens. Entropy is in nats, distance in tokens; mass elsewhere is what goes to class tokens, "
-    "registers and padding."
+    "registers, other tokens and padding."
 )
 
 
