@@ -120,6 +120,16 @@ def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [layer["name"] for layer in layers] == ["blocks.0.attention", "blocks.1.attention"]
 
 
+def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tests.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "--layers) blocks.0.attn,blocks.1.attn, or to `audit` skip_unreadable (--skip-unreadable)" in err
+    status, out, _ = call(capsys, *words, "--skip-unreadable")
+    assert (status, "Left out attn_pool: 1 queries look at 64 keys" in out) == (0, True)
+    assert "Left out attn_pool" in (home / "found" / "index.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

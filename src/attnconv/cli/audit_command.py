@@ -53,6 +53,8 @@ class Audit:
     """Class tokens and registers before the image's tokens, for models that do not say it."""
     skip_broken: bool = False
     """Pass over files that cannot be read or are of one colour, instead of stopping; they are named either way."""
+    skip_unreadable: bool = False
+    """Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is named."""
     pretrained: bool = False
     """Fetch the trained weights of a model from a library."""
     out: Path | None = None
@@ -74,10 +76,11 @@ def run(words: Sequence[str]) -> int:
 
     loaded = load(arguments.model, pretrained=arguments.pretrained)
     reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layer_names(arguments.layers)}
+    reading["skip_unreadable"] = arguments.skip_unreadable
     images, about, notes = _images(arguments, loaded, sizes or own_size(loaded), reading)
     found = audit(loaded.model, images, queries=arguments.queries, **reading)
     about = f"{_capital(loaded.source)}. {about}"
-    for note in notes:
+    for note in (*notes, *found.omissions()):
         print(note)
     _print(found, about)
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")

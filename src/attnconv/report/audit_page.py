@@ -78,7 +78,7 @@ def write_audit(
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
-        notes: What a reader must know before the numbers.
+        notes: What a reader must know before the numbers. What the audit left out is added to it.
 
     Returns:
         The page, `index.html`.
@@ -110,7 +110,7 @@ def write_audit(
             ("drawn with", f"matplotlib {matplotlib.__version__}"),
         ],
         command=command,
-        notes=notes,
+        notes=[*notes, *found.omissions()],
     )
     path = out / "index.html"
     write_text(path, render(page))
