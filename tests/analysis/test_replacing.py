@@ -275,7 +275,7 @@ class TestLayers:
         [
             (
                 "attn_pool",
-                r"model.attn_pool: must have attention that can be read, got AttentionPool. It is not: 1 queries look at 64 keys",
+                r"model.attn_pool: must have attention that can be read, got AttentionPool. It is not: 1 queries look",
             ),
             ("blocks.2.attn", r"layers: must name attention modules, as blocks.0.attn, .*got 'blocks.2.attn'"),
         ],

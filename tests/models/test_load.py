@@ -180,6 +180,46 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         load("timm:vit_tin")
 
 
+def test_a_model_of_timm_is_built_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(name: str, *, pretrained: bool, **more: Any) -> nn.Module:
+        if name == "resnet" and more:
+            raise TypeError("ResNet.__init__() got an unexpected keyword argument 'img_size'")
+        if more.get("img_size") == (1, 1):
+            raise AssertionError("no patch fits.\nAt all")
+        model = nn.Linear(2, 3)
+        model.pretrained_cfg, model.asked = {}, more  # type: ignore[assignment]
+        return model
+
+    fake: Any = types.ModuleType("timm")
+    fake.list_models, fake.create_model = lambda: ["vit", "resnet"], create_model
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    assert load("timm:vit", size=(32, 48)).model.asked == {"img_size": (32, 48)}
+    assert load("timm:vit").model.asked == {}
+    assert load("timm:resnet", size=(32, 48)).model.asked == {}
+    with pytest.raises(ValueError, match=r"size: must be one .* build vit for, got 1 x 1. It says: no patch fits\.$"):
+        load("timm:vit", size=(1, 1))
+
+
+@pytest.mark.parametrize(("size", "asked"), [(None, False), ((4, 4), False), ((4, 6), True)])
+def test_a_model_of_transformers_interpolates_to_a_size(
+    size: tuple[int, int] | None, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sized(_Network):
+        config = types.SimpleNamespace(id2label={}, image_size=4)
+
+        def forward(
+            self, pixel_values: torch.Tensor, scale: float = 1.0, interpolate_pos_encoding: bool = False
+        ) -> types.SimpleNamespace:
+            return types.SimpleNamespace(logits=torch.full((1, 1), float(interpolate_pos_encoding)))
+
+    fake = _transformers()
+    fake.AutoModelForImageClassification.from_config = lambda config: Sized()
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    model = load("hf:vit", size=size).model
+    assert model(torch.zeros(1, 3, 4, 6)).item() == asked
+    assert model(torch.zeros(1, 3, 4, 6), interpolate_pos_encoding=False).item() == 0
+
+
 def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     transform = types.SimpleNamespace(mean=[0.1], std=[0.2])
     best = types.SimpleNamespace(transforms=lambda: transform, meta={"categories": ["cat", "dog"]})
@@ -271,6 +311,24 @@ def torchvision_operators() -> Iterator[None]:
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     yield
     library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("package", "spec"),
+    [
+        ("timm", "timm:vit_tiny_patch16_224"),
+        ("timm", "timm:swin_tiny_patch4_window7_224"),
+        ("timm", "timm:resnet10t"),
+        ("transformers", "hf:vit"),
+        ("transformers", "hf:dinov2"),
+        ("transformers", "hf:mobilenet_v1"),
+    ],
+)
+@pytest.mark.filterwarnings("default")  # theirs, not ours
+@pytest.mark.usefixtures("torchvision_operators")
+def test_the_real_libraries_at_another_size(package: str, spec: str) -> None:
+    pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
+    assert load(spec, size=(128, 160)).model(torch.zeros(1, 3, 128, 160)).shape[0] == 1
 
 
 @pytest.mark.parametrize(
