@@ -205,7 +205,7 @@ class TestLeftOut:
 
 class TestRefusals:
     def test_a_model_without_attention(self) -> None:
-        with pytest.raises(ValueError, match=r"model: must run at least one SelfAttention layer, got Conv2d"):
+        with pytest.raises(ValueError, match=r"model: must attend at least once, got Conv2d"):
             audit(nn.Conv2d(3, 3, 1), images())
 
     def test_an_attention_that_cannot_be_read(self) -> None:

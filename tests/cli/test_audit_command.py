@@ -119,6 +119,14 @@ def test_a_picture_of_one_colour_is_named(home: Path, capsys: pytest.CaptureFixt
     assert (status, "1.png: must show more than one colour" in out) == (0, True)
 
 
+def test_a_picture_that_is_enlarged_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quadratic-digits", "--data", "pictures", "--size", "48", "--images", "1", "--out", "found"]
+    status, out, _ = call(capsys, *words)
+    note = "Enlarged to 48 x 48 pixels: 0.png 2.4 times."
+    assert (status, note in out) == (0, True)
+    assert note in (home / "found" / "index.html").read_text()
+
+
 def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         call(capsys, "quadratic-digits", "--layers", "blocks.1.attention, blocks.0.attention", "--out", "found")[0] == 0
@@ -162,7 +170,7 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
             "of_a_user:bound --data pictures --size 12",
             "It stopped with: made for 224. Leave --size out, which gives it",
         ),
-        ("of_a_user:nothing --data pictures --size 12", "model: must run at least one SelfAttention layer, got Conv2d"),
+        ("of_a_user:nothing --data pictures --size 12", "model: must attend at least once, got Conv2d"),
     ],
 )
 @pytest.mark.usefixtures("home")

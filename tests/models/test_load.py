@@ -144,6 +144,27 @@ def test_what_a_users_module_lacks_is_not_hidden(module_folder: Path) -> None:
         load("users_broken:make")
 
 
+def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:
+    file = module_folder / "users_errors.py"
+    file.write_text(
+        "import torch\ndef boom():\n    raise KeyError('my own')\ndef deep():\n    return torch.zeros(2).view(3)\n"
+        "def library():\n    return torch.nn.MultiheadAttention(5, 2)\n"
+    )
+    where = re.escape(str(file))
+    words = r"users_errors:boom must run without an error, got KeyError: 'my own'\. It was raised at "
+    with pytest.raises(ValueError, match=rf"{words}{where}:3: raise KeyError\('my own'\)$"):
+        load("users_errors:boom")
+    with pytest.raises(ValueError, match=rf"got RuntimeError: .* raised at {where}:5: return torch.zeros"):
+        load("users_errors:deep")
+    with pytest.raises(
+        ValueError, match=rf"AssertionError: .* at .*activation.py:\d+, called from {where}:7: return t"
+    ):
+        load("users_errors:library")
+    (module_folder / "users_start.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(ValueError, match=r"got ZeroDivisionError: .*users_start.py:2: y = x / 0$"):
+        load("users_start:make")
+
+
 @pytest.mark.parametrize("spec", ["a b:c", ":make", "1x:make"])
 def test_words_of_no_form_are_refused_with_the_forms(spec: str) -> None:
     with pytest.raises(ValueError, match=rf"model: must be a preset, a run folder, a checkpoint, .*got '{spec}'"):

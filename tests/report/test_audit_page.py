@@ -41,6 +41,12 @@ class TestPage:
         files = sorted(path.name for path in (folder / "figures").iterdir())
         assert files == [f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")]
 
+    def test_a_size_stands_in_one_line(self, folder: Path) -> None:
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        assert page.count('<td class="words line">17 x 12</td>') == 5
+        assert '<td class="words line">(-1, -1)</td>' in page
+        assert ".wide .line { white-space: nowrap; }" in page
+
     def test_says_what_was_left_out(self, tmp_path: Path) -> None:
         found = audit(PoolingViT(), torch.randn(2, 3, 32, 32), skip_unreadable=True)
         page = write_audit(found, tmp_path, title="pooled").read_text(encoding="utf-8")

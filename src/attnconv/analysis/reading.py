@@ -271,8 +271,8 @@ class _Reading:
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
         if not self._seen and not self._refused:
-            fix = "No attention of another library was seen either."
-            raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+            fix = "No layer of this library, no call of PyTorch's attention and no softmax over keys was seen in it."
+            raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
 
 
 def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:

@@ -117,8 +117,8 @@ def read_pixels(
     if not Path(data).is_dir():
         requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(data)))
-    pixels, broken = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-    return pixels, middle, middle, [f"Skipped a broken file. {sentence}" for sentence in broken]
+    pixels, notes = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
+    return pixels, middle, middle, list(notes)
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":

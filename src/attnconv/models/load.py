@@ -18,6 +18,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -77,7 +78,8 @@ def load(spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | 
 
     Raises:
         ValueError: if no preset or library knows the name, or the words have none of the forms, or the checkpoint is
-            refused (see `read_checkpoint`), or timm cannot build the model for the size.
+            refused (see `read_checkpoint`), or timm cannot build the model for the size, or
+            the user's function or module raises an error (it is named with its line).
         FileNotFoundError: if there is no such folder or file, or a run folder holds no weights yet.
         ImportError: if the library of the model is not installed, or the module cannot be found.
         TypeError: if a function returns something that is not a `torch.nn.Module`.
@@ -180,10 +182,23 @@ def _load_function(module_name: str, function_name: str) -> LoadedModel:
         near = difflib.get_close_matches(function_name, dir(module), n=3)
         fix = f"Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(bad("model", f"must name a function of {module_name}", repr(function_name), fix))
-    model = function()
+    try:
+        model = function()
+    except Exception as error:
+        raise ValueError(_users_error(spec, error, module)) from error
     if not isinstance(model, nn.Module):
         raise TypeError(bad("model", f"{spec} must return a torch.nn.Module", type(model).__name__))
     return _loaded(model, f"function {spec}")
+
+
+def _users_error(spec: str, error: Exception, module: Any = None) -> str:
+    """What a user's own code raised, with the line that did; and theirs, where that is another."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    places = dict.fromkeys(f"{frame.filename}:{frame.lineno}" for frame in (frames[-1:] + theirs[-1:]))
+    fix = f"It was raised at {', called from '.join(places)}: {(theirs or frames)[-1].line}"
+    got = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+    return bad("model", f"{spec} must run without an error", got, fix)
 
 
 def _import_module(name: str, spec: str) -> Any:
@@ -201,6 +216,10 @@ def _import_module(name: str, spec: str) -> Any:
             raise  # the user's module exists, and itself lacks something
         fix = "Run from the folder that holds it, or install its package."
         raise ImportError(bad("model", "must name a module that can be imported", repr(name), fix)) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(_users_error(spec, error)) from error
 
 
 def _import_extra(package: str, spec: str) -> Any:
