@@ -6,11 +6,16 @@ trained with them, the degenerate heads are found by the paper's thresholds and 
 rest trains on for a third of the epochs at a tenth of the rate.
 
     python -m benchmarks.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
+    python -m benchmarks.prune_and_recover --no-trained      # the control alone
+
+Which layers can then no longer express a 3 x 3 kernel? Where none could before, that asks nothing, so a control stands
+beside it: the same model with nine more heads per layer, hard ones on the taps of a 3 x 3 kernel. In its last layer one
+tap's head is a stripe by the paper's threshold, though it attends a single pixel.
 
 Trained runs are kept and continued: a second call measures them again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +32,7 @@ from attnconv.models.checkpoint import save_weights
 from attnconv.models.counts import flops_all, flops_paper, parameters
 from attnconv.models.load import load
 from attnconv.models.settings import AttentionSettings
-from attnconv.theorem import can_express
+from attnconv.theorem import can_express, from_conv
 from attnconv.training.evaluate import evaluate
 from attnconv.training.fit import fit
 from attnconv.training.recipes import recipe
@@ -36,6 +41,7 @@ from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 from benchmarks.common import write_results
 
+HARDNESS = 40.0  # alpha of the control's nine heads: all but exp(-40) falls on one pixel
 PLANTED = (2, 6)  # the head that averages the image, and the stripe
 
 
@@ -43,7 +49,7 @@ PLANTED = (2, 6)  # the head that averages the image, and the stripe
 class Settings:
     """Arguments of the script."""
 
-    root: Path
+    root: Path = Path("data")
     """Folder of CIFAR-10."""
     out: Path | None = None
     """Folder for the table; None prints it only."""
@@ -55,6 +61,8 @@ class Settings:
     """Of the training before; a third of them follow after the pruning."""
     images: int | None = None
     """Training images; None for all."""
+    trained: bool = True
+    """Whether to train; if not, the control alone is printed."""
     seed: int = 42
     """Of the parameters and of the order of images."""
 
@@ -62,6 +70,10 @@ class Settings:
 def main(settings: Settings) -> None:
     """Train, prune, train on; print and write the table."""
     torch.set_flush_denormal(True)
+    control = control_lines(settings)
+    if not settings.trained:
+        print("\n".join(control))
+        return
     before = train_planted(settings)
     loaded = load(before.last_weights)
     layers = attention_layers(loaded.model)
@@ -78,7 +90,7 @@ def main(settings: Settings) -> None:
         "pruned, loaded from its file": accuracy(again, before.settings()),
         "trained on": accuracy(load(after.last_weights).model, after.settings()),
     }
-    report(settings, before, after, found, accuracies, expressed(loaded.model, pruned))
+    report(settings, before, after, found, accuracies, expressed(loaded.model, pruned), control)
 
 
 def train_planted(settings: Settings) -> RunFolder:
@@ -107,6 +119,30 @@ def plant(encoding: nn.Module) -> None:
     assert isinstance(encoding, GeneralizedQuadratic)
     encoding.root_precision[PLANTED[0]] = 0
     encoding.root_precision[PLANTED[1], :, 1:] = 0
+
+
+@torch.no_grad()
+def control_lines(settings: Settings) -> list[str]:
+    """Which layers of nine hard heads besides can no longer express a 3 x 3 kernel, as a table."""
+    run = recipe(settings.preset)
+    assert isinstance(run.model, AttentionSettings)
+    torch.manual_seed(settings.seed)
+    model = build(replace(run.model, heads=9 + len(PLANTED)))
+    layers = attention_layers(model)
+    hard = from_conv(nn.Conv2d(3, 3, 3, padding=1), alpha=HARDNESS).encoding
+    taps = [head for head in range(9 + len(PLANTED)) if head not in PLANTED]
+    for layer in layers.values():
+        plant(layer.encoding)
+        layer.encoding.get_parameter("centres")[taps] = hard.get_parameter("centres")
+        layer.encoding.get_parameter("root_precision")[taps] = (2 * HARDNESS) ** 0.5 * torch.eye(2)
+    layer.encoding.get_parameter("root_precision")[taps[5], 1] *= 1e3
+    removed = {name: degenerate_heads(layer) for name, layer in layers.items()}
+    kernels = expressed(model, prune_heads(model, removed))
+    lines = ["| layer of the control | removed (paper) | 3 x 3 out of reach before | after |", "|---|---|---|---|"]
+    for name, (before, after) in kernels.items():  # rounding alone is told by its size
+        left = f"{after:.0e}" if after < 1e-9 else f"{after:.3f}"
+        lines.append(f"| {name} | {removed[name]} | {before:.0e} | {left} |")
+    return lines
 
 
 def train_on(before: RunFolder, pruned: nn.Module, settings: Settings) -> RunFolder:
@@ -151,6 +187,7 @@ def report(
     found: Mapping[str, Mapping[str, tuple[int, ...]]],
     accuracies: Mapping[str, float],
     kernels: Mapping[str, tuple[float, float]],
+    control: Sequence[str],
 ) -> None:
     """Print, and write if wanted."""
     models = [run.settings().model for run in (before, after)]
@@ -166,6 +203,7 @@ def report(
         f"| {name} | {found['paper'][name]} | {found['code'][name]} | {kernels[name][0]:.3f} | {kernels[name][1]:.3f} |"
         for name in kernels
     ]
+    lines += ["", *control]
     lines += ["", "| | test accuracy |", "|---|---|", *(f"| {n} | {value:.2%} |" for n, value in accuracies.items())]
     lines += [
         "",
@@ -176,7 +214,7 @@ def report(
     text = "\n".join(lines)
     print(text)
     if settings.out is not None:
-        record = {"removed": found, "accuracies": accuracies, "kernels": kernels, "counts": counts}
+        record = {"removed": found, "accuracies": accuracies, "kernels": kernels, "counts": counts, "control": control}
         write_results(settings.out, "prune_and_recover", settings, text, record)
 
 

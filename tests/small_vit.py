@@ -69,6 +69,18 @@ class PatchEmbed(nn.Module):
         return out
 
 
+class AttentionPool(nn.Module):
+    """One learned query that looks at all tokens, as the head of SigLIP."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x[:, None]
+        return F.scaled_dot_product_attention(self.query.expand(len(x), -1, -1, -1), keys, keys)[:, 0, 0]
+
+
 class SmallViT(nn.Module):
     """timm's `VisionTransformer` at a small size, at its own start: weights of 0.02, biases of 0."""
 
@@ -101,4 +113,18 @@ class SmallViT(nn.Module):
         before = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = self.norm(self.blocks(torch.cat([*before, x], 1) + self.pos_embed))
         out: Tensor = self.head(x[:, 0] if self.num_prefix_tokens > 0 else x.mean(1))
+        return out
+
+
+class PoolingViT(nn.Module):
+    """`SmallViT` without other tokens, whose output is pooled by attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        source = SmallViT(prefix=0)
+        self.patch_embed, self.pos_embed, self.blocks = source.patch_embed, source.pos_embed, source.blocks
+        self.attn_pool = AttentionPool(64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.attn_pool(self.blocks(self.patch_embed(images) + self.pos_embed))
         return out

@@ -1,9 +1,12 @@
+from functools import partial
+
 import pytest
 import torch
 
+from attnconv import Grid, Shift, from_conv
 from attnconv.analysis.arrangements import mirror_partners, mirror_symmetry, turned_at_random, turned_heads
 from attnconv.analysis.head_statistics import profile_cosines, redundancy
-from attnconv.analysis.shift_profiles import ShiftProfile
+from attnconv.analysis.shift_profiles import ShiftProfile, shift_profile
 from attnconv.analysis.tap_assignment import grid_coverage
 from tests.tolerances import tolerance
 
@@ -16,7 +19,9 @@ def profile_of(*taps: tuple[int, int], reach: tuple[int, int] = (SIDE, SIDE)) ->
     for head, (row, column) in enumerate(taps):
         mass[head, row + reach[0], column + reach[1]] = 1.0
     counts = torch.ones(mass.shape[1:], dtype=torch.int64)
-    return ShiftProfile(mass, counts, torch.ones(len(taps), dtype=torch.float64), reach, 256)
+    constancy = torch.ones(len(taps), dtype=torch.float64)
+    both = tuple((-half, half) for half in reach)
+    return ShiftProfile(mass, counts, torch.zeros_like(mass), constancy, both, ((0, 0), (0, 0)), 256)
 
 
 def holds(profile: ShiftProfile) -> list[tuple[int, ...]]:
@@ -85,13 +90,18 @@ class TestMirrors:
         assert alone.chance < pairs.chance
 
     def test_profiles_of_one_axis_are_refused(self) -> None:
-        flat = ShiftProfile(
-            torch.ones(1, 3).double(), torch.ones(3, dtype=torch.int64), torch.ones(1).double(), (1,), 3
-        )
+        flat = shift_profile(Shift(Grid.make((3,)), [(1,)], torch.zeros(())))
         with pytest.raises(ValueError, match=r"profiles: must be .* two axes each, got axes \[1\]"):
             mirror_symmetry([flat])
         with pytest.raises(ValueError, match=r"profiles: .* got axes \[\]"):
             mirror_symmetry([])
+
+    def test_shifts_that_do_not_reach_both_ways_alike_are_refused(self) -> None:
+        """A convolution without padding looks down and right of its first pixel."""
+        unpadded = shift_profile(from_conv(torch.nn.Conv2d(1, 1, 3)).operator(torch.zeros(1, 1, 8, 8)))
+        for mirror in (partial(mirror_partners, axis=0), partial(turned_at_random, generator=torch.Generator())):
+            with pytest.raises(ValueError, match=r"profile: must reach as far either way, got "):
+                mirror(unpadded)
 
 
 def test_heads_without_mass_are_like_nothing() -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import LearnedRelativeContent, Quadratic, SelfAttention2d, from_conv
-from attnconv.analysis import audit, layer_statistics, sample_queries, visit_attention
+from attnconv.analysis import audit, layer_statistics, replace_heads, sample_queries, visit_attention
 from attnconv.encodings import SeparableEncoding
 from attnconv.operators import AttentionOperator
+from tests.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.tolerances import tolerance
 
 
@@ -178,9 +179,33 @@ class TestOptions:
             audit(Scaled(), images(channels=16), options=options)
 
 
+class TestLeftOut:
+    def test_what_cannot_be_read_is_named(self) -> None:
+        model = PoolingViT()
+        found = audit(model, images(sizes=(32, 32)), batch=2, skip_unreadable=True)
+        assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
+        reason = "1 queries look at 64 keys, which is no attention among tokens"
+        assert found.left_out == {"attn_pool": reason}
+        assert str(found).endswith(f"Left out attn_pool: {reason}.")
+        assert found.numbers()["left_out"] == {"attn_pool": reason}
+        others = audit(model, images(sizes=(32, 32)), batch=2, layers=["blocks.0.attn", "blocks.1.attn"])
+        assert others.numbers()["layers"] == found.numbers()["layers"]
+        assert others.left_out == {}
+
+    def test_layers_that_are_named_are_not(self) -> None:
+        with pytest.raises(ValueError, match="module 'attn_pool' must be readable"):
+            audit(PoolingViT(), images(sizes=(32, 32)), layers=["attn_pool"], skip_unreadable=True)
+
+    def test_replaced_heads_are(self) -> None:
+        model = replace_heads(SmallViT().eval(), images(sizes=(32, 32)), heads={"blocks.0.attn": [1, 2]}).model
+        found = audit(model, images(sizes=(32, 32)), skip_unreadable=True)
+        assert [layer.name for layer in found.layers] == ["blocks.1.attn"]
+        assert found.left_out["blocks.0.attn"].startswith("its heads 1, 2 were replaced by fixed kernels")
+
+
 class TestRefusals:
     def test_a_model_without_attention(self) -> None:
-        with pytest.raises(ValueError, match=r"model: must run at least one SelfAttention layer, got Conv2d"):
+        with pytest.raises(ValueError, match=r"model: must attend at least once, got Conv2d"):
             audit(nn.Conv2d(3, 3, 1), images())
 
     def test_an_attention_that_cannot_be_read(self) -> None:
@@ -193,6 +218,16 @@ class TestRefusals:
             ValueError, match=r"model: the attention of module '1' must be readable.*no softmax over keys"
         ):
             audit(model, images())
+
+    def test_a_pooling_head_stops_it_and_the_others_are_named(self) -> None:
+        words = r"module 'attn_pool' must be readable, got AttentionPool. It is not: 1 queries look at 64 keys.* "
+        words += r"pass layers \(--layers\) blocks.0.attn,blocks.1.attn, or .*skip_unreadable \(--skip-unreadable\)"
+        with pytest.raises(ValueError, match=words):
+            audit(PoolingViT(), images(sizes=(32, 32)))
+
+    def test_nothing_that_can_be_read(self) -> None:
+        with pytest.raises(ValueError, match=r"model: must have an attention that can be read, got '1': 1 queries"):
+            audit(nn.Sequential(nn.Flatten(2), AttentionPool(64)), images(sizes=(8, 8)), skip_unreadable=True)
 
     def test_images_of_the_wrong_size(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 3 * 64), nn.Unflatten(1, (3, 8, 8)), own()[0])

@@ -60,7 +60,7 @@ def test_hooks_go_when_the_visitor_fails() -> None:
 
 
 def test_a_model_without_attention() -> None:
-    with pytest.raises(ValueError, match="model: must run at least one SelfAttention layer, got Linear"):
+    with pytest.raises(ValueError, match="model: must attend at least once, got Linear"):
         attention_operators(nn.Linear(2, 2), torch.zeros(1, 2))
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from attnconv import GeneralizedQuadratic, Quadratic, SelfAttention2d, from_conv
 from attnconv.analysis import degenerate_heads, heads_to_prune, prune_heads, settings_after_pruning
+from attnconv.analysis.kernel_span import kernel_span
+from attnconv.analysis.pruning import attention_layers
 from attnconv.encodings import ENCODING_NAMES, SeparableEncoding
 from attnconv.layers import SelfAttention
 from attnconv.models.build import build
@@ -191,6 +193,49 @@ class TestPruneHeads:
             prune_heads(SelfAttention2d(3, 4, 3, encoding=Sharp()), {"": [1]})
         pruned = prune_heads(SelfAttention2d(3, 4, 3, encoding=Said()), {"": [1]})
         assert pruned.encoding.get_parameter("slopes").tolist() == [1.0, 3.0]
+
+
+class TestWhatPrunedLayersCanExpress:
+    """A question with an answer: layers of nine hard heads can express every 3 x 3 kernel before they are pruned."""
+
+    def model(self, *, alpha: float | None = None) -> nn.Sequential:
+        """Three layers: nine heads of `from_conv`, one that attends everything alike and one that attends a line."""
+        layers = []
+        for _ in range(3):
+            heads = from_conv(nn.Conv2d(4, 4, 3, padding=1).double(), alpha=alpha).encoding
+            assert isinstance(heads, Quadratic)
+            encoding = planted(*([(1.0, 1.0)] * 9), (0.0, 0.0), (1.0, 0.0))
+            with torch.no_grad():
+                encoding.centres[:9] = heads.centres
+                encoding.root_precision[:9] = torch.diag_embed(heads.spread.expand(9, 2))
+            layers.append(SelfAttention2d(4, 4, 11, encoding=encoding, dtype=DOUBLE))
+        return nn.Sequential(*layers)
+
+    def able(self, model: nn.Module) -> list[str]:
+        return [name for name, layer in attention_layers(model).items() if kernel_span(layer, (9, 8)).expresses]
+
+    @pytest.mark.parametrize("alpha", [None, 40.0])
+    def test_they_lose_nothing_with_planted_heads(self, alpha: float | None) -> None:
+        model = self.model(alpha=alpha)
+        assert self.able(model) == ["0", "1", "2"]
+        removed = {name: degenerate_heads(layer) for name, layer in attention_layers(model).items()}
+        assert removed == dict.fromkeys("012", (9, 10))
+        assert self.able(prune_heads(model, removed)) == ["0", "1", "2"]
+
+    def test_a_layer_that_loses_a_tap_is_the_one_named(self) -> None:
+        """A single pixel, since both of its spreads are large, and a stripe by the paper's threshold."""
+        model = self.model(alpha=40.0)
+        with torch.no_grad():
+            encoding = attention_layers(model)["1"].encoding
+            encoding.get_parameter("root_precision")[5] = torch.tensor([[9.0, 0.0], [0.0, 9e3]], dtype=DOUBLE)
+        assert self.able(model) == ["0", "1", "2"]
+        removed = {name: degenerate_heads(layer) for name, layer in attention_layers(model).items()}
+        assert removed == {"0": (9, 10), "1": (5, 9, 10), "2": (9, 10)}
+        pruned = prune_heads(model, removed)
+        assert self.able(pruned) == ["0", "2"]
+        missed = kernel_span(attention_layers(pruned)["1"], (9, 8)).missed
+        # One of nine taps, which no other head reaches: the root of its share of a kernel's square.
+        assert missed == pytest.approx((1 / 9) ** 0.5, rel=1e-6)
 
 
 class TestPrunedModels:

@@ -221,8 +221,8 @@ class TestRefusals:
         model = nn.Sequential(nn.AdaptiveAvgPool2d((1, 7)), Kernel())
         with pytest.raises(ValueError, match=r"module '1' .* its 7 tokens make no grid of the input \(1, 2, 3, 4\)"):
             only_operator(model, images)
-        with pytest.raises(ValueError, match=r"its 7 tokens make no grid of grid=\(2, 2\), prefix=1"):
-            only_operator(model, images, grid=(2, 2), prefix=1)
+        with pytest.raises(ValueError, match=r"its 7 tokens make no grid of grid=\(2, 3\), prefix=2, which has 8"):
+            only_operator(model, images, grid=(2, 3), prefix=2)
         operator = only_operator(model, images, grid=(2, 3))
         assert (operator.grid.sizes, operator.prefix) == ((2, 3), 1)
 

@@ -11,7 +11,7 @@ from attnconv.analysis import ConvolvedAttention, audit, replace_heads
 from attnconv.analysis.convolved_attention import HeadMixing
 from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
 from tests.small_hf_vit import SmallHfViT
-from tests.small_vit import SmallViT
+from tests.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.tolerances import tolerance
 
 NAME = "blocks.0.attn"
@@ -241,11 +241,48 @@ class TestHuggingFaceNames:
         with pytest.raises(ValueError, match=r"attn_mask: must be None.*got a mask"):
             new(torch.randn(1, 65, 64), torch.zeros(1, 1, 65, 65))
 
-    def test_what_computes_another_formula_is_refused(self) -> None:
+    @pytest.mark.parametrize("words", [{"count": 1, "layers": ["blocks.1.attn"]}, {"heads": {"blocks.1.attn": [0]}}])
+    def test_what_computes_another_formula_is_refused(self, words: Any) -> None:
         model = sharp()
         model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
         with pytest.raises(ValueError, match=r"model.blocks.1.attn: must compute softmax.*whose output is 0.5 away"):
-            replace_heads(model, images(), count=1)
+            replace_heads(model, images(), **words)
+
+
+class TestLayers:
+    def test_what_cannot_be_replaced_is_passed_over_by_name(self) -> None:
+        model = PoolingViT().eval()
+        result = replace_heads(model, images(), count=3)
+        assert {entry.layer for entry in result.candidates} == {"blocks.0.attn", "blocks.1.attn"}
+        assert list(result.passed_over) == ["attn_pool"]
+        assert "1 queries look at 64 keys" in result.passed_over["attn_pool"]
+        assert isinstance(result.model.attn_pool, AttentionPool)
+
+    def test_a_module_of_another_formula_too(self) -> None:
+        model = sharp()
+        model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
+        result = replace_heads(model, images(), count=4)
+        assert {entry.layer for entry in result.replaced} == {"blocks.0.attn"}
+        assert "whose output is 0.5 away" in result.passed_over["blocks.1.attn"]
+
+    def test_layers_say_what_to_choose_from(self) -> None:
+        result = replace_heads(sharp(), images(), count=4, layers=["blocks.1.attn"])
+        assert [entry.layer for entry in result.candidates] == ["blocks.1.attn"] * 4
+        assert result.passed_over == {}
+
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            (
+                "attn_pool",
+                r"model.attn_pool: must have attention that can be read, got AttentionPool. It is not: 1 queries look",
+            ),
+            ("blocks.2.attn", r"layers: must name attention modules, as blocks.0.attn, .*got 'blocks.2.attn'"),
+        ],
+    )
+    def test_layers_that_cannot_be_chosen_from(self, layer: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace_heads(PoolingViT().eval(), images(), count=1, layers=["blocks.0.attn", layer])
 
 
 class TestRefusals:
@@ -296,4 +333,4 @@ class TestRefusals:
         model = sharp()
         model.blocks[0].attn.gate = nn.Linear(64, 64)
         with pytest.raises(ValueError, match=r"must compute softmax.*got Attention with gate"):
-            replace_heads(model, images(), count=1)
+            replace_heads(model, images(), count=1, layers=["blocks.0.attn"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.analysis import ConvolvedAttention, replace_heads, start_as_convolution
+from attnconv.analysis import ConvolvedAttention, audit, replace_heads, start_as_convolution
 from attnconv.analysis.attention_parts import first_tensor
 from tests.tolerances import tolerance
 
@@ -125,6 +125,18 @@ class TestTimm:
         model = timm.create_model(name, img_size=SIZE, **({"window_size": 7} if "swin" in name else {}))
         with pytest.raises(ValueError, match=message):
             act(model, images=images(2), **({"count": 1} if act is replace_heads else {}))
+
+    def test_a_pooling_head_is_passed_over(self) -> None:
+        timm = pytest.importorskip("timm")
+        model = timm.create_model("vit_base_patch16_siglip_224", img_size=SIZE, patch_size=8, depth=2).eval()
+        result = replace_heads(model, images(), count=1)
+        assert list(result.passed_over) == ["attn_pool"]
+        found = audit(model, images(), skip_unreadable=True)
+        assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
+        assert list(found.left_out) == ["attn_pool"]
+        assert list(start_as_convolution(model, filters="impulse", images=images(2))) == [
+            layer.name for layer in found.layers
+        ]
 
     def test_norms_of_queries_and_keys_bound_scores(self) -> None:
         with pytest.raises(ValueError, match=r"must not normalise its queries and keys, got q_norm in blocks.0.attn"):

@@ -20,6 +20,13 @@ def looks():
     torch.manual_seed(0)
     return SelfAttention2d(3, 4, heads=2, encoding=LearnedRelativeContent(3, 2, head_channels=4, max_shift=12))
 
+class Bound(nn.Module):
+    def forward(self, x):
+        assert x.shape[-1] == 224, "made for 224."
+
+def bound():
+    return Bound()
+
 def nothing():
     return nn.Conv2d(3, 4, 3)
 """
@@ -112,12 +119,41 @@ def test_a_picture_of_one_colour_is_named(home: Path, capsys: pytest.CaptureFixt
     assert (status, "1.png: must show more than one colour" in out) == (0, True)
 
 
+def test_a_picture_that_is_enlarged_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quadratic-digits", "--data", "pictures", "--size", "48", "--images", "1", "--out", "found"]
+    status, out, _ = call(capsys, *words)
+    note = "Enlarged to 48 x 48 pixels: 0.png 2.4 times."
+    assert (status, note in out) == (0, True)
+    assert note in (home / "found" / "index.html").read_text()
+
+
 def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         call(capsys, "quadratic-digits", "--layers", "blocks.1.attention, blocks.0.attention", "--out", "found")[0] == 0
     )
     layers = json.loads((home / "found" / "audit.json").read_text())["layers"]
     assert [layer["name"] for layer in layers] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tests.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "--layers) blocks.0.attn,blocks.1.attn, or to `audit` skip_unreadable (--skip-unreadable)" in err
+    status, out, _ = call(capsys, *words, "--skip-unreadable")
+    assert (status, "Left out attn_pool: 1 queries look at 64 keys" in out) == (0, True)
+    assert "Left out attn_pool" in (home / "found" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(("package", "spec"), [("timm", "timm:vit_tiny_patch16_224"), ("transformers", "hf:vit")])
+@pytest.mark.filterwarnings("default")  # theirs, not ours
+def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
+    name = "blocks.0.attn" if package == "timm" else "network.vit.layers.0.attention"
+    words = [spec, "--data", "pictures", "--size", "64x96", "--layers", name, "--out", "found"]
+    assert call(capsys, *words)[0] == 0
+    (layer,) = json.loads((home / "found" / "audit.json").read_text())["layers"]
+    assert layer["sizes"] == [4, 6]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +166,11 @@ def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("quadratic-small --size 7", "images: must have sides that 4 divides"),
         ("quadratic-digits --data nowhere", "--data: must be a folder of pictures, digits or cifar10, got 'nowhere'"),
         ("quadratic-digits --layers none", "layers: must name modules in which attention is seen, got ['none']"),
-        ("of_a_user:nothing --data pictures --size 12", "model: must run at least one SelfAttention layer, got Conv2d"),
+        (
+            "of_a_user:bound --data pictures --size 12",
+            "It stopped with: made for 224. Leave --size out, which gives it",
+        ),
+        ("of_a_user:nothing --data pictures --size 12", "model: must attend at least once, got Conv2d"),
     ],
 )
 @pytest.mark.usefixtures("home")

@@ -17,6 +17,7 @@ from PIL import Image
 from attnconv.cli import main
 from attnconv.cli.explore_command import title_of
 from attnconv.explorer import Payload, page, read_payload
+from attnconv.models.load import LoadedModel, load
 from attnconv.training.run_folder import RunFolder
 from tests.explorer.pages import PAGE
 
@@ -24,6 +25,13 @@ TINY = ["--epochs=2", "--data.limit=100", "--layers=1", "--width=16", "--mlp-wid
 MODULE = """
 import torch
 from attnconv import LearnedRelativeContent, SelfAttention2d
+
+class Bound(torch.nn.Linear):
+    def forward(self, x):
+        assert x.shape[-1] == 224, "made for 224."
+
+def bound():
+    return Bound(1, 1)
 
 def looks():
     torch.manual_seed(0)
@@ -155,6 +163,29 @@ def test_budgets_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], va
     assert status == 1
     assert "--budget: must lie above 0 and be at most 10000 megabytes, got " in err
     assert f"got {float(value)}" in err
+
+
+def test_the_model_is_made_for_the_size(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    plain = load
+
+    def noting(spec: str, **more: Any) -> LoadedModel:
+        asked.append(more["size"])
+        return plain(spec, **more)
+
+    monkeypatch.setattr("attnconv.models.load.load", noting)
+    words = ["of_an_explorer:looks", "--data", "pictures", "--images", "1", "--export", "shown"]
+    assert call(capsys, *words, "--size", "10x12")[0] == 0
+    assert asked == [(10, 12)]
+
+
+def test_a_model_of_one_size_says_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["of_an_explorer:bound", "--data", "pictures", "--size", "12", "--export", "shown"]
+    status, _, err = call(capsys, *words)
+    assert status == 1
+    assert "It stopped with: made for 224. Leave --size out, which gives it images of 224 x 224" in err
 
 
 @pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("moments", "-1"), ("port", "-1")])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from attnconv.data import read_pictures
 
@@ -54,6 +54,26 @@ def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
     assert len(images) == 1
     assert len(skipped) == 1
     assert "a.png: must be a whole image" in skipped[0]
+
+
+def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> None:
+    for name, size in {"small": (9, 5), "half": (16, 16), "narrow": (8, 64), "large": (100, 50)}.items():
+        picture(tmp_path / f"{name}.png", size=size)
+    turned = Image.new("RGB", (12, 32))  # stored on its side: 32 wide, 12 high
+    turned.getexif()[ExifTags.Base.Orientation] = 6
+    turned.save(tmp_path / "turned.jpg", exif=turned.getexif())
+    _, notes = read_pictures(tmp_path, (32, 32), count=10)
+    assert notes == ("Enlarged to 32 x 32 pixels: narrow.png 4.0 times, small.png 6.4 times, turned.jpg 2.7 times.",)
+    assert read_pictures(tmp_path, (12, 32), count=10)[1] == (
+        "Enlarged to 12 x 32 pixels: narrow.png 4.0 times, small.png 3.6 times.",
+    )
+
+
+def test_of_many_enlarged_files_some_are_named(tmp_path: Path) -> None:
+    for index in range(12):
+        picture(tmp_path / f"{index:02d}.png")
+    (note,) = read_pictures(tmp_path, (32, 32), count=20)[1]
+    assert note.endswith("09.png 8.0 times and 2 more.")
 
 
 def test_nothing_but_broken_files(tmp_path: Path) -> None:

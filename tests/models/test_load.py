@@ -144,6 +144,27 @@ def test_what_a_users_module_lacks_is_not_hidden(module_folder: Path) -> None:
         load("users_broken:make")
 
 
+def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:
+    file = module_folder / "users_errors.py"
+    file.write_text(
+        "import torch\ndef boom():\n    raise KeyError('my own')\ndef deep():\n    return torch.zeros(2).view(3)\n"
+        "def library():\n    return torch.nn.MultiheadAttention(5, 2)\n"
+    )
+    where = re.escape(str(file))
+    words = r"users_errors:boom must run without an error, got KeyError: 'my own'\. It was raised at "
+    with pytest.raises(ValueError, match=rf"{words}{where}:3: raise KeyError\('my own'\)$"):
+        load("users_errors:boom")
+    with pytest.raises(ValueError, match=rf"got RuntimeError: .* raised at {where}:5: return torch.zeros"):
+        load("users_errors:deep")
+    with pytest.raises(
+        ValueError, match=rf"AssertionError: .* at .*activation.py:\d+, called from {where}:7: return t"
+    ):
+        load("users_errors:library")
+    (module_folder / "users_start.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(ValueError, match=r"got ZeroDivisionError: .*users_start.py:2: y = x / 0$"):
+        load("users_start:make")
+
+
 @pytest.mark.parametrize("spec", ["a b:c", ":make", "1x:make"])
 def test_words_of_no_form_are_refused_with_the_forms(spec: str) -> None:
     with pytest.raises(ValueError, match=rf"model: must be a preset, a run folder, a checkpoint, .*got '{spec}'"):
@@ -178,6 +199,46 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.mean, found.std, found.source) == ((0.1, 0.2), (0.3, 0.4), "timm:vit_tiny.in1k, pretrained")
     with pytest.raises(ValueError, match=r"must be the name of a timm model, got 'vit_tin'\. Did you mean vit_tiny"):
         load("timm:vit_tin")
+
+
+def test_a_model_of_timm_is_built_for_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(name: str, *, pretrained: bool, **more: Any) -> nn.Module:
+        if name == "resnet" and more:
+            raise TypeError("ResNet.__init__() got an unexpected keyword argument 'img_size'")
+        if more.get("img_size") == (1, 1):
+            raise AssertionError("no patch fits.\nAt all")
+        model = nn.Linear(2, 3)
+        model.pretrained_cfg, model.asked = {}, more  # type: ignore[assignment]
+        return model
+
+    fake: Any = types.ModuleType("timm")
+    fake.list_models, fake.create_model = lambda: ["vit", "resnet"], create_model
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    assert load("timm:vit", size=(32, 48)).model.asked == {"img_size": (32, 48)}
+    assert load("timm:vit").model.asked == {}
+    assert load("timm:resnet", size=(32, 48)).model.asked == {}
+    with pytest.raises(ValueError, match=r"size: must be one .* build vit for, got 1 x 1. It says: no patch fits\.$"):
+        load("timm:vit", size=(1, 1))
+
+
+@pytest.mark.parametrize(("size", "asked"), [(None, False), ((4, 4), False), ((4, 6), True)])
+def test_a_model_of_transformers_interpolates_to_a_size(
+    size: tuple[int, int] | None, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sized(_Network):
+        config = types.SimpleNamespace(id2label={}, image_size=4)
+
+        def forward(
+            self, pixel_values: torch.Tensor, scale: float = 1.0, interpolate_pos_encoding: bool = False
+        ) -> types.SimpleNamespace:
+            return types.SimpleNamespace(logits=torch.full((1, 1), float(interpolate_pos_encoding)))
+
+    fake = _transformers()
+    fake.AutoModelForImageClassification.from_config = lambda config: Sized()
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    model = load("hf:vit", size=size).model
+    assert model(torch.zeros(1, 3, 4, 6)).item() == asked
+    assert model(torch.zeros(1, 3, 4, 6), interpolate_pos_encoding=False).item() == 0
 
 
 def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +332,24 @@ def torchvision_operators() -> Iterator[None]:
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     yield
     library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("package", "spec"),
+    [
+        ("timm", "timm:vit_tiny_patch16_224"),
+        ("timm", "timm:swin_tiny_patch4_window7_224"),
+        ("timm", "timm:resnet10t"),
+        ("transformers", "hf:vit"),
+        ("transformers", "hf:dinov2"),
+        ("transformers", "hf:mobilenet_v1"),
+    ],
+)
+@pytest.mark.filterwarnings("default")  # theirs, not ours
+@pytest.mark.usefixtures("torchvision_operators")
+def test_the_real_libraries_at_another_size(package: str, spec: str) -> None:
+    pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
+    assert load(spec, size=(128, 160)).model(torch.zeros(1, 3, 128, 160)).shape[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from attnconv.analysis import Audit, LayerAudit, audit
 from attnconv.report import draw_profiles, draw_scores, write_audit
 from attnconv.report.audit_figures import zoomed
 from tests.report.making import outside, overlaps
+from tests.small_vit import PoolingViT
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,18 @@ class TestPage:
         stems = ["heads-01-0", "heads-02-1", "heads-03-2", "heads-04-3", "heads-05-4", "scores"]
         files = sorted(path.name for path in (folder / "figures").iterdir())
         assert files == [f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")]
+
+    def test_a_size_stands_in_one_line(self, folder: Path) -> None:
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        assert page.count('<td class="words line">17 x 12</td>') == 5
+        assert '<td class="words line">(-1, -1)</td>' in page
+        assert ".wide .line { white-space: nowrap; }" in page
+
+    def test_says_what_was_left_out(self, tmp_path: Path) -> None:
+        found = audit(PoolingViT(), torch.randn(2, 3, 32, 32), skip_unreadable=True)
+        page = write_audit(found, tmp_path, title="pooled").read_text(encoding="utf-8")
+        assert '<p class="note">Left out attn_pool: 1 queries look at 64 keys' in page
+        assert json.loads((tmp_path / "audit.json").read_text())["left_out"] == dict(found.left_out)
 
     def test_needs_nothing_else(self, folder: Path) -> None:
         page = (folder / "index.html").read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
         seed: Of the draws, at least 0.
 
     Raises:
-        ValueError: `draws` is below 1 or `seed` below 0.
+        ValueError: `draws` is below 1, `seed` below 0, or shifts reach farther one way than the other.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -85,7 +85,7 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
         >>> bool(turned.mass.sum() == one.mass.sum())
         True
     """
-    dims = len(profile.reach)
+    dims = _symmetric_axes(profile)
     square = len(set(profile.reach)) == 1
     heads = []
     for head in profile.mass:
@@ -108,7 +108,7 @@ def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "
         The cosine, 0 to 1, and the partner's index, which may be the head's own.
 
     Raises:
-        ValueError: There is no such axis.
+        ValueError: There is no such axis, or shifts reach farther one way than the other.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -120,12 +120,20 @@ def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "
         >>> bool(mirror_partners(profile, 0)[0][2] < 0.1)
         True
     """
-    dims = len(profile.reach)
+    dims = _symmetric_axes(profile)
     if axis not in range(dims):
         raise ValueError(bad("axis", f"must be in 0 .. {dims - 1}", axis))
     mirrored = profile.mass.flip(axis + 1)
     found = profile_cosines(mirrored.flatten(1), profile.mass.flatten(1)).max(1)
     return found.values.clamp(0.0, 1.0), found.indices
+
+
+def _symmetric_axes(profile: ShiftProfile) -> int:
+    """The number of axes, where the shifts of each reach as far down as up: only then a flip negates them."""
+    if any(least != -most for least, most in profile.reach):
+        fix = "Use a layer whose queries stand on its pixels."
+        raise ValueError(bad("profile", "must reach as far either way", list(profile.reach), fix))
+    return len(profile.reach)
 
 
 @final

@@ -8,7 +8,7 @@ Phi per image or none, and no such number.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, final
 
 import torch
@@ -74,10 +74,12 @@ class Audit:
     Attributes:
         layers: In the order in which they run.
         images: Images looked at.
+        left_out: Name of each module whose attention could not be read -> why. Empty unless `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
     images: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerAudit:
         """The layer of a name.
@@ -89,7 +91,12 @@ class Audit:
 
     def numbers(self) -> dict[str, Any]:
         """All numbers as JSON holds them."""
-        return {"images": self.images, "layers": [layer.numbers() for layer in self.layers]}
+        layers = [layer.numbers() for layer in self.layers]
+        return {"images": self.images, "layers": layers, "left_out": dict(self.left_out)}
+
+    def omissions(self) -> list[str]:
+        """A sentence for each attention that was left out."""
+        return [f"Left out {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
 
     def __str__(self) -> str:
         width = max(len("layer"), *(len(layer.name) for layer in self.layers))
@@ -100,7 +107,7 @@ class Audit:
                 f"{layer.name:<{width}}  {len(found.entropy):5d}  {found.convolution_score:5.3f}  "
                 f"{found.coverage:8.3f}  {found.redundancy:10.3f}  {float(found.constancy.nanmean()):9.3f}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.omissions()])
 
 
 def audit(
@@ -113,6 +120,7 @@ def audit(
     prefix: int | None = None,
     layers: Collection[str] | None = None,
     options: Mapping[str, object] | None = None,
+    skip_unreadable: bool = False,
 ) -> Audit:
     """Read every attention of a model on some images and say in numbers how much of a convolution it is.
 
@@ -124,9 +132,12 @@ def audit(
             chance is no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
+            what is neither stands after them.
         layers: Names of the modules to read; None for all.
         options: Further arguments of the model's forward pass by name, the same for every batch.
+        skip_unreadable: Whether attention that cannot be read, as that of a pooling head with one query, is left out
+            and named in `left_out`. Layers that are named by `layers` are never left out.
 
     Returns:
         The layers in the order in which they run.
@@ -136,7 +147,7 @@ def audit(
             number.
         ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
             not what the model takes (its own words are passed on); the model takes other arguments than `options`; an
-            attention cannot be read, or there is none.
+            attention cannot be read and is not to be left out, or there is none to read.
 
     Example:
         >>> from attnconv.theorem import from_conv
@@ -148,6 +159,9 @@ def audit(
     """
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
     gathered: dict[str, _Layer] = {}
+    left_out: dict[str, str] = {}
+    reading: dict[str, Any] = {"grid": grid, "prefix": prefix, "layers": layers, "options": options}
+    reading["unreadable"] = left_out.setdefault if skip_unreadable else None
     count, shape = 0, None
     for some in _batches(images, batch):
         check_images(some, before=count, shape=shape)
@@ -161,11 +175,14 @@ def audit(
             gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
 
         with blaming_images(model, some, options):
-            visit_attention(model, some, look, grid=grid, prefix=prefix, layers=layers, options=options)
+            visit_attention(model, some, look, **reading)
         count += len(some)
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
-    return Audit(tuple(layer.result(key, model) for key, layer in gathered.items()), count)
+    if not gathered:
+        named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
+        raise ValueError(bad("model", "must have an attention that can be read", named))
+    return Audit(tuple(layer.result(key, model) for key, layer in gathered.items()), count, left_out)
 
 
 @final

@@ -4,8 +4,9 @@ Hooks keep the names of the modules that are running. Layers of this library giv
 other models the calls that compute attention are seen where they reach PyTorch (`attention_calls`), placed on the image
 (`token_places`) and handed over one at a time, so that the memory needed is that of one layer.
 
-What cannot be read is refused with the module's name. That includes modules named as attention in which none was seen:
-a model must not lose a map without a word.
+What cannot be read is refused with the module's name, and those that can be read are listed. That includes modules
+named as attention in which none was seen: a model must not lose a map without a word. A caller may take the refusals
+itself, one by one, and have the rest.
 """
 
 import inspect
@@ -51,6 +52,7 @@ def visit_attention(
     prefix: int | None = None,
     layers: Collection[str] | None = None,
     options: Mapping[str, object] | None = None,
+    unreadable: Callable[[str, str], None] | None = None,
 ) -> None:
     """Run a model once and hand the operator of each of its attentions to a function, just before it is computed.
 
@@ -65,13 +67,17 @@ def visit_attention(
             attends twice is visited twice.
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images;
             windows know theirs.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
+            what is neither stands after them.
         layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
         options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
+        unreadable: Called in the place of an error with the name of each module whose attention cannot be read and the
+            reason; what can be read is visited all the same. None stops at the first. Modules that `layers` names are
+            never passed over.
 
     Raises:
-        ValueError: An attention cannot be read: its module's name and the reason. Or the model has no attention that
-            runs, or one that `layers` names does not run; or its forward pass takes other arguments.
+        ValueError: An attention cannot be read: its module's name, the reason, and what can be read. Or the model has
+            no attention that runs, or one that `layers` names does not run; or its forward pass takes other arguments.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -82,13 +88,16 @@ def visit_attention(
     """
     call_options = checked_options(model, images, options)
     places = Places(None if grid is None else tuple(grid), prefix)
-    reading = _Reading(images, visit, places, None if layers is None else frozenset(layers))
+    reading = _Reading(images, visit, places, None if layers is None else frozenset(layers), unreadable)
     handles: list[RemovableHandle] = []
     try:
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
         with torch.no_grad(), evaluating(model), _uncompiled(model), AttentionCalls(reading.call):
             model(images, **call_options)
+    except Exception:
+        reading.check_refused()  # what comes after a refusal would hide it
+        raise
     finally:
         for handle in handles:
             handle.remove()
@@ -135,19 +144,22 @@ class _Reading:
         visit: Callable[[str, AttentionOperator], None],
         places: Places,
         layers: frozenset[str] | None,
+        unreadable: Callable[[str, str], None] | None,
     ) -> None:
+        self._unreadable = unreadable if layers is None else None
+        self._refused: dict[str, tuple[nn.Module, str]] = {}
         self._images, self._visit, self._places, self._layers = images, visit, places, layers
         self._running: list[Running] = []
         self._visiting = False  # what the visitor runs is no part of the pass
         self._own = 0  # layers of this library that are running: what they call is theirs
         self._first_of_two: tuple[str, TokenRows] | None = None
-        self._seen: set[str] = set()
+        self._seen: dict[str, None] = {}  # in the order in which they run
 
     def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
         """Hooks that note when a module begins and ends."""
         if isinstance(module, torch.jit.ScriptModule):
             if self._layers is None:
-                raise _refusal(name, module, "it is a compiled script, which hides what it calls")
+                self._refuse(name, module, "it is a compiled script, which hides what it calls")
             return []
 
         return [
@@ -164,7 +176,7 @@ class _Reading:
             return
         self._running.append(_running(name, module, args, named))
         if isinstance(module, ConvolvedAttention) and self._wanted(name):
-            raise _refusal(name, module, _replaced(module))
+            self._refuse(name, module, _replaced(module))
         if isinstance(module, SelfAttention):
             self._own += 1
             if self._own == 1 and self._wanted(name):
@@ -181,7 +193,7 @@ class _Reading:
         # An error has no output; it must not be hidden behind another.
         silent = output is not None and frame.calls == 0 and self._own == 0
         if silent and _claims_attention(module) and self._wanted(name):
-            raise _refusal(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
+            self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """A call of attention that is about to run."""
@@ -192,7 +204,7 @@ class _Reading:
             frames = frames[:-1]
         frame = frames[-1]
         frame.calls += 1
-        if not self._wanted(frame.name):
+        if not self._wanted(frame.name) or frame.name in self._refused:
             return
         try:
             if (other := _other_formula(frame.module)) is not None:
@@ -209,7 +221,8 @@ class _Reading:
                 rows = gated
             layout = layout_of(frames, rows, self._images, self._places)
         except UnreadableError as reason:
-            raise _refusal(frame.name, frame.module, str(reason)) from None
+            self._refuse(frame.name, frame.module, str(reason))
+            return
         self._hand_over(frame.name, TokenOperator(rows, layout))
         rows.release()
 
@@ -227,20 +240,39 @@ class _Reading:
 
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
         self._running[-1].calls += isinstance(self._running[-1].module, SelfAttention)
-        self._seen.add(name)
+        self._seen[name] = None
+        if self._refused and self._unreadable is None:  # nobody wants it any more, but its name
+            return
         self._visiting = True
         self._visit(name, operator)
         self._visiting = False
 
+    def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
+        """Note what cannot be read. Where that is an error, the pass goes on to see what can be."""
+        if name in self._refused:
+            return
+        self._refused[name] = (module, reason)
+        if self._running:
+            self._running[-1].calls += 1  # its parents need not say that nothing was seen in them
+        if self._unreadable is not None:
+            self._unreadable(name, reason)
+
+    def check_refused(self) -> None:
+        """Stop at the first refusal, unless the caller takes them."""
+        if self._refused and self._unreadable is None:
+            name, (module, reason) = next(iter(self._refused.items()))
+            raise _refusal(name, module, reason, [name for name in self._seen if name not in self._refused])
+
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
-        missing = sorted((self._layers or frozenset()) - self._seen)
+        self.check_refused()
+        missing = sorted((self._layers or frozenset()) - self._seen.keys())
         if missing:
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
-        if not self._seen:
-            fix = "No attention of another library was seen either."
-            raise ValueError(bad("model", "must run at least one SelfAttention layer", type(model).__name__, fix))
+        if not self._seen and not self._refused:
+            fix = "No layer of this library, no call of PyTorch's attention and no softmax over keys was seen in it."
+            raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
 
 
 def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
@@ -291,7 +323,10 @@ def _claims_attention(module: nn.Module) -> bool:
     return name.endswith(("attention", "attn")) or type(module).__name__ in NOT_A_SOFTMAX
 
 
-def _refusal(name: str, module: nn.Module, reason: str) -> ValueError:
+def _refusal(name: str, module: nn.Module, reason: str, readable: Sequence[str]) -> ValueError:
     requirement = f"the attention of module {name!r} must be readable"
-    fix = f"It is not: {reason}. Pass `layers` to read others only."
+    fix = f"It is not: {reason}."
+    if readable:
+        fix += f" Others are: pass layers (--layers) {','.join(readable)}"
+        fix += ", or to `audit` skip_unreadable (--skip-unreadable), which names what it leaves out."
     return ValueError(bad("model", requirement, type(module).__name__, fix))

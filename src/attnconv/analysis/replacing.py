@@ -9,7 +9,7 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, final, get_args
@@ -17,19 +17,16 @@ from typing import Any, Generic, TypeVar, final, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
-from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
+from attnconv.analysis.attention_parts import first_tensor
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
 from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
 from attnconv.analysis.image_checks import blaming_images, check_images
-from attnconv.analysis.reading import checked_options, visit_attention
-from attnconv.analysis.shift_profiles import shift_profile
-from attnconv.analysis.token_operator import TokenOperator
-from attnconv.operators.base import AttentionOperator
+from attnconv.analysis.reading import checked_options
+from attnconv.analysis.replaceable import replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
 DRAWS = 8  # of r
@@ -69,6 +66,7 @@ class Replacement(Generic[Model]):
         candidates: All heads that could have been, cheapest first.
         layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
         output_error: The same for the first tensor of the model's output, with all replacements at once.
+        passed_over: Name of each other attention module, whose heads cannot be replaced -> why.
     """
 
     model: Model
@@ -76,6 +74,7 @@ class Replacement(Generic[Model]):
     candidates: tuple[HeadCandidate, ...]
     layer_errors: Mapping[str, float]
     output_error: float
+    passed_over: Mapping[str, str]
 
 
 def replace_heads(
@@ -84,6 +83,7 @@ def replace_heads(
     *,
     heads: Mapping[str, Iterable[int]] | None = None,
     count: int | None = None,
+    layers: Collection[str] | None = None,
     least_constancy: float = 0.0,
     kernel_size: int = 3,
     fit: Fit = "least_squares",
@@ -96,11 +96,13 @@ def replace_heads(
 
     Args:
         model: timm's `VisionTransformer`, Hugging Face's ViT, DeiT or DINOv2, or any model whose attention modules have
-            the parts that `attention_parts` knows. Other attention is refused.
+            the parts that `attention_parts` knows. Other attention, as that of a pooling head, is left as it is
+            and named in `passed_over`.
         images: At least 2, normalised as in training, in the size in which the model will run. The last quarter is held
             out.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
+        layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
         least_constancy: Of those, only heads at least this constant, 0 to 1.
         kernel_size: K, odd.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
@@ -109,8 +111,9 @@ def replace_heads(
     Raises:
         TypeError: `images` are not floating point.
         ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
-            passed on); an argument is out of range, a layer or head does not exist, an attention does not compute plain
-            softmax attention by parts of known names, or fewer heads than `count` are constant enough.
+            passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
+            named computes plain softmax attention by parts of known names, or fewer heads than `count` are constant
+            enough.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -121,22 +124,27 @@ def replace_heads(
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
-        tokens, constancy, paired = _tokens_of(model, images, call)
+        looked = replaceable(model, images, None if layers is None else frozenset(layers), call)
+    tokens = looked.tokens
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
     costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings, options=call)
-    candidates = _candidates(tokens, mixings, constancy, costs, fitted)
-    chosen = _named(candidates, heads) if heads is not None else _cheapest(candidates, count or 0, least_constancy)
+    candidates = _candidates(tokens, mixings, looked.constancy, costs, fitted)
+    chosen = (
+        _named(candidates, heads, looked.passed_over)
+        if heads is not None
+        else _cheapest(candidates, count or 0, least_constancy)
+    )
     changed, errors = copy.deepcopy(model), {}
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
         new = _new(tokens[name], mixings[name], some)
         errors[name] = _relative_error(new, tokens[name].attention, tokens[name].inputs[fitted:])
         parent, _, last = name.rpartition(".")
-        setattr(changed.get_submodule(parent), last, PairedAttention(new) if name in paired else new)
+        setattr(changed.get_submodule(parent), last, PairedAttention(new) if name in looked.paired else new)
     output_error = _relative_error(changed, model, images[fitted:], options=call)
-    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error)
+    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, looked.passed_over)
 
 
 def _check(
@@ -160,61 +168,6 @@ def _check(
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
-
-
-def _tokens_of(
-    model: nn.Module, images: Tensor, options: Mapping[str, object]
-) -> tuple[dict[str, LayerTokens], dict[str, Tensor], set[str]]:
-    """The inputs of all attention modules and where their tokens stand; their constancy; those that give pairs."""
-    tokens: dict[str, LayerTokens] = {}
-    constancy: dict[str, Tensor] = {}
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}  # of the first image
-    paired: set[str] = set()
-    modules = dict(model.named_modules())
-
-    def visit(name: str, operator: AttentionOperator) -> None:
-        name = _holder(name, modules)
-        attention_parts(modules[name], f"model.{name}")
-        if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or name in tokens:
-            requirement = "must attend once over the tokens of an image in rows and columns"
-            raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
-        height, width = operator.grid.sizes
-        tokens[name] = LayerTokens(modules[name], inputs[name], (height, width), operator.prefix)
-        constancy[name] = shift_profile(operator).constancy
-
-    def watch(name: str, module: nn.Module) -> list[RemovableHandle]:
-        def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            given = first_tensor((*args, *named.values()))
-            if given is not None:
-                inputs[name] = given.detach()
-
-        def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            given = first_tensor(output)
-            if given is not None:
-                outputs[name] = given[:1].detach()
-            paired.update({name} if isinstance(output, tuple) else ())
-
-        return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
-
-    for name, module in modules.items():
-        if isinstance(module, nn.MultiheadAttention):  # before its tokens are asked for a grid
-            attention_parts(module, f"model.{name}")
-    handles = [handle for name, module in modules.items() if projects(module) for handle in watch(name, module)]
-    try:
-        visit_attention(model, images, visit, options=options)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, part in tokens.items():
-        refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
-    return tokens, constancy, paired
-
-
-def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """The module that holds all parts; attention may run in a module inside it."""
-    outer = name.rpartition(".")[0]
-    return outer if outer and not projects(modules[name]) and projects(modules[outer]) else name
 
 
 def _new(part: LayerTokens, mixing: HeadMixing, some: list[int]) -> ConvolvedAttention:
@@ -291,11 +244,15 @@ def _candidates(
     return sorted(found, key=lambda entry: entry.cost)
 
 
-def _named(candidates: Sequence[HeadCandidate], heads: Mapping[str, Iterable[int]]) -> list[HeadCandidate]:
+def _named(
+    candidates: Sequence[HeadCandidate], heads: Mapping[str, Iterable[int]], passed_over: Mapping[str, str]
+) -> list[HeadCandidate]:
     by_place = {(entry.layer, entry.head): entry for entry in candidates}
     wanted = [(name, head) for name, some in heads.items() for head in dict.fromkeys(some)]
     unknown = [place for place in wanted if place not in by_place]
     if unknown:
+        if unknown[0][0] in passed_over:
+            raise ValueError(passed_over[unknown[0][0]])
         layers = ", ".join(sorted({entry.layer for entry in candidates}))
         raise ValueError(bad("heads", f"must name heads of {layers}", repr(unknown[0])))
     return [by_place[place] for place in wanted]

@@ -1,10 +1,10 @@
 """Where the tokens of one attention call stand in the image.
 
-    Whole      prefix tokens (class token, registers), then the image's tokens row by row
+    Whole      prefix tokens (class token, registers), then the image's tokens row by row, then other tokens if any
     Windows    the image's tokens, shifted cyclically and cut into windows, each a sequence of its own
 
 A layout turns image tokens into rows of a call and the call's keys back into image tokens. What falls elsewhere, on
-prefix tokens or on the padding of a window, is summed apart.
+tokens before or after the image's or on the padding of a window, is summed apart.
 """
 
 import abc
@@ -24,12 +24,14 @@ class TokenLayout(abc.ABC):
     Attributes:
         sizes: Tokens of the image, (height, width).
         prefix: Number of tokens that stand before those of the image.
+        suffix: Number of tokens that stand after them.
         parts: Number of sequences that one image is cut into.
         window: Tokens of each of these sequences, (height, width); None where an image is one sequence.
     """
 
     sizes: tuple[int, ...]
     prefix: int
+    suffix: int
     parts: int
     window: tuple[int, int] | None
 
@@ -47,16 +49,18 @@ class Whole(TokenLayout):
     Args:
         sizes: Tokens of the image.
         prefix: Tokens before them.
+        suffix: Tokens after them.
     """
 
-    def __init__(self, sizes: tuple[int, ...], prefix: int) -> None:
-        self.sizes, self.prefix, self.parts, self.window = sizes, prefix, 1, None
+    def __init__(self, sizes: tuple[int, ...], prefix: int, suffix: int = 0) -> None:
+        self.sizes, self.prefix, self.suffix, self.parts, self.window = sizes, prefix, suffix, 1, None
 
     def rows(
         self, source: TokenRows, queries: Int[Tensor, "r"]
     ) -> tuple[Float[Tensor, "b h r n"], Float[Tensor, "b h r"]]:
         rows = source.rows(queries + self.prefix)
-        return rows[..., self.prefix :], rows[..., : self.prefix].sum(-1)
+        stop = self.prefix + math.prod(self.sizes)
+        return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
 
 
 @final
@@ -73,7 +77,7 @@ class Windows(TokenLayout):
     def __init__(
         self, sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
     ) -> None:
-        self.sizes, self.prefix = sizes, 0
+        self.sizes, self.prefix, self.suffix = sizes, 0, 0
         self._counts = tuple(math.ceil(size / length) for size, length in zip(sizes, window, strict=True))
         self.parts = math.prod(self._counts)
         self.window = window if self.parts > 1 else None

@@ -2,8 +2,8 @@
 
     A[q, k] = p(token k | token q)      for tokens q, k of the image,      padding_mass(q) = 1 - sum_k A[q, k]
 
-The rows are the model's own and are not divided by their sum: what a token spends on the class token, on registers or
-on the padding of a window is its padding mass.
+The rows are the model's own and are not divided by their sum: what a token spends on the class token, on registers, on
+tokens after the image's or on the padding of a window is its padding mass.
 """
 
 from typing import final
@@ -35,6 +35,7 @@ class TokenOperator(AttentionOperator):
 
     Attributes:
         prefix: Number of class tokens and registers before the image's tokens.
+        suffix: Number of other tokens after them, as those of detectors.
         window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
 
     Example:
@@ -54,7 +55,7 @@ class TokenOperator(AttentionOperator):
         # What is no token of the image counts as padding; there is none on the lattice itself.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
-        self.prefix, self.window = layout.prefix, layout.window
+        self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +82,7 @@ class TokenOperator(AttentionOperator):
         if wrong:
             requirement = f"must lie below {self.prefix}, the number of tokens before the image's"
             raise ValueError(bad("tokens", requirement, wrong))
-        return self._source.rows(tokens)[..., self.prefix :]
+        return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1

@@ -4,11 +4,14 @@ Asked from the attention outwards, the first module that knows decides:
 
     window_size, shift_size           tokens in shifted windows (Swin of timm, torchvision, Hugging Face)
     patch_embed, num_prefix_tokens    timm: patches of the image, class tokens and registers before them
-    config.patch_size                 Hugging Face: the same
+    config.patch_size                 Hugging Face: the same, with num_register_tokens after the class token
+    config.num_detection_tokens       Hugging Face's YOLOS: after a class token and the patches
     patch_size                        torchvision
 
 A model of images that says nothing has square patches after no token or one; of other inputs the user says the grid.
-What does not come out even is refused.
+Where the user says the grid, one token more than it holds stands before the image. Of several, the model or the user
+says how many do: taken wrongly, they would move every map. The others stand after it. What does not come out even is
+refused.
 """
 
 import math
@@ -49,7 +52,7 @@ class Places:
 
     Attributes:
         grid: Tokens of the image, (height, width).
-        prefix: Tokens before them.
+        prefix: Tokens before them. What neither is stands after them.
     """
 
     grid: tuple[int, ...] | None
@@ -83,24 +86,29 @@ def layout_of(running: Sequence[Running], rows: TokenRows, images: Tensor, place
         if images.dim() == 3 and (tokens, rows.batch) == tuple(images.shape[:2]) and rows.batch != tokens:
             given = f"the input {tuple(images.shape)} has its tokens first. Where it is split, put the batch first"
             raise UnreadableError(f"its {tokens} tokens make no grid of grid={places.grid}: {given}")
-        given = f"the input {tuple(images.shape)}" if places.grid is None else f"grid={places.grid}"
-        given = given if places.prefix is None else f"{given}, prefix={places.prefix}"
-        raise UnreadableError(f"its {tokens} tokens make no grid of {given}; pass grid=(height, width) and prefix=")
+        raise UnreadableError(_no_grid(tokens, images, places))
     return layout
+
+
+def _no_grid(tokens: int, images: Tensor, places: Places) -> str:
+    """Why tokens cannot be placed, and what would help."""
+    said = "" if places.prefix is None else f", prefix={places.prefix}"
+    if places.grid is None:
+        given = f"the input {tuple(images.shape)}{said}"
+        return f"its {tokens} tokens make no grid of {given}; pass grid=(height, width) and prefix="
+    wanted = math.prod(places.grid) + (places.prefix or 0)
+    return f"its {tokens} tokens make no grid of grid={places.grid}{said}, which has {wanted}; pass a smaller grid="
 
 
 def _whole(running: Sequence[Running], tokens: int, images: Tensor, places: Places) -> Whole | None:
     """The grid of one sequence of tokens: the user's word, the model's, or an image's square patches, if any fits."""
+    said = [word for frame in reversed(running) for word in _said(frame.module, images)]
     if places.grid is not None:
-        prefix = tokens - math.prod(places.grid)
-        return None if prefix < 0 or places.prefix not in (None, prefix) else Whole(places.grid, prefix)
-    said = False
-    for frame in reversed(running):
-        for sizes, prefixes in _said(frame.module, images):
-            said = True
-            prefix = tokens - math.prod(sizes)
-            if prefix in (prefixes if places.prefix is None else {places.prefix}):
-                return Whole(sizes, prefix)
+        return _of_grid(running, tokens, places.grid, places.prefix, said)
+    for word in said:
+        prefix = tokens - math.prod(word.sizes) - word.suffix
+        if prefix in (word.prefixes if places.prefix is None else {places.prefix}):
+            return Whole(word.sizes, prefix, word.suffix)
     if not said and images.dim() == 4:
         for prefix in (0, 1) if places.prefix is None else (places.prefix,):
             square = _square_patches(tokens - prefix, images)
@@ -109,26 +117,70 @@ def _whole(running: Sequence[Running], tokens: int, images: Tensor, places: Plac
     return None
 
 
-def _said(module: nn.Module, images: Tensor) -> Iterator[tuple[tuple[int, int], set[int]]]:
-    """Grids of tokens that a module speaks of, with the numbers of tokens before them."""
+def _of_grid(
+    running: Sequence[Running], tokens: int, grid: tuple[int, ...], prefix: int | None, said: Sequence["_Word"]
+) -> Whole | None:
+    """The user's grid, unless it is too large: which surplus tokens stand before it says the user too, or the model."""
+    surplus = tokens - math.prod(grid)
+    if surplus < (prefix or 0):
+        return None
+    whole = [word for word in said if tokens - math.prod(word.sizes) - word.suffix in word.prefixes]
+    if prefix is not None:
+        if prefix < surplus and whole and all(word.sizes != grid for word in whole):
+            given = f"grid={grid}, prefix={prefix} leave {surplus - prefix} of its {tokens} tokens over"
+            raise UnreadableError(f"{given}, while the model itself says a grid of {whole[0].sizes}; pass that or none")
+        return Whole(grid, prefix, surplus - prefix)
+    if surplus < 2:
+        return Whole(grid, surplus)
+    for word in whole:
+        if word.sizes == grid:
+            return Whole(grid, surplus - word.suffix, word.suffix)
+    for frame in reversed(running):
+        known = _known_others(frame.module)
+        if known is not None and sum(known) == surplus:
+            return Whole(grid, *known)
+    given = f"its {tokens} tokens are {surplus} more than those of grid={grid}"
+    raise UnreadableError(f"{given}; pass prefix= with grid=, how many of the {surplus} stand before the image")
+
+
+@final
+@dataclass(frozen=True)
+class _Word:
+    """What a module says of its tokens: those of the image, how many may stand before, how many stand after."""
+
+    sizes: tuple[int, int]
+    prefixes: frozenset[int]
+    suffix: int = 0
+
+
+def _said(module: nn.Module, images: Tensor) -> Iterator[_Word]:
+    """What a module says of the tokens of some images."""
     if images.dim() != 4:
         return
+    known = _known_others(module)
     embed = getattr(module, "patch_embed", None)
     if embed is not None:
-        known = getattr(module, "num_prefix_tokens", None)
         # Class tokens may join later than the first blocks.
-        prefixes = {0, 1} if known is None else {0, int(known)}
+        prefixes = frozenset({0, 1} if known is None else {0, known[0]})
         for sizes in _patches(getattr(embed, "patch_size", None), images):
-            yield sizes, prefixes
+            yield _Word(sizes, prefixes)
         fixed, made_for = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "img_size", None))
         if fixed is not None and made_for == tuple(images.shape[2:]):
-            yield fixed, prefixes
-    config = getattr(module, "config", None)
-    registers = getattr(config, "num_register_tokens", None)
-    for sizes in _patches(getattr(config, "patch_size", None), images):
-        yield sizes, {0, 1, 2} if registers is None else {1 + int(registers)}
+            yield _Word(fixed, prefixes)
+    before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
+    for sizes in _patches(getattr(getattr(module, "config", None), "patch_size", None), images):
+        yield _Word(sizes, frozenset(before), after)
     for sizes in _patches(getattr(module, "patch_size", None), images):
-        yield sizes, {0, 1}
+        yield _Word(sizes, frozenset({0, 1}))
+
+
+def _known_others(module: nn.Module) -> tuple[int, int] | None:
+    """How many tokens stand before and after those of the image, where a module says so."""
+    if getattr(module, "patch_embed", None) is not None and getattr(module, "num_prefix_tokens", None) is not None:
+        return int(module.num_prefix_tokens), 0  # type: ignore[arg-type]
+    config = getattr(module, "config", None)
+    registers, detections = (getattr(config, f"num_{kind}_tokens", None) for kind in ("register", "detection"))
+    return None if registers is None and detections is None else (1 + int(registers or 0), int(detections or 0))
 
 
 def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:

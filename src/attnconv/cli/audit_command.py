@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from attnconv._errors import bad
-from attnconv.cli.looking import layer_names, own_channels, own_size, read_pixels, require_positions_alone, sides
+from attnconv.cli.looking import (
+    blaming_size,
+    layer_names,
+    own_channels,
+    own_size,
+    read_pixels,
+    require_positions_alone,
+    sides,
+)
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -42,7 +50,8 @@ class Audit:
     images: int = 64
     """How many images to look at, at most."""
     size: str | None = None
-    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224."""
+    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
+    Hugging Face are made for it where they are made for one size."""
     queries: int = 256
     """How many queries of each image to look at, at most."""
     layers: str | None = None
@@ -53,6 +62,8 @@ class Audit:
     """Class tokens and registers before the image's tokens, for models that do not say it."""
     skip_broken: bool = False
     """Pass over files that cannot be read or are of one colour, instead of stopping; they are named either way."""
+    skip_unreadable: bool = False
+    """Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is named."""
     pretrained: bool = False
     """Fetch the trained weights of a model from a library."""
     out: Path | None = None
@@ -72,12 +83,14 @@ def run(words: Sequence[str]) -> int:
     from attnconv.models.load import load
     from attnconv.report.audit_page import write_audit
 
-    loaded = load(arguments.model, pretrained=arguments.pretrained)
+    loaded = load(arguments.model, pretrained=arguments.pretrained, size=sizes)
     reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layer_names(arguments.layers)}
-    images, about, notes = _images(arguments, loaded, sizes or own_size(loaded), reading)
-    found = audit(loaded.model, images, queries=arguments.queries, **reading)
+    reading["skip_unreadable"] = arguments.skip_unreadable
+    with blaming_size(sizes, own_size(loaded)):
+        images, about, notes = _images(arguments, loaded, sizes or own_size(loaded), reading)
+        found = audit(loaded.model, images, queries=arguments.queries, **reading)
     about = f"{_capital(loaded.source)}. {about}"
-    for note in notes:
+    for note in (*notes, *found.omissions()):
         print(note)
     _print(found, about)
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")

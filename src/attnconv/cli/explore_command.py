@@ -9,7 +9,15 @@ import tyro
 
 from attnconv._errors import bad
 from attnconv.cli.demo_command import Demo
-from attnconv.cli.looking import layer_names, own_channels, own_size, read_pixels, require_positions_alone, sides
+from attnconv.cli.looking import (
+    blaming_size,
+    layer_names,
+    own_channels,
+    own_size,
+    read_pixels,
+    require_positions_alone,
+    sides,
+)
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -42,7 +50,8 @@ class Explore:
     images: int = 4
     """How many images to begin with, at most."""
     size: str | None = None
-    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224."""
+    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
+    Hugging Face are made for it where they are made for one size."""
     layers: str | None = None
     """Names of the modules to show, with commas between; None for all."""
     grid: str | None = None
@@ -96,7 +105,7 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     if name is None:
         print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
         return example(), None
-    loaded = load(name, pretrained=arguments.pretrained)
+    loaded = load(name, pretrained=arguments.pretrained, size=size)
     moments, trained_on = _of_run(name, arguments.moments)
     data = arguments.data or trained_on
     channels, sizes = own_channels(loaded), size or own_size(loaded)
@@ -110,15 +119,17 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
 
     if data is None:
         noise = _noise(loaded, sizes, channels)
-        require_positions_alone(loaded, noise, reading)
-        content = payload(loaded.model, noise, pictures=Pictures.none(), **options, **about)
+        with blaming_size(size, own_size(loaded)):
+            require_positions_alone(loaded, noise, reading)
+            content = payload(loaded.model, noise, pictures=Pictures.none(), **options, **about)
         return content, session((0.5,) * channels, (0.5,) * channels).answer
     wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
     pixels, mean, std, notes = read_pixels(data, sizes, channels=channels, **wanted)
     for note in notes:
         print(note)
     shown = session(mean, std)
-    return shown.payload(pixels), shown.answer
+    with blaming_size(size, own_size(loaded)):
+        return shown.payload(pixels), shown.answer
 
 
 def title_of(name: str) -> str:

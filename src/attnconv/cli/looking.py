@@ -1,6 +1,8 @@
 """Images to look at a model with, as the flags of `audit` and `explore` name them."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,23 @@ def own_size(loaded: "LoadedModel") -> tuple[int, int]:
     )
     size = next((word for word in words if word is not None), _USUAL_SIZE)
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+@contextmanager
+def blaming_size(size: tuple[int, int] | None, own: tuple[int, int]) -> Iterator[None]:
+    """A model that does not take the images of --size says so in its own words; these add what to do.
+
+    Args:
+        size: What the user asked for, if anything.
+        own: What the model is given otherwise.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if size is None or size == own or not str(error).startswith("images: must be what the forward pass"):
+            raise
+        fix = f"Leave --size out, which gives it images of {own[0]} x {own[1]}, or build it for that size."
+        raise ValueError(f"{error} {fix}") from error
 
 
 def own_channels(loaded: "LoadedModel") -> int:
@@ -98,8 +117,8 @@ def read_pixels(
     if not Path(data).is_dir():
         requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(data)))
-    pixels, broken = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-    return pixels, middle, middle, [f"Skipped a broken file. {sentence}" for sentence in broken]
+    pixels, notes = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
+    return pixels, middle, middle, list(notes)
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":

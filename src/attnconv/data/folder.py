@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from attnconv._errors import bad
@@ -96,6 +96,19 @@ def read_image(
     if channels not in (1, 3):
         raise ValueError(bad("channels", "must be 1 or 3", channels))
     return torch.from_numpy(_pixels(Path(path), sizes, "RGB" if channels == 3 else "L"))
+
+
+def enlargement(path: Path | str, sizes: tuple[int, int]) -> float:
+    """By how much `read_image` enlarges an image that it reads; below 1 where it shrinks it.
+
+    Args:
+        path: the file.
+        sizes: height and width of the result in pixels.
+    """
+    with Image.open(path) as image:  # reads its head alone
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+        height, width = (image.width, image.height) if turned else (image.height, image.width)
+    return max(sizes[0] / height, sizes[1] / width)
 
 
 def _pixels(path: Path, sizes: tuple[int, int], mode: str) -> npt.NDArray[np.uint8]:

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from attnconv._errors import bad
 from attnconv._values import whole
-from attnconv.data.folder import SUFFIXES, read_image
+from attnconv.data.folder import SUFFIXES, enlargement, read_image
+
+MOST_ENLARGED = 2.0  # without a note
+NAMED = 10  # of those that are
 
 
 def read_pictures(
@@ -37,7 +40,8 @@ def read_pictures(
         varied: Whether a picture of one colour counts as broken: it tells nothing of a model.
 
     Returns:
-        The pixels as bytes, and what was wrong with the files that were passed over, one sentence each.
+        The pixels as bytes, and notes: what was wrong with each file that was passed over, and which files had to be
+        enlarged more than twice, which shows a model little of what it was made for.
 
     Raises:
         TypeError: `count` is no whole number.
@@ -49,11 +53,14 @@ def read_pictures(
         raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
     images: list[Tensor] = []
     broken: list[str] = []
+    enlarged: list[str] = []
     for path in _in_turn(folder):
         if len(images) + (0 if skip_broken else len(broken)) == count:
             break
         try:
             images.append(_read(path, sizes, channels, varied))
+            if (factor := enlargement(path, sizes)) > MOST_ENLARGED:
+                enlarged.append(f"{path.name} {factor:.1f} times")
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:
@@ -62,7 +69,11 @@ def read_pictures(
     if not images:
         what = f"only broken ones:\n{_listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", what))
-    return torch.stack(images), tuple(broken)
+    notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
+    if enlarged:
+        more = f" and {len(enlarged) - NAMED} more" if len(enlarged) > NAMED else ""
+        notes.append(f"Enlarged to {sizes[0]} x {sizes[1]} pixels: {', '.join(enlarged[:NAMED])}{more}.")
+    return torch.stack(images), tuple(notes)
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> Tensor:

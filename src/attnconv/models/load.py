@@ -15,8 +15,10 @@ A preset's name means the preset even where a folder has the same name; write `.
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -35,6 +37,7 @@ from attnconv.models.weights_file import PICKLE_SUFFIXES, read_metadata
 
 # Where a run folder keeps its weights, in the order of preference.
 _FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
+INTERPOLATE = "interpolate_pos_encoding"  # an argument of transformers' models
 RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors", "checkpoints/start.safetensors")
 
 
@@ -59,12 +62,15 @@ class LoadedModel:
     source: str
 
 
-def load(spec: str | Path, *, pretrained: bool = False) -> LoadedModel:
+def load(spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | None = None) -> LoadedModel:
     """Load or make the model that the words stand for (see the module's docstring for their forms).
 
     Args:
         spec: the words; a `Path` is always a run folder or a checkpoint.
         pretrained: fetch trained weights for models of timm, torchvision and the hub, instead of random ones.
+        size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
+            timm builds them for this one, and takes trained positions over to it; those of transformers interpolate
+            their positions. None for their own. Other models are what they are.
 
     Returns:
         The model in evaluation mode. Fresh parameters are drawn from torch's global generator; reading a checkpoint
@@ -72,7 +78,8 @@ def load(spec: str | Path, *, pretrained: bool = False) -> LoadedModel:
 
     Raises:
         ValueError: if no preset or library knows the name, or the words have none of the forms, or the checkpoint is
-            refused (see `read_checkpoint`).
+            refused (see `read_checkpoint`), or timm cannot build the model for the size, or
+            the user's function or module raises an error (it is named with its line).
         FileNotFoundError: if there is no such folder or file, or a run folder holds no weights yet.
         ImportError: if the library of the model is not installed, or the module cannot be found.
         TypeError: if a function returns something that is not a `torch.nn.Module`.
@@ -85,7 +92,7 @@ def load(spec: str | Path, *, pretrained: bool = False) -> LoadedModel:
         return _load_path(spec)
     library, colon, name = spec.partition(":")
     if colon and library in _LIBRARIES:
-        return _LIBRARIES[library](name, pretrained)
+        return _LIBRARIES[library](name, pretrained, size)
     if spec in PRESETS:
         settings = preset_settings(spec)
         return _loaded(build(settings), f"preset {spec}, fresh parameters", settings=settings)
@@ -175,10 +182,23 @@ def _load_function(module_name: str, function_name: str) -> LoadedModel:
         near = difflib.get_close_matches(function_name, dir(module), n=3)
         fix = f"Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(bad("model", f"must name a function of {module_name}", repr(function_name), fix))
-    model = function()
+    try:
+        model = function()
+    except Exception as error:
+        raise ValueError(_users_error(spec, error, module)) from error
     if not isinstance(model, nn.Module):
         raise TypeError(bad("model", f"{spec} must return a torch.nn.Module", type(model).__name__))
     return _loaded(model, f"function {spec}")
+
+
+def _users_error(spec: str, error: Exception, module: Any = None) -> str:
+    """What a user's own code raised, with the line that did; and theirs, where that is another."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    places = dict.fromkeys(f"{frame.filename}:{frame.lineno}" for frame in (frames[-1:] + theirs[-1:]))
+    fix = f"It was raised at {', called from '.join(places)}: {(theirs or frames)[-1].line}"
+    got = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+    return bad("model", f"{spec} must run without an error", got, fix)
 
 
 def _import_module(name: str, spec: str) -> Any:
@@ -196,6 +216,10 @@ def _import_module(name: str, spec: str) -> Any:
             raise  # the user's module exists, and itself lacks something
         fix = "Run from the folder that holds it, or install its package."
         raise ImportError(bad("model", "must name a module that can be imported", repr(name), fix)) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(_users_error(spec, error)) from error
 
 
 def _import_extra(package: str, spec: str) -> Any:
@@ -210,16 +234,32 @@ def _import_extra(package: str, spec: str) -> Any:
         raise ImportError(bad("model", f"{spec} needs a {package} that can be imported", str(error), fix)) from error
 
 
-def _load_timm(name: str, pretrained: bool) -> LoadedModel:
+def _load_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> LoadedModel:
     timm = _import_extra("timm", f"timm:{name}")
     _require_known("timm", name, timm.list_models())
-    model = timm.create_model(name, pretrained=pretrained)
+    model = _of_timm(timm, name, pretrained, size)
     values = model.pretrained_cfg
     mean, std = values.get("mean", ()), values.get("std", ())
     return _loaded(model, _named_source("timm", name, pretrained), mean=tuple(mean), std=tuple(std))
 
 
-def _load_torchvision(name: str, pretrained: bool) -> LoadedModel:
+def _of_timm(timm: Any, name: str, pretrained: bool, size: tuple[int, int] | None) -> Any:
+    """A model of timm, made for a size where its kind is made for one."""
+    if size is None:
+        return timm.create_model(name, pretrained=pretrained)
+    try:
+        return timm.create_model(name, pretrained=pretrained, img_size=size)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        requirement = f"must be one that timm can build {name} for"
+        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"It says: {reason}.")) from error
+    return timm.create_model(name, pretrained=pretrained)  # takes images of any size
+
+
+def _load_torchvision(name: str, pretrained: bool, _size: tuple[int, int] | None) -> LoadedModel:
     torchvision = _import_extra("torchvision", f"torchvision:{name}")
     _require_known("torchvision", name, torchvision.models.list_models())
     if not pretrained:
@@ -235,7 +275,7 @@ def _load_torchvision(name: str, pretrained: bool) -> LoadedModel:
     )
 
 
-def _load_transformers(name: str, pretrained: bool) -> LoadedModel:
+def _load_transformers(name: str, pretrained: bool, size: tuple[int, int] | None) -> LoadedModel:
     transformers = _import_extra("transformers", f"hf:{name}")
     factory, configs = transformers.AutoModelForImageClassification, transformers.AutoConfig
     mean: tuple[float, ...] = ()
@@ -255,7 +295,16 @@ def _load_transformers(name: str, pretrained: bool) -> LoadedModel:
         raise ValueError(bad("model", requirement, f"hf:{name}", f"transformers says: {reason}.")) from error
     labels = network.config.id2label if pretrained else {}
     classes = tuple(str(labels[index]) for index in sorted(labels))
-    return _loaded(Logits(network), _named_source("hf", name, pretrained), classes=classes, mean=mean, std=std)
+    network = Logits(network, interpolate=_interpolates(network, size))
+    return _loaded(network, _named_source("hf", name, pretrained), classes=classes, mean=mean, std=std)
+
+
+def _interpolates(network: Any, size: tuple[int, int] | None) -> bool:
+    """Whether a model of transformers is made for another size than that, and interpolates its positions on request."""
+    if size is None or INTERPOLATE not in inspect.signature(network.forward).parameters:
+        return False
+    own = getattr(network.config, "image_size", None)
+    return size != ((own, own) if isinstance(own, int) else own and tuple(own))
 
 
 def _normalisation_on_hub(transformers: Any, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -283,11 +332,16 @@ def _require_known(library: str, name: str, known: list[str]) -> None:
 
 @final
 class Logits(nn.Module):
-    """A model of transformers as images to logits; the model itself is `.network`."""
+    """A model of transformers as images to logits; the model itself is `.network`.
 
-    def __init__(self, network: nn.Module) -> None:
+    Args:
+        network: The model.
+        interpolate: Whether it is asked to interpolate its positions to the size of the images.
+    """
+
+    def __init__(self, network: nn.Module, *, interpolate: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.interpolate = network, interpolate
 
     def forward(self, images: Float[Tensor, "b c height width"], **options: object) -> Float[Tensor, "b classes"]:
         """Logits of normalised images.
@@ -296,5 +350,7 @@ class Logits(nn.Module):
             images: As the model was trained on.
             options: Further arguments of the model's own forward pass, as `interpolate_pos_encoding`.
         """
+        if self.interpolate:
+            options = {INTERPOLATE: True, **options}
         logits: Tensor = self.network(pixel_values=images, **options).logits
         return logits

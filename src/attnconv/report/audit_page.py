@@ -47,7 +47,8 @@ _SCORE_TEXT = (
 )
 _LAYER_TEXT = (
     "Constancy: how far the heads' patterns stay the same as the query moves, 0 to 1, mean over heads. Coverage: mean "
-    "mass of distinct heads on the taps of the centred kernel that they could make up. Tap residual: how far the taps "
+    "mass of distinct heads on the taps of the kernel, in the middle of the field, that they could make up. Tap "
+    "residual: how far the taps "
     "lie outside the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between the profiles of two heads. "
     "Receptive field: root mean square extent, in tokens. Content share: part of the "
     f"variance of the probabilities that differs between images. {KERNEL} x {KERNEL} missed: the relative part of such "
@@ -56,7 +57,7 @@ _LAYER_TEXT = (
 _HEAD_TEXT = (
     "What each head puts on the shifts around its query, mean over queries and images. Shifts are key minus query, row "
     "then column, in tokens. Entropy is in nats, distance in tokens; mass elsewhere is what goes to class tokens, "
-    "registers and padding."
+    "registers, other tokens and padding."
 )
 
 
@@ -78,7 +79,7 @@ def write_audit(
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
-        notes: What a reader must know before the numbers.
+        notes: What a reader must know before the numbers. What the audit left out is added to it.
 
     Returns:
         The page, `index.html`.
@@ -110,7 +111,7 @@ def write_audit(
             ("drawn with", f"matplotlib {matplotlib.__version__}"),
         ],
         command=command,
-        notes=notes,
+        notes=[*notes, *found.omissions()],
     )
     path = out / "index.html"
     write_text(path, render(page))

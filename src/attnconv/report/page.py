@@ -5,6 +5,7 @@ is no script. Every text passes through `html.escape`.
 """
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -57,6 +58,7 @@ th { color: var(--faint); padding-right: 1rem; }
 td { text-align: right; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .wide table { width: auto; min-width: 100%; }
 .wide th, .wide td { padding: .25rem .8rem .25rem 0; overflow-wrap: normal; }
+.wide .line { white-space: nowrap; }
 .wide thead th { vertical-align: bottom; text-align: right; }
 .wide thead th:first-child, .wide thead th.words, .wide td.words { text-align: left; }
 details .wide caption { display: none; }
@@ -65,6 +67,7 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .6r
   pre-wrap; overflow-wrap: anywhere; font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 @media print { main { max-width: none; padding: 0; } .plate, dl.facts div { break-inside: avoid; } }
 """
+_SEVERAL = re.compile(r"[\d(][\d\s x,.()-]*")  # 14 x 14, (-1, 0): numbers that are read together
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -231,14 +234,22 @@ def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
     return f"<table>{caption}{lines}</table>"
 
 
+def _class(*names: str) -> str:
+    some = " ".join(filter(None, names))
+    return f' class="{some}"' if some else ""
+
+
 def _wide_table(table: Table) -> str:
     """A table of any number of columns; columns of words stand to the left, those of numbers to the right."""
-    marks = ["" if is_numeric else ' class="words"' for is_numeric in table.numeric]
-    columns = zip(marks, table.columns, strict=True)
-    heads = "".join(f'<th scope="col"{mark}>{escape(name)}</th>' for mark, name in columns)
+    kinds = ["" if is_numeric else "words" for is_numeric in table.numeric]
+    columns = zip(kinds, table.columns, strict=True)
+    heads = "".join(f'<th scope="col"{_class(kind)}>{escape(name)}</th>' for kind, name in columns)
     rows = []
     for first, *others in table.rows:
-        cells = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks[1:], others, strict=True))
+        cells = "".join(
+            f"<td{_class(kind, 'line' if _SEVERAL.fullmatch(cell) else '')}>{escape(cell)}</td>"
+            for kind, cell in zip(kinds[1:], others, strict=True)
+        )
         rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
     return (
         f'<div class="wide" tabindex="0" role="group" aria-label="{escape(table.title)}"><table>'

@@ -17,7 +17,7 @@ const COLUMNS: Readonly<Record<string, Column>> = {
   "content share": { title: "content", words: "Part of the variance of the probabilities that differs between images: 0 if positions decide alone." },
   "gaussian overlap": { title: "Gaussian", words: "Mass shared with the Gaussian of the same mean and covariance: 1 if the pattern is one." },
   score: { title: "score", words: "Convolution score, the share of attention that one tap per head accounts for: 1 for a convolution, 0 for chance." },
-  coverage: { title: "coverage", words: "Mean mass of distinct heads on the taps of the centred kernel that they could make up." },
+  coverage: { title: "coverage", words: "Mean mass of distinct heads on the taps of the kernel, in the middle of the field, that they could make up." },
   "tap residual": { title: "tap residual", words: "How far the taps of that kernel lie outside the span of the heads' mean maps: 0 if weights can make it." },
   redundancy: { title: "redundancy", words: "Mean cosine between the profiles of two heads: 1 if all do the same." },
   "receptive field": { title: "field", words: "Receptive field: root mean square extent of the heads' mean profile, in tokens." },

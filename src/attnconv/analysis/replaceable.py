@@ -1,0 +1,155 @@
+"""Which attention modules of a model can have heads replaced, and what each of them is given.
+
+A module qualifies where it attends once over an image's tokens by parts of known names (`attention_parts`), and
+computes what those parts say. Any other, as the pooling head of SigLIP with its one query, is passed over with the
+reason.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from attnconv._errors import bad
+from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
+from attnconv.analysis.head_kernels import LayerTokens
+from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.shift_profiles import shift_profile
+from attnconv.analysis.token_operator import TokenOperator
+from attnconv.operators.base import AttentionOperator
+
+ONCE = "must attend once over the tokens of an image in rows and columns, with class tokens before it alone"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What one pass shows of the attention modules of a model, by name.
+
+    Attributes:
+        tokens: Of those whose heads can be replaced: inputs, and where the tokens stand.
+        constancy: How constant their heads are.
+        paired: Those that give more than a tensor.
+        passed_over: Why the heads of the others cannot be replaced.
+    """
+
+    tokens: dict[str, LayerTokens] = field(default_factory=dict)
+    constancy: dict[str, Tensor] = field(default_factory=dict)
+    paired: set[str] = field(default_factory=set)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def passing_over(self, name: str) -> Iterator[None]:
+        """A module that is refused inside is not taken."""
+        try:
+            yield
+        except ValueError as reason:
+            self.tokens.pop(name, None)
+            self.passed_over.setdefault(name, str(reason))
+
+
+def replaceable(
+    model: nn.Module, images: Tensor, layers: frozenset[str] | None, options: Mapping[str, object]
+) -> Looked:
+    """Run a model once, and tell what can be replaced from what cannot.
+
+    Args:
+        model: Any vision transformer.
+        images: What it is given.
+        layers: Names of the attention modules to look at; None for all.
+        options: Further arguments of its forward pass by name.
+
+    Raises:
+        ValueError: Nothing can be replaced, or not what `layers` names.
+    """
+    looked = Looked()
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}  # of the first image
+    modules = dict(model.named_modules())
+
+    def visit(name: str, operator: AttentionOperator) -> None:
+        name = _holder(name, modules)
+        if name in looked.passed_over or (layers is not None and name not in layers):
+            return
+        with looked.passing_over(name):
+            if name in looked.tokens:
+                raise ValueError(bad(f"model.{name}", ONCE, "more than one call"))
+            looked.tokens[name] = _layer_tokens(name, modules[name], inputs.get(name), operator)
+            looked.constancy[name] = shift_profile(operator).constancy
+
+    def unreadable(name: str, reason: str) -> None:
+        with looked.passing_over(name):
+            kind = type(modules[name]).__name__
+            requirement = "must have attention that can be read"
+            raise ValueError(bad(f"model.{name}", requirement, kind, f"It is not: {reason}."))
+
+    for name, module in modules.items():
+        if isinstance(module, nn.MultiheadAttention):  # before its tokens are asked for a grid
+            with looked.passing_over(name):
+                attention_parts(module, f"model.{name}")
+    handles = [
+        handle
+        for name, module in modules.items()
+        if projects(module)
+        for handle in _watch(name, module, inputs, outputs, looked.paired)
+    ]
+    try:
+        visit_attention(model, images, visit, options=options, unreadable=unreadable)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, part in list(looked.tokens.items()):
+        with looked.passing_over(name):
+            refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
+    _check_layers(looked, layers)
+    return looked
+
+
+def _check_layers(looked: Looked, layers: frozenset[str] | None) -> None:
+    """Refuse a model of which nothing can be replaced, and layers that cannot be."""
+    wanted = looked.passed_over if layers is None and not looked.tokens else sorted(layers or ())
+    for name in wanted:
+        if name in looked.passed_over:
+            raise ValueError(looked.passed_over[name])
+        if name not in looked.tokens:
+            known = ", ".join(looked.tokens) or "this model"
+            raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
+
+
+def _watch(
+    name: str, module: nn.Module, inputs: dict[str, Tensor], outputs: dict[str, Tensor], paired: set[str]
+) -> list[RemovableHandle]:
+    """Keep what a module is given and, of the first image, what it gives."""
+
+    def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = first_tensor((*args, *named.values()))
+        if given is not None:
+            inputs[name] = given.detach()
+
+    def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        given = first_tensor(output)
+        if given is not None:
+            outputs[name] = given[:1].detach()
+        paired.update({name} if isinstance(output, tuple) else ())
+
+    return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+
+
+def _layer_tokens(name: str, module: nn.Module, x: Tensor | None, operator: AttentionOperator) -> LayerTokens:
+    """What a module was given and where its tokens stand; refused where they are not those of an image alone."""
+    attention_parts(module, f"model.{name}")
+    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or x is None:
+        raise ValueError(bad(f"model.{name}", ONCE, type(module).__name__))
+    if operator.suffix > 0:
+        raise ValueError(bad(f"model.{name}", ONCE, f"{operator.suffix} tokens after it"))
+    height, width = operator.grid.sizes
+    return LayerTokens(module, x, (height, width), operator.prefix)
+
+
+def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """The module that holds all parts; attention may run in a module inside it."""
+    outer = name.rpartition(".")[0]
+    return outer if outer and not projects(modules[name]) and projects(modules[outer]) else name
