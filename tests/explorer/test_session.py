@@ -51,3 +51,22 @@ def test_pictures_that_tell_nothing_are_refused() -> None:
         session(layer).answer(file_of(Image.new("RGB", (9, 9), (1, 2, 3))), "image/png")
     with pytest.raises(UnsupportedTypeError, match="image: must be one of"):
         session(layer).answer(b"words", "image/png")
+
+
+class Bare(torch.nn.Module):
+    """Attention of pixels by likeness, without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax = torch.nn.Softmax(dim=-1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = images.flatten(2).mT
+        mixed: torch.Tensor = self.softmax(tokens @ tokens.mT) @ tokens
+        return mixed
+
+
+def test_a_model_without_parameters() -> None:
+    seen = Session(Bare(), (6, 8), mean=MEAN, std=STD, reading={"grid": (6, 8)})
+    made = seen.answer(file_of(Image.linear_gradient("L").convert("RGB")), "image/png")
+    assert read_payload(made).layers[0].sizes == (6, 8)

@@ -48,8 +48,8 @@ class LayerStatistics:
         shift_mass: What the head puts there, (h,), 0 to 1.
         gaussian_overlap: Mass that the profile shares with the Gaussian of its mean and covariance, (h,), 0 to 1; NaN
             for a head without mass on the profile's shifts.
-        coverage: Mean mass of distinct heads on the taps of the kernel, in the middle of the field, that they could make
-            up, 0 to 1.
+        coverage: Mean mass of distinct heads on the taps of the kernel, in the middle of the field, that they could
+            make up, 0 to 1.
         tap_residual: How far the taps of that kernel lie outside the span of the heads' profiles, 0 to 1: what Lemma 3
             asks of the mean patterns. Of a pattern that changes with the query it says nothing (see `constancy`).
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
@@ -56,7 +57,7 @@ class Session:
         Raises:
             ValueError: As `payload`.
         """
-        some = next(self._model.parameters())
+        some = next(self._model.parameters(), torch.zeros(()))  # attention needs none
         images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
         about: dict[str, Any] = {"title": self._title, "moments": self._moments}
