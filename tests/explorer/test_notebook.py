@@ -2,7 +2,9 @@
 
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -94,3 +96,53 @@ class TestChannel:
 
     def test_all_traits_of_the_channel_are_kept_equal(self, shown: Explorer) -> None:
         assert {"mark", "told", "asked", "page", "title", "height", "sandbox", "_esm"} <= set(shown.widget.get_state())
+
+
+class TestCallsInARow:
+    """On layers `0` with two heads and `1` with nine. What the page tells is stood in for; it arrives between cells."""
+
+    START: ClassVar[Mapping[str, Any]] = {"layer": 0, "head": 0, "query": [2, 2], "image": 0, "time": 0, "part": "both"}
+
+    @pytest.fixture
+    def two(self, shown: Explorer) -> Explorer:
+        pytest.importorskip("anywidget", reason=NEEDS)
+        model = torch.nn.Sequential(SelfAttention2d(3, 4, heads=2), SelfAttention2d(4, 4, heads=9))
+        return explore(model, torch.rand(2, 3, 4, 5))
+
+    def test_of_a_page_that_is_shown(self, two: Explorer) -> None:
+        two.widget.told = {**self.START, "head": 1}
+        two.select(layer="1")
+        two.select(head=5)  # which layer 0 does not have
+        two.select(query=(0, 0))
+        assert two.widget.asked == [3, {"layer": 1, "head": 5, "query": [0, 0]}]
+
+    def test_of_a_page_that_is_not_shown_yet(self, two: Explorer) -> None:
+        two.select(layer="1", head=5)
+        two.select(image=1)
+        assert two.widget.asked == [2, {"layer": 1, "head": 5, "image": 1}]
+        two.widget.told = self.START  # it opens, and is asked only then
+        two.select(query=(3, 4))
+        assert two.widget.asked == [3, {"layer": 1, "head": 5, "image": 1, "query": [3, 4]}]
+
+    def test_an_answer_ends_what_is_pending(self, two: Explorer) -> None:
+        two.select(layer="1", head=5, image=1)
+        two.widget.told = self.START
+        two.widget.told = {**self.START, "layer": 1, "head": 5, "image": 1}
+        two.select(query=(3, 4))
+        assert two.widget.asked == [2, {"layer": 1, "query": [3, 4]}]
+
+    def test_a_later_move_of_the_visitor_ends_what_is_pending(self, two: Explorer) -> None:
+        two.widget.told = self.START
+        two.select(layer="1", head=5)
+        two.widget.told = {**self.START, "head": 1}
+        two.select(query=(0, 0))
+        assert two.widget.asked == [2, {"layer": 0, "query": [0, 0]}]
+        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 5"):
+            two.select(head=5)
+
+    def test_a_refused_call_leaves_what_is_pending(self, two: Explorer) -> None:
+        two.select(layer="1", head=5)
+        with pytest.raises(ValueError, match="image: must be a whole number from 0, below 2, got 2"):
+            two.select(head=6, image=2)
+        two.select(query=(0, 0))
+        assert two.widget.asked == [2, {"layer": 1, "head": 5, "query": [0, 0]}]

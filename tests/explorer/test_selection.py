@@ -1,7 +1,9 @@
 """What a page says it shows: read strictly, and its numbers."""
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +67,13 @@ def asked(shown: Payload, told: Selection | None = None, **places: Any) -> dict[
     return question(shown, told, **{"layer": None, "head": None, "query": None, "image": None, **places})
 
 
+@pytest.fixture(scope="module")
+def pyramid() -> Payload:
+    """A layer on 4 x 6 tokens, one on 2 x 3."""
+    layers = (SelfAttention2d(3, 3, heads=2), torch.nn.AvgPool2d(2), SelfAttention2d(3, 4, heads=3))
+    return read_payload(payload(torch.nn.Sequential(*layers), torch.rand(1, 3, 4, 6)))
+
+
 class TestQuestion:
     def test_what_is_not_given_stays(self, shown: Payload) -> None:
         assert asked(shown) == {}
@@ -93,3 +102,52 @@ class TestQuestion:
         for places, words in wrong:
             with pytest.raises(ValueError, match=words):
                 asked(shown, **places)
+
+    def test_what_is_pending_is_asked_again(self, shown: Payload) -> None:
+        now = selection_in(shown, {**TOLD, "layer": 0, "head": 1})
+        first = asked(shown, now, layer=1)
+        second = asked(shown, now, pending=first, head=2)
+        third = asked(shown, now, pending=second, query=(0, 0), image=0)
+        assert first == {"layer": 1, "head": 1}
+        assert second == {"layer": 1, "head": 2}
+        assert third == {"layer": 1, "head": 2, "query": [0, 0], "image": 0}
+        assert asked(shown, now, pending=third, layer=0) == {**third, "layer": 0, "head": 0}  # it has no head 2
+
+    def test_what_is_pending_is_what_is_checked_against(self, shown: Payload) -> None:
+        now = selection_in(shown, TOLD)
+        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 2"):
+            asked(shown, now, pending={"layer": 0, "head": 0}, head=2)
+
+    def test_a_pending_query_goes_along_to_a_layer_of_other_sizes(self, pyramid: Payload) -> None:
+        assert [layer.sizes for layer in pyramid.layers] == [(4, 6), (2, 3)]
+        before = asked(pyramid, layer=0, query=(3, 4))
+        after = asked(pyramid, pending=before, layer=1)
+        assert after == {"layer": 1, "head": 0, "query": [1, 2]}
+        assert asked(pyramid, pending=after, layer=0)["query"] == [3, 5]  # the middle of (1, 2)
+        assert asked(pyramid, pending=before, head=1)["query"] == [3, 4]
+
+    @pytest.mark.parametrize("query", [
+        np.array([3, 4]), torch.tensor([3, 4]), (np.int64(3), torch.tensor(4)), [np.array(3), np.uint8(4)],
+    ])  # fmt: skip
+    def test_whole_numbers_of_numpy_and_torch(self, shown: Payload, query: Any) -> None:
+        message = asked(shown, layer=np.int64(1), head=torch.tensor(2), query=query, image=np.array(1))
+        assert json.dumps(message) == '{"layer": 1, "head": 2, "query": [3, 4], "image": 1}'  # ints and nothing else
+
+    @pytest.mark.parametrize("value", [
+        True, 1.0, np.True_, np.float32(1), np.array([0, 1]), np.array(True), np.array(1.0), torch.tensor(True),
+        torch.tensor(1.0), torch.tensor([0, 1]), b"1", np.int64(-1), torch.tensor(2),
+    ])  # fmt: skip
+    @pytest.mark.usefixtures("unhooked")
+    def test_what_is_no_whole_number_in_range(self, shown: Payload, value: Any) -> None:
+        for name in ("layer", "head", "image"):
+            with pytest.raises(ValueError, match=f"{name}: must be a whole number from 0, below 2, got "):
+                asked(shown, **{name: value})
+
+    @pytest.mark.parametrize("query", [
+        (True, 0), (0.0, 1), np.array([0.0, 1.0]), torch.tensor([True, False]), torch.tensor([[0, 1]]), np.array(1),
+        torch.tensor(1), np.array([0, 5]), torch.tensor([-1, 0]), "00", {0: 0, 1: 0}, {0, 1}, torch.tensor([1]),
+    ])  # fmt: skip
+    @pytest.mark.usefixtures("unhooked")
+    def test_what_is_no_place(self, shown: Payload, query: Any) -> None:
+        with pytest.raises(ValueError, match=r"query: must be \(row, column\) on the 4 x 5 tokens of layer '0', got "):
+            asked(shown, query=query)

@@ -12,8 +12,7 @@ a widget's view beside the HTML takes the view, and of a view JupyterLab shows a
 import contextlib
 import html
 import uuid
-from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, SupportsIndex, final
 
 from jaxtyping import Float64
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from attnconv._values import whole
 from attnconv.explorer.building import Pictures, payload
 from attnconv.explorer.page import find_page, with_payload
 from attnconv.explorer.reading import read_payload
-from attnconv.explorer.selection import Selection, attention_of, question, selection_in
+from attnconv.explorer.selection import Place, Selection, attention_of, question, selection_in
 from attnconv.explorer.widget import channel_class
 
 HEIGHT = 900  # pixels of the frame
@@ -59,6 +58,8 @@ class Explorer:
         self._page = with_payload(find_page(), content)
         self._mark = uuid.uuid4().hex
         self._channel: Any = None
+        self._pending: dict[str, Any] = {}  # what was asked and is not answered: answers arrive between cells
+        self._heard = False
 
     @property
     def selection(self) -> Selection | None:
@@ -88,12 +89,15 @@ class Explorer:
     def select(
         self,
         *,
-        layer: int | str | None = None,
-        head: int | None = None,
-        query: Sequence[int] | None = None,
-        image: int | None = None,
+        layer: SupportsIndex | str | None = None,
+        head: SupportsIndex | None = None,
+        query: Place | None = None,
+        image: SupportsIndex | None = None,
     ) -> None:
         """Move the page; what is not given stays as it is. A page that is not shown yet moves once it is.
+
+        Calls that follow each other add up, within a cell and before the page is shown. Whole numbers may be Python's,
+        numpy's or torch's.
 
         Args:
             layer: Number of the layer, or its name in the model; with it a head is enlarged.
@@ -106,8 +110,9 @@ class Explorer:
             ValueError: The payload has no such layer, head, query or image.
         """
         channel = self._opened("select")
-        message = question(self._payload, self.selection, layer=layer, head=head, query=query, image=image)
-        channel.asked = [channel.asked[0] + 1, message]
+        places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
+        self._pending = question(self._payload, self.selection, pending=self._pending, **places)
+        channel.asked = [channel.asked[0] + 1, self._pending]
 
     @property
     def widget(self) -> Any:
@@ -129,7 +134,17 @@ class Explorer:
                 fix = "Install it with: pip install 'attnconv[notebook]'."
                 raise ImportError(bad(name, "needs the package anywidget", str(error), fix)) from error
             self._channel = made(mark=self._mark, title=self._title, height=self._height, sandbox=SANDBOX)
+            self._channel.observe(self._told, names="told")
         return self._channel
+
+    def _told(self, _change: object) -> None:
+        """What the page tells after a question is its answer, or a later move of the visitor.
+
+        Not so the first that it tells: that is where it starts, and only then is it asked.
+        """
+        if self._heard:
+            self._pending = {}
+        self._heard = True
 
     def _repr_html_(self) -> str:
         """A frame that holds the whole page."""

@@ -1,17 +1,23 @@
 """What is looked at on the page, as Python knows it: a head of a layer, a query, an image and a part of the scores."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from types import MappingProxyType
+from typing import Any, SupportsIndex, TypeAlias, cast, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from attnconv._errors import bad
-from attnconv._values import is_whole
+from attnconv._values import is_index, is_whole
 from attnconv.explorer.attending import PARTS, attention_row
-from attnconv.explorer.reading import Payload
+from attnconv.explorer.reading import Payload, PayloadLayer
+
+Place: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor  # row and column
 
 
 @final
@@ -101,16 +107,21 @@ def question(
     payload: Payload,
     shown: Selection | None,
     *,
-    layer: int | str | None,
-    head: int | None,
-    query: Sequence[int] | None,
-    image: int | None,
+    pending: Mapping[str, Any] = MappingProxyType({}),
+    layer: SupportsIndex | str | None,
+    head: SupportsIndex | None,
+    query: Place | None,
+    image: SupportsIndex | None,
 ) -> dict[str, Any]:
     """The message that asks the page for a place; what is None stays as it is.
+
+    It repeats what was asked before and is not yet answered: a page that sees the last message alone goes to the same
+    place as one that saw them all.
 
     Args:
         payload: What the page shows.
         shown: What is looked at now, or None where the page has not told.
+        pending: The message before, of the same payload, where the page has not answered it; else empty.
         layer: Number of the layer, or its name in the model.
         head: Number of the head.
         query: Row and column, in tokens of the layer.
@@ -119,28 +130,27 @@ def question(
     Raises:
         ValueError: The payload has no such layer, head, query or image.
     """
-    index = (0 if shown is None else shown.layer) if layer is None else _numbered(payload, layer)
+    before = pending.get("layer", 0 if shown is None else shown.layer)
+    index = before if layer is None else _numbered(payload, layer)
     chosen = payload.layers[index]
-    message: dict[str, Any] = {}
+    message = dict(pending)
     if layer is not None or head is not None or query is not None:
         message["layer"] = index
     if head is not None:
         message["head"] = _checked("head", head, chosen.heads)
     elif layer is not None:
-        last = 0 if shown is None else shown.head
+        last = pending.get("head", 0 if shown is None else shown.head)
         message["head"] = last if last < chosen.heads else 0
     if query is not None:
-        if not _is_place(query, chosen.sizes):
-            height, width = chosen.sizes
-            requirement = f"must be (row, column) on the {height} x {width} tokens of layer {chosen.name!r}"
-            raise ValueError(bad("query", requirement, repr(query)))
-        message["query"] = list(query)
+        message["query"] = _checked_place(query, chosen)
+    elif "query" in pending:
+        message["query"] = _carried(pending["query"], payload.layers[before].sizes, chosen.sizes)
     if image is not None:
         message["image"] = _checked("image", image, len(payload.names))
     return message
 
 
-def _numbered(payload: Payload, layer: int | str) -> int:
+def _numbered(payload: Payload, layer: SupportsIndex | str) -> int:
     names = [one.name for one in payload.layers]
     if not isinstance(layer, str):
         return _checked("layer", layer, len(names))
@@ -150,10 +160,36 @@ def _numbered(payload: Payload, layer: int | str) -> int:
     return names.index(layer)
 
 
-def _checked(name: str, value: int, count: int) -> int:
-    if not _below(value, count):
+def _checked(name: str, value: object, count: int) -> int:
+    number = _index(value)
+    if not _below(number, count):
         raise ValueError(bad(name, f"must be a whole number from 0, below {count}", repr(value)))
-    return value
+    return cast("int", number)
+
+
+def _checked_place(query: object, layer: PayloadLayer) -> list[int]:
+    listed = query.tolist() if isinstance(query, np.ndarray | Tensor) else query
+    place = [_index(at) for at in listed] if isinstance(listed, list | tuple) else None
+    if not _is_place(place, layer.sizes):
+        height, width = layer.sizes
+        requirement = f"must be (row, column) on the {height} x {width} tokens of layer {layer.name!r}"
+        raise ValueError(bad("query", requirement, repr(query)))
+    return cast("list[int]", place)
+
+
+def _index(value: object) -> int | None:
+    """What Python, numpy or torch means by a whole number, as an int; None for all else, for truth values as well."""
+    if not is_index(value) or (isinstance(value, Tensor) and value.dtype == torch.bool):  # torch counts True as 1
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # arrays and tensors say only now whether they hold one whole number
+        return None
+
+
+def _carried(place: Sequence[int], sizes: tuple[int, int], to: tuple[int, int]) -> list[int]:
+    """The place on a grid of other sizes that holds the middle of a place on a grid, as the page carries it."""
+    return [(2 * at + 1) * new // (2 * size) for at, size, new in zip(place, sizes, to, strict=True)]
 
 
 def _below(value: object, count: int) -> bool:
