@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from attnconv import (
     Relative,
     SelfAttention1d,
     SelfAttention2d,
+    SelfAttention3d,
 )
 from attnconv.analysis import visit_attention
 from attnconv.encodings import Encoding, SinusoidalPositions
@@ -114,6 +116,28 @@ class TestPositions:
     def test_no_image_is_needed(self) -> None:
         found = read_payload(payload(own(Quadratic(4)), title="none"))
         assert (found.title, found.names, found.patch, len(found.images)) == ("none", (), (1, 1), 0)
+
+    @pytest.mark.parametrize("start", [nn.Identity(), nn.Conv1d(5, 3, 3, padding=1)])
+    def test_no_image_is_needed_along_one_axis(self, start: nn.Module) -> None:
+        """The rows of 32 tokens, and those of the layer's own operator on as many."""
+        layer = SelfAttention1d(3, 4, heads=4)
+        found = read_payload(payload(nn.Sequential(start, layer)))
+        assert (found.layers[0].sizes, found.layers[0].heads, found.names) == ((1, 32), 4, ("no image",))
+        wanted = layer.operator(torch.zeros(1, 3, 32)).to_dense()[0].double()
+        for head, query in ((0, 0), (3, 17)):
+            torch.testing.assert_close(attention_row(found, 0, head, query)[0], wanted[head, query], rtol=0, atol=1e-3)
+
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            (SelfAttention3d(3, 4, heads=4), "whose first layer takes more than two axes, got none for 3 axes"),
+            (nn.Conv3d(3, 4, 3), "whose first layer takes more than two axes, got none for 3 axes"),
+            (nn.Linear(3, 4), "without a convolution or an attention layer of this library, got none for Linear"),
+        ],
+    )
+    def test_models_for_which_no_image_can_be_made(self, model: nn.Module, words: str) -> None:
+        with pytest.raises(ValueError, match=f"images: must be given for a model {words}"):
+            payload(model)
 
     def test_moments_are_stacked_before_the_present(self) -> None:
         model = nn.Sequential(own(Quadratic(4)), SelfAttention2d(6, 6, 2, encoding=LearnedRelative(2, channels=4)))
@@ -244,8 +268,15 @@ class TestArguments:
             payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)))
 
     def test_a_budget_of_nothing(self) -> None:
-        with pytest.raises(ValueError, match="budget: must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="budget: must be a whole number of at least 1, got 0"):
             payload(own(Quadratic(4)), images(), budget=0)
+
+    @pytest.mark.parametrize("budget", [5e6, 2.5, "3", True, None])
+    @pytest.mark.usefixtures("unhooked")
+    def test_a_budget_that_is_no_whole_number(self, budget: Any) -> None:
+        words = f"budget: must be a whole number of at least 1, got {re.escape(repr(budget))}"
+        with pytest.raises(TypeError, match=words):
+            payload(own(Quadratic(4)), images(), budget=budget)
 
     def test_statistics_are_the_audits(self) -> None:
         from attnconv.analysis import audit

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv._errors import bad
+from attnconv._values import whole
 from attnconv.analysis.auditing import LayerAudit, audit
 from attnconv.analysis.kernel_span import KERNEL
 from attnconv.analysis.reading import visit_attention
@@ -90,7 +91,7 @@ def payload(
     Raises:
         ValueError: An attention cannot be read or shown; images are missing, blank or not what the model takes; or
             pictures do not fit the images.
-        TypeError: `images` is no tensor of a floating dtype.
+        TypeError: `images` is no tensor of a floating dtype, or `budget` no whole number.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -99,8 +100,7 @@ def payload(
         >>> [(layer.kind, layer.heads, layer.sizes) for layer in found.layers]
         [('positions', 9, (6, 8))]
     """
-    if budget < 1:
-        raise ValueError(bad("budget", "must be at least 1", budget))
+    budget = whole("budget", budget, 1)
     reading: dict[str, Any] = {"layers": layers, "grid": grid, "prefix": prefix}
     shown = images
     if images is None:
@@ -220,12 +220,20 @@ def statistics_of(found: LayerAudit) -> tuple[dict[str, list[float | None]], dic
 
 
 def _noise(model: nn.Module) -> Tensor:
-    """Two images for a model that does not look at them."""
-    first = next(module for module in model.modules() if is_convolution(module) or isinstance(module, SelfAttention))
-    channels = getattr(model, "image_channels", getattr(first, "in_channels", 3))
+    """Two images for a model that does not look at them, with as many axes as its first layer takes."""
+    known = (module for module in model.modules() if is_convolution(module) or isinstance(module, SelfAttention))
+    first = next(known, None)
+    if first is None:
+        requirement = "must be given for a model without a convolution or an attention layer of this library"
+        raise ValueError(bad("images", requirement, f"none for {type(model).__name__}"))
+    dims = first.dims if isinstance(first, SelfAttention) else len(first.kernel_size)
+    if dims > 2:  # which the page does not show, and whose noise would have very many tokens
+        requirement = "must be given for a model whose first layer takes more than two axes"
+        raise ValueError(bad("images", requirement, f"none for {dims} axes"))
+    channels = getattr(model, "image_channels", first.in_channels)
     some = next(model.parameters())
     side = math.lcm(_SIDE, getattr(model, "downsampling", 1))
-    noise = torch.randn(2, int(channels), side, side, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, int(channels), *[side] * dims, generator=torch.Generator().manual_seed(0))
     return noise.to(some.device, some.dtype)
 
 
