@@ -163,6 +163,21 @@ def test_flipped_bytes_raise_nothing_else() -> None:
             assert str(error).startswith("image: must ")  # noqa: PT017 - either may be, and nothing else
 
 
-def test_sixteen_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="image: must be a whole picture of 8 bits a channel, got mode I"):
-        read_upload(saved(Image.new("I;16", (8, 8)), "PNG"), "image/png", (4, 4))
+def png_of_depth(depth: int, colour: int, channels: int) -> bytes:
+    """A black PNG of 8 x 8 pixels."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, depth, colour, 0, 0, 0))
+    rows = bytes(8 * (1 + depth * channels))  # of 8 pixels: a byte for the filter, and as many as a pixel has bits
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and with transparency
+def test_sixteen_bits_a_channel_are_refused_and_eight_taken(colour: int, channels: int) -> None:
+    words = r"image: must be a whole picture of at most 8 bits a channel, got mode \w+;16B\."
+    with pytest.raises(ValueError, match=words):
+        read_upload(png_of_depth(16, colour, channels), "image/png", (4, 4))
+    assert read_upload(png_of_depth(8, colour, channels), "image/png", (4, 4)).shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_fewer_bits_are_taken(depth: int) -> None:
+    assert read_upload(png_of_depth(depth, 0, 1), "image/png", (4, 4)).shape == (3, 4, 4)

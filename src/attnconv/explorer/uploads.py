@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from attnconv._errors import bad
@@ -70,7 +70,7 @@ def read_upload(
     Raises:
         UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
         TooLargeError: More bytes than `LARGEST_UPLOAD`, or more pixels than `LARGEST_PICTURE` (WebP: `LARGEST_WEBP`).
-        ValueError: The picture is broken, or not of 8 bits a channel.
+        ValueError: The picture is broken, or of more than 8 bits a channel, grey or coloured.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
@@ -87,7 +87,7 @@ def read_upload(
             raise
         except _BROKEN as error:
             first = str(error).partition("\n")[0][:200] or type(error).__name__
-            raise ValueError(bad("image", "must be a whole picture of 8 bits a channel", first)) from error
+            raise ValueError(bad("image", "must be a whole picture of at most 8 bits a channel", first)) from error
         except (Image.DecompressionBombError, MemoryError) as error:
             raise TooLargeError(bad("image", "must be of an ordinary size", "one that unpacks to far more")) from error
 
@@ -116,8 +116,7 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
 def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> Tensor:
     height, width = sizes
     with Image.open(io.BytesIO(content), formats=[wanted]) as image:
-        if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
-            raise ValueError(f"mode {image.mode}")
+        _check_depth(image)
         if wanted != "JPEG":
             image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out here
         turn = _turn(image)
@@ -132,6 +131,13 @@ def _decode(content: bytes, wanted: str, sizes: tuple[int, int], mode: str) -> T
     height, width = sizes
     pixels = np.asarray(fitted, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
     return torch.from_numpy(pixels)
+
+
+def _check_depth(image: ImageFile.ImageFile) -> None:
+    """Refuse more than 8 bits a channel: of grey Pillow would cut the values off, and of colours the lower bits."""
+    stored = str(image.tile[0][3]) if image.tile else ""  # of a PNG, such as `RGB;16B`: the mode is RGB all the same
+    if image.mode[0] in "IF" or ";16" in stored:
+        raise ValueError(f"mode {stored or image.mode}")
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
