@@ -88,6 +88,22 @@ class TestError:
         assert errors == sorted(errors, reverse=True)
         assert errors[0] > 10 * errors[-1]
 
+    def test_shorter_positions_leave_more_of_the_content_at_a_larger_error(self) -> None:
+        images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+        shares, errors = [], []
+        for length in (1.0, 0.3, 0.1):
+            model = model_of()
+            start = start_as_convolution(model, position_length=length)["blocks.0.attn"]
+            with torch.no_grad():
+                tokens = model.patch_embed(images) + model.pos_embed[:, -model.patch_embed.num_patches :]
+                seen = model.blocks[0].norm1(tokens)
+            shares.append(float(seen.var(0).sum() / seen.square().mean(0).sum()))
+            errors.append(start.error)
+            assert float(start.mass.mean()) == pytest.approx(0.9, abs=1e-3)
+        assert shares == sorted(shares)
+        assert shares[2] > 2 * shares[0]
+        assert errors == sorted(errors)
+
     def test_given_filters_of_low_rank_are_met(self) -> None:
         """Rank 4 per tap fits heads of 8; the layer is F.conv2d of the filters, away from the subspace of positions."""
         factors = torch.randn(2, 9, 72, 4, generator=torch.Generator().manual_seed(4))
@@ -189,6 +205,7 @@ class TestRefusals:
             ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
             ({"kernel_size": 4}, "kernel_size: .*got 4"),
+            ({"position_length": 0}, "position_length: .*got 0"),
         ],
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:

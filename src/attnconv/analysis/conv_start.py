@@ -19,8 +19,7 @@ Values and `proj` hold the filters F_delta, of rank at most the head's dimension
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -33,14 +32,13 @@ from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
+from attnconv.analysis.conv_start_warnings import warn_of_less, warn_of_lost
 from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.place_features import AxisFeatures, cosines
 from attnconv.analysis.shift_profiles import at_shift
-from attnconv.analysis.tap_assignment import kernel_size as largest_kernel
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
-LOST = 0.01  # relative error of the given filters from which on it is warned of
 
 
 @final
@@ -75,6 +73,7 @@ def start_as_convolution(
     images: Float[Tensor, "b i height width"] | None = None,
     mass: float = 0.9,
     kernel_size: int = 3,
+    position_length: float = 1.0,
 ) -> dict[str, LayerStart]:
     """Set the start of a vision transformer, in place, so that its attention is nearly a convolution.
 
@@ -91,6 +90,8 @@ def start_as_convolution(
             images are unlike.
         mass: What each layer's heads are to put on their shift in the mean, above 0 and below 1.
         kernel_size: K, odd; that of given filters if those are given.
+        position_length: Length of positions in the residual stream over that of content, above 0. With shorter ones
+            LayerNorm leaves more of the content, and the same mass at the shift comes with a larger error.
 
     Returns:
         Name of the attention module -> what was measured.
@@ -111,45 +112,21 @@ def start_as_convolution(
     """
     if not is_real(mass) or not 0 < mass < 1:
         raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
+    if not is_real(position_length) or position_length <= 0:
+        raise ValueError(bad("position_length", "must be a number above 0", repr(position_length)))
     parts = vit_parts(model)
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
     chosen = _chosen(parts, layers)
-    stock = _Stock(model, parts, int(taps.max()))
+    stock = _Stock(model, parts, int(taps.max()), position_length)
     shown = _noise(parts) if images is None else images
     check_images(shown)
     with evaluating(model), blaming_images(model, shown):
         found = stock.start(chosen, filters, taps, mass=mass, images=shown)
-    _warn_of_less(found, mass)
+    warn_of_less({name: float(start.mass.mean()) for name, start in found.items()}, mass)
     if isinstance(filters, Tensor):
-        _warn_of_lost(found, parts.blocks[0].parts, filters)
+        errors = {name: start.filter_error for name, start in found.items()}
+        warn_of_lost(errors, parts.blocks[0].parts, filters)
     return found
-
-
-def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
-    """Say which layers do not hold the mass that was asked for, in the caller's place."""
-    reached = {name: float(start.mass.mean()) for name, start in found.items()}
-    less = [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]
-    if less:
-        words = f"mass: {mass:g} is not reached at the sharpest scores that are tried, but {', '.join(less)}."
-        warnings.warn(f"{words} Give images like the model's own, a smaller kernel_size or less mass.", stacklevel=3)
-
-
-def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
-    """Say which layers do not hold the given filters, why, and what would fit, in the caller's place."""
-    lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
-    if not lost:
-        return
-    heads, width, size = attention.heads, attention.head_dim, filters.shape[-1]
-    rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
-    room, per_tap = heads // size**2 * width, -(-rank // width)
-    words = (
-        f"filters: must have rank at most {room} at each tap, for {heads} heads of {width} dimensions on {size**2} "
-        f"taps, got rank {rank}; the relative error of the filters is {', '.join(lost)}. Give filters of lower rank"
-    )
-    if per_tap <= heads:
-        side = largest_kernel(heads // per_tap, 2)
-        words += f", or {side} x {side} filters, which fit at rank {rank}"
-    warnings.warn(f"{words}. given_error says what it does to the output.", stacklevel=3)
 
 
 def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:
@@ -190,8 +167,9 @@ def _noise(parts: VitParts) -> Tensor:
 class _Stock:
     """A stock model and its subspace for positions."""
 
-    def __init__(self, model: nn.Module, parts: VitParts, reach: int) -> None:
+    def __init__(self, model: nn.Module, parts: VitParts, reach: int, length: float) -> None:
         self.model, self.parts, self.grid, self.prefix = model, parts, parts.grid, parts.prefix
+        self.length = length  # of positions, over that of content
         weight = parts.patches.weight
         for block in parts.blocks:
             if not isinstance(block.parts.query_norm, nn.Identity):
@@ -243,8 +221,8 @@ class _Stock:
         rows, columns = self.features
         height, width = self.grid
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
-        # Two unit vectors: positions are as long as content is in the mean.
-        scale = content.square().sum(-1).mean().div(2).sqrt()
+        # Two unit vectors: at length 1 positions are as long as content is in the mean.
+        scale = self.length * content.square().sum(-1).mean().div(2).sqrt()
         parts.positions.zero_()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
