@@ -20,6 +20,14 @@ const tooWide = (page) =>
     return [...(over > 0 ? [`${over} px of the page`] : []), ...cut.map((control) => control.closest("label, fieldset").innerText.split("\n")[0])];
   });
 
+/** Height of a canvas on the page, and the share of its pixels that are painted. */
+const painted = (canvas) =>
+  canvas.evaluate((node) => {
+    const { data } = node.getContext("2d").getImageData(0, 0, node.width, node.height);
+    const opaque = data.filter((value, index) => index % 4 === 3 && value === 255).length;
+    return { height: node.getBoundingClientRect().height, painted: (4 * opaque) / data.length };
+  });
+
 export const checks = {
   async "a tablet that is turned keeps what the maps show: open where it is wide, as the visitor left it where it is not"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 1, side: 8 }), { viewport: UPRIGHT });
@@ -66,5 +74,52 @@ export const checks = {
     await sweep("model", page);
     await close();
     assert.deepEqual(found, []);
+  },
+
+  async "maps, enlarged map and image of layers with one axis are 24 px high at least, and pointer and keys find every token"(browser, shots) {
+    for (const { tokens, kind, picture } of [
+      { tokens: 400, kind: "positions", picture: [8, 400] },
+      { tokens: 64, kind: "content", picture: [1, 64] },
+    ]) {
+      const bytes = made({ layers: 1, heads: 4, sizes: [1, tokens], kind, extent: 4, picture });
+      const { page, seen, close } = await shown(browser, bytes, { hash: "&model.zoomed=true" });
+      const zoomed = button(page, /^Map of head 0/);
+      const stages = [page.locator(".map .stage").nth(2), zoomed, image(page)];
+      for (const stage of stages) {
+        const { height } = await stage.boundingBox();
+        assert.ok(height >= 24 && height < 40, `${tokens} tokens: ${height} px`);
+      }
+      for (const canvas of await page.locator(".model canvas").all()) {
+        const shares = await painted(canvas);
+        assert.ok(shares.height >= 24, `${tokens} tokens: a canvas of ${shares.height} px`);
+        // Titles above small maps take the rest.
+        assert.ok(shares.painted > 0.4, `${tokens} tokens: ${shares.painted} of the canvas are painted`);
+      }
+      for (const stage of [stages[0], stages[2]]) {
+        for (const share of [0.1, 0.9]) {
+          const { x, y, width, height } = await stage.boundingBox();
+          for (const down of [1, height - 1]) {
+            await page.mouse.move(x + share * width, y + down);
+            const [row, column] = await query(page);
+            assert.equal(row, 0);
+            assert.ok(Math.abs(column - share * tokens) <= Math.ceil(tokens / width) + 1, `${column} of ${tokens} at ${share}`);
+          }
+        }
+      }
+      await zoomed.click({ position: { x: 5, y: 22 } });
+      const key = async () => (await zoomed.getAttribute("aria-label")).match(/key at row (\d+), column (\d+)/).slice(1).map(Number);
+      const [row, column] = await key();
+      assert.deepEqual([row, column < 0.05 * tokens], [0, true]);
+      await page.keyboard.press("ArrowRight");
+      await page.keyboard.press("ArrowDown");
+      assert.deepEqual(await key(), [0, column + 1]);
+      await image(page).focus();
+      const before = await query(page);
+      for (const press of ["ArrowLeft", "ArrowUp", "Shift+ArrowLeft"]) await page.keyboard.press(press);
+      assert.deepEqual(await query(page), [0, before[1] - 6]);
+      assert.deepEqual(seen, []);
+      await page.screenshot({ path: `${shots}/model-one-axis-${tokens}.png` });
+      await close();
+    }
   },
 };

@@ -34,6 +34,14 @@ export interface Frame {
   readonly columns: number;
 }
 
+/** CSS pixels: the maps of a layer with one axis have one row, which would be no line to see or to press. */
+export const LEAST_HEIGHT = 24;
+
+/** Height in CSS pixels of a map of this width: its tokens are squares, unless that makes it too low. */
+export function heightOf(width: number, { rows, columns }: Pick<Frame, "rows" | "columns">): number {
+  return Math.max(LEAST_HEIGHT, Math.round((width * rows) / columns));
+}
+
 /** Tokens to each side of the query that are shown of grids that have more. */
 export const NEAR = 7;
 
