@@ -118,6 +118,13 @@ export const checks = {
       for (const press of ["ArrowLeft", "ArrowUp", "Shift+ArrowLeft"]) await page.keyboard.press(press);
       assert.deepEqual(await query(page), [0, before[1] - 6]);
       assert.deepEqual(seen, []);
+      const drawn = () => page.locator(".maps canvas").first().evaluate((canvas) => canvas.toDataURL());
+      const far = await drawn();
+      await page.getByRole("checkbox", { name: "close up, 1 × 15 tokens" }).check();
+      await stages[0].hover({ position: { x: 5, y: 5 } });
+      assert.deepEqual(await query(page), [0, before[1] - 6], "a close-up does not say where in the image a pointer is");
+      await settled(page);
+      assert.notEqual(await drawn(), far);
       await page.screenshot({ path: `${shots}/model-one-axis-${tokens}.png` });
       await close();
     }

@@ -42,14 +42,14 @@ export function heightOf(width: number, { rows, columns }: Pick<Frame, "rows" | 
   return Math.max(LEAST_HEIGHT, Math.round((width * rows) / columns));
 }
 
-/** Tokens to each side of the query that are shown of grids that have more. */
-export const NEAR = 7;
+/** Tokens along an axis of a close-up, seven to each side of the query; of shorter axes all are shown. */
+export const CLOSE = 15;
 
 export function frameOf(sizes: readonly [number, number], query: readonly [number, number], near: boolean): Frame {
-  const whole = { top: 0, left: 0, rows: sizes[0], columns: sizes[1] };
-  const across = 2 * NEAR + 1;
-  if (!near || Math.min(...sizes) <= across) return whole;
-  return { top: query[0] - NEAR, left: query[1] - NEAR, rows: across, columns: across };
+  const along = (axis: 0 | 1): [number, number] =>
+    near && sizes[axis] > CLOSE ? [query[axis] - (CLOSE - 1) / 2, CLOSE] : [0, sizes[axis]];
+  const [[top, rows], [left, columns]] = [along(0), along(1)];
+  return { top, left, rows, columns };
 }
 
 const HALO = "rgb(0 0 0 / 65%)";
