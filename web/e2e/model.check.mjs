@@ -2,38 +2,14 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
-import { PAGE, axeFindings, opened } from "./browser.mjs";
+import { PAGE, axeFindings } from "./browser.mjs";
+import { button, file, image, query, settled, shown } from "./explorer.mjs";
 import { made } from "./payloads.mjs";
 
 const FIXTURES = new URL("../tests/fixtures/", import.meta.url);
-const button = (page, name) => page.getByRole("button", { name });
-const image = (page) => page.getByRole("button", { name: /Arrow keys move the query/ });
-const file = (buffer, name = "waves.safetensors") => ({ name, mimeType: "", buffer });
-
-/** The model explorer with a payload that was opened by hand. */
-async function shown(browser, bytes, { hash = "", ...options } = {}) {
-  const tab = await opened(browser, { hash: `#view=model${hash}`, ...options });
-  await tab.page.getByLabel(/Open a payload/).setInputFiles(file(bytes));
-  await image(tab.page).waitFor();
-  await painted(tab.page);
-  return tab;
-}
-
-/** Waits until maps have numbers above them; those out of sight have none. */
-async function painted(page) {
-  await page.locator(".shows > section:not(.zoom)").first().scrollIntoViewIfNeeded();
-  await page.waitForFunction(() => [...document.querySelectorAll(".map .soft")].some((caption) => caption.textContent !== ""));
-  await page.evaluate(() => scrollTo(0, 0));
-}
 
 /** The picture of a layer's maps, as a text. */
 const pixels = (page, layer = 0) => page.locator(".maps canvas").nth(layer).evaluate((canvas) => canvas.toDataURL());
-
-/** After the page has painted what it was asked for. */
-const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
-
-/** Where the query stands, in words. */
-const query = async (page) => (await image(page).getAttribute("aria-label")).match(/row (\d+), column (\d+)/).slice(1).map(Number);
 
 /** The page's own numbers, with every digit. */
 const number = async (page, id) => Number((await page.getByTestId(id).innerText()).replace("−", "-"));

@@ -17,9 +17,9 @@ function safetensors(tensors, manifest) {
 const waves = (count, step) => Float32Array.from({ length: count }, (_, index) => Math.sin(step * index + 1.3e-4 * index ** 2));
 
 /** Gaussian heads whose centres move over `times` moments. */
-function gaussians({ times, heads, side }, phase) {
-  const across = 2 * side - 1;
-  const table = new Float32Array(times * heads * across * across);
+function gaussians({ times, heads, sizes: [height, width] }, phase) {
+  const [down, across] = [2 * height - 1, 2 * width - 1];
+  const table = new Float32Array(times * heads * down * across);
   const centres = new Float32Array(times * heads * 2);
   const precision = new Float32Array(times * heads * 4);
   for (let which = 0; which < times * heads; which++) {
@@ -27,14 +27,14 @@ function gaussians({ times, heads, side }, phase) {
     const sharp = 0.15 + 0.1 * Math.sin(which);
     centres.set(centre, 2 * which);
     precision.set([sharp, 0, 0, sharp], 4 * which);
-    for (let row = 0; row < across; row++) {
+    for (let row = 0; row < down; row++) {
       for (let column = 0; column < across; column++) {
-        const off = [row - side + 1 - centre[0], column - side + 1 - centre[1]];
-        table[(which * across + row) * across + column] = -0.5 * sharp * (off[0] ** 2 + off[1] ** 2);
+        const off = [row - height + 1 - centre[0], column - width + 1 - centre[1]];
+        table[(which * down + row) * across + column] = -0.5 * sharp * (off[0] ** 2 + off[1] ** 2);
       }
     }
   }
-  return { shift_scores: ["F32", [times, heads, across, across], table], centres: ["F32", [times, heads, 2], centres],
+  return { shift_scores: ["F32", [times, heads, down, across], table], centres: ["F32", [times, heads, 2], centres],
     precision: ["F32", [times, heads, 2, 2], precision] };
 }
 
@@ -47,11 +47,11 @@ function halves(numbers) {
   });
 }
 
-function contents({ heads, side, extent }, phase) {
-  const tokens = side ** 2;
+function contents({ heads, sizes: [height, width], extent }, phase) {
+  const tokens = height * width;
   const vectors = (step) => ["F16", [1, heads, tokens, extent], halves(waves(heads * tokens * extent, step + phase / 10))];
-  const scores = (step) => ["F16", [1, heads, tokens, side], halves(waves(heads * tokens * side, step))];
-  return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(0.3), column_scores: scores(2.1) };
+  const scores = (size, step) => ["F16", [1, heads, tokens, size], halves(waves(heads * tokens * size, step))];
+  return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(height, 0.3), column_scores: scores(width, 2.1) };
 }
 
 /** The audit's other columns, each with numbers of its own size. */
@@ -61,11 +61,13 @@ function statistics(heads, layer) {
     "mass elsewhere": column(0.004, 1.1), "content share": column(1, 1.7), "gaussian overlap": column(1, 0.2) };
 }
 
-export function made({ kind = "positions", layers = 6, heads = 9, side = 32, times = 1, extent = 32, title = "Waves", also = {} } = {}) {
-  const pixels = Uint8Array.from({ length: 64 * 64 * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
-  const tensors = { images: ["U8", [1, 64, 64, 3], pixels] };
+export function made({
+  kind = "positions", layers = 6, heads = 9, side = 32, sizes = [side, side], picture = [64, 64], times = 1, extent = 32, title = "Waves", also = {},
+} = {}) {
+  const pixels = Uint8Array.from({ length: picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
+  const tensors = { images: ["U8", [1, ...picture, 3], pixels] };
   for (let layer = 0; layer < layers; layer++) {
-    const own = kind === "positions" ? gaussians({ times, heads, side }, layer) : contents({ heads, side, extent }, layer);
+    const own = kind === "positions" ? gaussians({ times, heads, sizes }, layer) : contents({ heads, sizes, extent }, layer);
     for (const [name, tensor] of Object.entries(own)) tensors[`${layer}.${name}`] = tensor;
   }
   const entropy = (layer) => Array.from({ length: heads }, (_, head) => (head === 3 ? null : 2 + Math.sin(head + layer)));
@@ -73,7 +75,7 @@ export function made({ kind = "positions", layers = 6, heads = 9, side = 32, tim
     format: 1, title, library: "0", patch: null, images: [{ name: "waves" }],
     times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
     layers: Array.from({ length: layers }, (_, layer) => ({
-      name: `layer ${layer}`, kind, heads, sizes: [side, side], prefix: 0, border: "none", encoding: kind, dilated: false,
+      name: `layer ${layer}`, kind, heads, sizes, prefix: 0, border: "none", encoding: kind, dilated: false,
       statistics: {
         heads: { entropy: entropy(layer), ...statistics(heads, layer), ...also.heads },
         layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer, ...also.layer },

@@ -30,6 +30,15 @@ function changedManifest(change: (manifest: Record<string, any>) => void): Array
   });
 }
 
+/** The fixture with a statistic of its first layer as JSON spells it: numbers too, that no JavaScript object holds. */
+function spelled(part: "heads" | "layer", json: string): ArrayBuffer {
+  return changed((all) => {
+    const manifest = JSON.parse(String(all["__metadata__"]!["attnconv"]));
+    manifest["layers"][0].statistics[part].odd = "here";
+    all["__metadata__"]!["attnconv"] = JSON.stringify(manifest).replace('"here"', json);
+  });
+}
+
 /** The fixture with numbers of a tensor changed. */
 function written(name: string, change: (view: DataView) => void): ArrayBuffer {
   const copy = bytes.slice(0);
@@ -96,6 +105,14 @@ describe("files that are not a payload", () => {
     ["a window without rows", changedManifest((manifest) => (manifest["layers"][3].window = [0, 7])), /layers\[3\]\.window: must /],
     ["a kind of its own", changedManifest((manifest) => (manifest["layers"][0].kind = "new")), /kind: must be one of positions/],
     ["a table too short", changedManifest((manifest) => (manifest["layers"][0].statistics.heads.entropy = [1])), /must have 2 entries, got 1/],
+    ["a statistic beyond the largest number", spelled("layer", "1e999"), /layers\[0\]\.statistics\.layer\.odd: must be a finite number or null, got Infinity/],
+    ["a statistic below the least number", spelled("layer", "-1e999"), /layers\[0\]\.statistics\.layer\.odd: must be .*, got -Infinity/],
+    ["a head's statistic that is infinite", spelled("heads", "[1e999, null]"), /layers\[0\]\.statistics\.heads\.odd: must be .*, got Infinity/],
+    ["a statistic that is a truth", spelled("layer", "true"), /layers\[0\]\.statistics\.layer\.odd: must be .*, got true/],
+    ["no statistics", changedManifest((manifest) => delete manifest["layers"][0].statistics), /layers\[0\]\.statistics: must be an object/],
+    ["no statistics of heads", changedManifest((manifest) => delete manifest["layers"][0].statistics.heads), /layers\[0\]\.statistics\.heads: must be an object/],
+    ["no statistics of the layer", changedManifest((manifest) => delete manifest["layers"][0].statistics.layer), /layers\[0\]\.statistics\.layer: must be an object/],
+    ["statistics of heads that are null", changedManifest((manifest) => (manifest["layers"][0].statistics.heads = null)), /layers\[0\]\.statistics\.heads: must be an object/],
     ["no layers", changedManifest((manifest) => (manifest["layers"] = [])), /layers: must name at least one layer/],
     ["a million heads", changedManifest((manifest) => (manifest["layers"][0].heads = 1e6)), /layers\[0\]\.heads: must be at most 4096/],
     ["a grid of 10^12 tokens", changedManifest((manifest) => (manifest["layers"][3].sizes = [1e6, 1e6])), /layers\[3\]\.sizes: must give at most 4000000 heads x tokens/],

@@ -112,12 +112,12 @@ function layerOf(value: unknown, path: string): Layer {
 
 function statisticsOf(value: unknown, heads: number, path: string): Statistics {
   const all = record(value, path);
-  const perHead = Object.entries(record(all["heads"] ?? {}, `${path}.heads`)).map(([name, entries]) => {
+  const perHead = Object.entries(record(all["heads"], `${path}.heads`)).map(([name, entries]) => {
     const numbers = list(entries, `${path}.heads.${name}`).map((entry) => numberOrNull(entry, `${path}.heads.${name}`));
     if (numbers.length !== heads) fail(`${path}.heads.${name}`, `must have ${heads} entries`, numbers.length);
     return [name, numbers] as const;
   });
-  const whole = Object.entries(record(all["layer"] ?? {}, `${path}.layer`)).map(
+  const whole = Object.entries(record(all["layer"], `${path}.layer`)).map(
     ([name, entry]) => [name, numberOrNull(entry, `${path}.layer.${name}`)] as const,
   );
   return { heads: named(perHead), layer: named(whole) };
@@ -202,7 +202,7 @@ function fits(shape: readonly number[], letters: readonly string[], sizes: Recor
 }
 
 function fail(field: string, requirement: string, got: unknown): never {
-  const shown = typeof got === "string" ? got : JSON.stringify(got);
+  const shown = typeof got === "string" || typeof got === "number" ? got : JSON.stringify(got); // JSON calls Infinity null
   throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Write it again with attnconv.explorer.`);
 }
 
@@ -229,5 +229,6 @@ function pair(value: unknown, path: string): readonly [number, number] {
 }
 
 function numberOrNull(value: unknown, path: string): number | null {
-  return value === null || typeof value === "number" ? value : fail(path, "must be a number or null", value);
+  if (value === null || (typeof value === "number" && Number.isFinite(value))) return value;
+  return fail(path, "must be a finite number or null", value);
 }

@@ -6,7 +6,7 @@
  */
 import { type Choice, type Maps, carried, choiceFor, emptyMaps, fillMaps, finest } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { type Frame, type Marks, Sheet, drawMap, frameOf, linesOf } from "./maps";
+import { type Marks, Sheet, drawMap, frameOf, heightOf, linesOf } from "./maps";
 
 /** How far below the largest score of its map a score is still told apart: exp(-12) = 0.000006. */
 export const DEPTH = 12;
@@ -30,9 +30,6 @@ export interface Plan {
   readonly above: number;
   readonly gap: number;
 }
-
-/** Height of a map in CSS pixels. */
-export const heightOf = (plan: Plan, frame: Frame): number => Math.round((plan.side * frame.rows) / frame.columns);
 
 /** The maps of one layer on the page. */
 export class Strip {
@@ -149,7 +146,7 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
   if (!context) return;
   const { columns, side, above, gap } = strip.plan;
   const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
-  const height = heightOf(strip.plan, frame);
+  const height = heightOf(side, frame);
   const unit = Math.min(devicePixelRatio, 2);
   fit(context.canvas, [Math.ceil(maps.heads.length / columns) * (above + height + gap) - gap, columns * (side + gap) - gap], unit);
   maps.heads.forEach((map, head) => {

@@ -34,14 +34,22 @@ export interface Frame {
   readonly columns: number;
 }
 
-/** Tokens to each side of the query that are shown of grids that have more. */
-export const NEAR = 7;
+/** CSS pixels: the maps of a layer with one axis have one row, which would be no line to see or to press. */
+export const LEAST_HEIGHT = 24;
+
+/** Height in CSS pixels of a map of this width: its tokens are squares, unless that makes it too low. */
+export function heightOf(width: number, { rows, columns }: Pick<Frame, "rows" | "columns">): number {
+  return Math.max(LEAST_HEIGHT, Math.round((width * rows) / columns));
+}
+
+/** Tokens along an axis of a close-up, seven to each side of the query; of shorter axes all are shown. */
+export const CLOSE = 15;
 
 export function frameOf(sizes: readonly [number, number], query: readonly [number, number], near: boolean): Frame {
-  const whole = { top: 0, left: 0, rows: sizes[0], columns: sizes[1] };
-  const across = 2 * NEAR + 1;
-  if (!near || Math.min(...sizes) <= across) return whole;
-  return { top: query[0] - NEAR, left: query[1] - NEAR, rows: across, columns: across };
+  const along = (axis: 0 | 1): [number, number] =>
+    near && sizes[axis] > CLOSE ? [query[axis] - (CLOSE - 1) / 2, CLOSE] : [0, sizes[axis]];
+  const [[top, rows], [left, columns]] = [along(0), along(1)];
+  return { top, left, rows, columns };
 }
 
 const HALO = "rgb(0 0 0 / 65%)";
