@@ -65,6 +65,8 @@ class Settings:
     """Where models start: at their own start or as a convolution of these filters."""
     mass: float = 0.9
     """What heads put on their shifts at such a start."""
+    position_length: float = 1.0
+    """Length of positions over that of content at such a start."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Runs of each start."""
     measure: bool = True
@@ -112,7 +114,13 @@ def model_at(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.
     model = SmallViT(dim=settings.width, depth=settings.depth, num_heads=settings.heads)
     if start == "default":
         return model, []
-    found = start_as_convolution(model, filters=start, images=sets["train"][0][:16], mass=settings.mass)
+    found = start_as_convolution(
+        model,
+        filters=start,
+        images=sets["train"][0][:16],
+        mass=settings.mass,
+        position_length=settings.position_length,
+    )
     return model, [
         {"mass": float(layer.mass.mean()), "least mass": float(layer.mass.min()), "error": layer.error}
         for layer in found.values()

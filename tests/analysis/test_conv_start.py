@@ -205,7 +205,7 @@ class TestRefusals:
             ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
             ({"kernel_size": 4}, "kernel_size: .*got 4"),
-            ({"position_length": 0}, "position_length: .*got 0"),
+            ({"position_length": 0.0}, "position_length: .*got 0.0"),
         ],
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
