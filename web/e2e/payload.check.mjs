@@ -5,6 +5,7 @@ import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { gzipSync } from "node:zlib";
 import { PAGE, drop, opened } from "./browser.mjs";
 
 const BYTES = readFileSync(new URL("../tests/fixtures/payload.safetensors", import.meta.url));
@@ -53,7 +54,15 @@ const marked = (html, mark = "payload") => html.replace("<head>", `<head><meta n
 
 const alerts = (tab) => tab.getByRole("alert").allInnerTexts();
 
+const LARGEST = 120_000; // bytes of the compressed page without a payload
+
 export const checks = {
+  async "the page is small"() {
+    const bytes = gzipSync(page(), { level: 9 }).length;
+    console.log(`      ${bytes} bytes compressed, without a payload`);
+    assert.ok(bytes < LARGEST, `${bytes}`);
+  },
+
   async "inside the page"(browser) {
     await withPage(browser, embedding(BYTES.toString("base64")), title);
   },
