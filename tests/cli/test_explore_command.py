@@ -146,7 +146,7 @@ def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.C
     assert call(capsys, *words, "--data", "pictures", "--images", "2")[0] == 0
     found = written(home / "shown")
     assert [(layer.kind, layer.sizes) for layer in found.layers] == [("content", (10, 12))]
-    assert len(found.names) == 2
+    assert found.names == ("0.png", "1.png")
 
 
 def test_a_budget_in_megabytes_decides_how_many_rows_are_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,15 +24,16 @@ def test_folders_take_turns(tmp_path: Path) -> None:
         picture(tmp_path / f"{name}.png", (10 * index, 1, 2))
     picture(tmp_path / ".hidden" / "x.png", (99, 99, 99))
     (tmp_path / "notes.txt").write_text("no image")
-    images, skipped = read_pictures(tmp_path, (4, 6), count=5)
+    images, names, skipped = read_pictures(tmp_path, (4, 6), count=5)
     assert images[:, 0, 0, 0].tolist() == [0, 30, 50, 10, 40]
+    assert names == ("a/0.png", "b/0.png", "c/deep/0.png", "a/1.png", "b/1.png")
     assert skipped == ()
     assert len(read_pictures(tmp_path, (4, 6), count=100)[0]) == 6
 
 
 def test_height_and_width_in_this_order(tmp_path: Path) -> None:
     picture(tmp_path / "wide.png", size=(30, 10))
-    images, _ = read_pictures(tmp_path, (5, 9), count=1, channels=1)
+    images, _, _ = read_pictures(tmp_path, (5, 9), count=1, channels=1)
     assert images.shape == torch.Size([1, 1, 5, 9])
     assert images.dtype == torch.uint8
 
@@ -50,8 +51,9 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
     broken(tmp_path / "a.png")
     picture(tmp_path / "b.png")
-    images, skipped = read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
+    images, names, skipped = read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
     assert len(images) == 1
+    assert names == ("b.png",)
     assert len(skipped) == 1
     assert "a.png: must be a whole image" in skipped[0]
 
@@ -62,9 +64,9 @@ def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> No
     turned = Image.new("RGB", (12, 32))  # stored on its side: 32 wide, 12 high
     turned.getexif()[ExifTags.Base.Orientation] = 6
     turned.save(tmp_path / "turned.jpg", exif=turned.getexif())
-    _, notes = read_pictures(tmp_path, (32, 32), count=10)
+    _, _, notes = read_pictures(tmp_path, (32, 32), count=10)
     assert notes == ("Enlarged to 32 x 32 pixels: narrow.png 4.0 times, small.png 6.4 times, turned.jpg 2.7 times.",)
-    assert read_pictures(tmp_path, (12, 32), count=10)[1] == (
+    assert read_pictures(tmp_path, (12, 32), count=10).notes == (
         "Enlarged to 12 x 32 pixels: narrow.png 4.0 times, small.png 3.6 times.",
     )
 
@@ -72,7 +74,7 @@ def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> No
 def test_of_many_enlarged_files_some_are_named(tmp_path: Path) -> None:
     for index in range(12):
         picture(tmp_path / f"{index:02d}.png")
-    (note,) = read_pictures(tmp_path, (32, 32), count=20)[1]
+    (note,) = read_pictures(tmp_path, (32, 32), count=20).notes
     assert note.endswith("09.png 8.0 times and 2 more.")
 
 

@@ -119,10 +119,10 @@ def _images(
         about = f"All its attention looks at positions alone, those of images of {sizes[0]} x {sizes[1]} pixels."
         return noise, about, []
     options: dict[str, Any] = {"count": arguments.images, "root": arguments.root, "skip_broken": arguments.skip_broken}
-    pixels, mean, std, notes = read_pixels(arguments.data, sizes, channels=channels, **options)
-    about = f"Looked at {len(pixels)} images of {arguments.data}, {sizes[0]} x {sizes[1]} pixels."
-    mean, std = loaded.mean or mean, loaded.std or std
-    return normalise(pixels, mean, std).to(parameter.dtype), about, notes
+    found = read_pixels(arguments.data, sizes, channels=channels, **options)
+    about = f"Looked at {len(found.pixels)} images of {arguments.data}, {sizes[0]} x {sizes[1]} pixels."
+    mean, std = loaded.mean or found.mean, loaded.std or found.std
+    return normalise(found.pixels, mean, std).to(parameter.dtype), about, list(found.notes)
 
 
 def _print(found: "Found", title: str) -> None:

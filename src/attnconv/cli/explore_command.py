@@ -124,12 +124,12 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
             content = payload(loaded.model, noise, pictures=Pictures.none(), **options, **about)
         return content, session((0.5,) * channels, (0.5,) * channels).answer
     wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
-    pixels, mean, std, notes = read_pixels(data, sizes, channels=channels, **wanted)
-    for note in notes:
+    found = read_pixels(data, sizes, channels=channels, **wanted)
+    for note in found.notes:
         print(note)
-    shown = session(mean, std)
+    shown = session(found.mean, found.std)
     with blaming_size(size, own_size(loaded)):
-        return shown.payload(pixels), shown.answer
+        return shown.payload(found.pixels, found.names), shown.answer
 
 
 def title_of(name: str) -> str:

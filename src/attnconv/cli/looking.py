@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnconv._errors import bad
 
@@ -86,10 +86,28 @@ def require_positions_alone(loaded: "LoadedModel", noise: "Tensor", reading: dic
         raise ValueError(bad("--data", requirement, f"none for {some}", fix))
 
 
+class Looked(NamedTuple):
+    """Images to look at a model with.
+
+    Attributes:
+        pixels: Bytes (b, c, height, width).
+        names: Of the files; empty for a data set.
+        mean: Of each channel, to normalise them where the model has none of its own.
+        std: Deviation, likewise.
+        notes: What is to be said of the files.
+    """
+
+    pixels: "Tensor"
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
 def read_pixels(
     data: str, sizes: tuple[int, int], *, channels: int, count: int, root: Path, skip_broken: bool = False
-) -> "tuple[Tensor, tuple[float, ...], tuple[float, ...], list[str]]":
-    """Bytes (b, c, height, width), the mean and deviation that normalise them where the model has none, and notes.
+) -> Looked:
+    """The images to look at.
 
     Args:
         data: A folder of pictures, or one of `DATA_SETS`.
@@ -113,12 +131,13 @@ def read_pixels(
         splits = load_data(DataSettings(data, root=str(root)))  # type: ignore[arg-type]
         pixels = splits.test.images[:count]
         same = pixels.shape[1] == channels
-        return _fitted(pixels, sizes, channels), *((splits.mean, splits.std) if same else (middle, middle)), []
+        mean, std = (splits.mean, splits.std) if same else (middle, middle)
+        return Looked(_fitted(pixels, sizes, channels), (), mean, std, ())
     if not Path(data).is_dir():
         requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(data)))
-    pixels, notes = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-    return pixels, middle, middle, list(notes)
+    found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
+    return Looked(found.pixels, found.names, middle, middle, found.notes)
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":

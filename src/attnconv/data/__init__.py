@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnconv.data.images import ImageSet as ImageSet
     from attnconv.data.images import Splits as Splits
     from attnconv.data.mixing import mix as mix
+    from attnconv.data.pictures import FolderPictures as FolderPictures
     from attnconv.data.pictures import read_pictures as read_pictures
     from attnconv.data.randomness import Stream as Stream
     from attnconv.data.randomness import integers as integers
@@ -39,6 +40,7 @@ else:
             "normalise": "augment",
             "permutation": "randomness",
             "read_image": "folder",
+            "FolderPictures": "pictures",
             "read_pictures": "pictures",
             "uniform": "randomness",
         },

@@ -7,6 +7,7 @@ images of a folder of classes are not all of one class.
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import UInt8
@@ -20,6 +21,21 @@ MOST_ENLARGED = 2.0  # without a note
 NAMED = 10  # of those that are
 
 
+class FolderPictures(NamedTuple):
+    """Pictures of a folder.
+
+    Attributes:
+        pixels: Bytes.
+        names: Of the files, below the folder.
+        notes: What was wrong with each file that was passed over, and which files had to be enlarged more than twice,
+            which shows a model little of what it was made for.
+    """
+
+    pixels: UInt8[Tensor, "b channels height width"]
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 def read_pictures(
     folder: Path | str,
     sizes: tuple[int, int],
@@ -28,7 +44,7 @@ def read_pictures(
     channels: int = 3,
     skip_broken: bool = False,
     varied: bool = False,
-) -> tuple[UInt8[Tensor, "b channels height width"], tuple[str, ...]]:
+) -> FolderPictures:
     """Read some pictures of a folder, each scaled to cover a rectangle and cropped to it about the centre.
 
     Args:
@@ -39,10 +55,6 @@ def read_pictures(
         skip_broken: Take the next file in the place of one that cannot be read, instead of stopping.
         varied: Whether a picture of one colour counts as broken: it tells nothing of a model.
 
-    Returns:
-        The pixels as bytes, and notes: what was wrong with each file that was passed over, and which files had to be
-        enlarged more than twice, which shows a model little of what it was made for.
-
     Raises:
         TypeError: `count` is no whole number.
         ValueError: The folder is missing or holds no image; files are broken (the message names them all, as far as
@@ -52,6 +64,7 @@ def read_pictures(
     if not folder.is_dir():
         raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
     images: list[Tensor] = []
+    names: list[str] = []
     broken: list[str] = []
     enlarged: list[str] = []
     for path in _in_turn(folder):
@@ -59,6 +72,7 @@ def read_pictures(
             break
         try:
             images.append(_read(path, sizes, channels, varied))
+            names.append(path.relative_to(folder).as_posix())
             if (factor := enlargement(path, sizes)) > MOST_ENLARGED:
                 enlarged.append(f"{path.name} {factor:.1f} times")
         except ValueError as error:
@@ -73,7 +87,7 @@ def read_pictures(
     if enlarged:
         more = f" and {len(enlarged) - NAMED} more" if len(enlarged) > NAMED else ""
         notes.append(f"Enlarged to {sizes[0]} x {sizes[1]} pixels: {', '.join(enlarged[:NAMED])}{more}.")
-    return torch.stack(images), tuple(notes)
+    return FolderPictures(torch.stack(images), tuple(names), tuple(notes))
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> Tensor:
