@@ -24,16 +24,16 @@ def test_folders_take_turns(tmp_path: Path) -> None:
         picture(tmp_path / f"{name}.png", (10 * index, 1, 2))
     picture(tmp_path / ".hidden" / "x.png", (99, 99, 99))
     (tmp_path / "notes.txt").write_text("no image")
-    images, names, skipped = read_pictures(tmp_path, (4, 6), count=5)
-    assert images[:, 0, 0, 0].tolist() == [0, 30, 50, 10, 40]
-    assert names == ("a/0.png", "b/0.png", "c/deep/0.png", "a/1.png", "b/1.png")
-    assert skipped == ()
-    assert len(read_pictures(tmp_path, (4, 6), count=100)[0]) == 6
+    found = read_pictures(tmp_path, (4, 6), count=5)
+    assert found.pixels[:, 0, 0, 0].tolist() == [0, 30, 50, 10, 40]
+    assert found.names == ("a/0.png", "b/0.png", "c/deep/0.png", "a/1.png", "b/1.png")
+    assert found.notes == ()
+    assert len(read_pictures(tmp_path, (4, 6), count=100).names) == 6
 
 
 def test_height_and_width_in_this_order(tmp_path: Path) -> None:
     picture(tmp_path / "wide.png", size=(30, 10))
-    images, _, _ = read_pictures(tmp_path, (5, 9), count=1, channels=1)
+    images = read_pictures(tmp_path, (5, 9), count=1, channels=1).pixels
     assert images.shape == torch.Size([1, 1, 5, 9])
     assert images.dtype == torch.uint8
 
@@ -51,11 +51,11 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
     broken(tmp_path / "a.png")
     picture(tmp_path / "b.png")
-    images, names, skipped = read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
-    assert len(images) == 1
-    assert names == ("b.png",)
-    assert len(skipped) == 1
-    assert "a.png: must be a whole image" in skipped[0]
+    found = read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
+    assert len(found.pixels) == 1
+    assert found.names == ("b.png",)
+    (note,) = found.notes
+    assert "a.png: must be a whole image" in note
 
 
 def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> No
     turned = Image.new("RGB", (12, 32))  # stored on its side: 32 wide, 12 high
     turned.getexif()[ExifTags.Base.Orientation] = 6
     turned.save(tmp_path / "turned.jpg", exif=turned.getexif())
-    _, _, notes = read_pictures(tmp_path, (32, 32), count=10)
+    notes = read_pictures(tmp_path, (32, 32), count=10).notes
     assert notes == ("Enlarged to 32 x 32 pixels: narrow.png 4.0 times, small.png 6.4 times, turned.jpg 2.7 times.",)
     assert read_pictures(tmp_path, (12, 32), count=10).notes == (
         "Enlarged to 12 x 32 pixels: narrow.png 4.0 times, small.png 3.6 times.",

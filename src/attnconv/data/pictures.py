@@ -5,9 +5,10 @@ images of a folder of classes are not all of one class.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import final
 
 import torch
 from jaxtyping import UInt8
@@ -21,7 +22,9 @@ MOST_ENLARGED = 2.0  # without a note
 NAMED = 10  # of those that are
 
 
-class FolderPictures(NamedTuple):
+@final
+@dataclass(frozen=True, eq=False)
+class FolderPictures:
     """Pictures of a folder.
 
     Attributes:
