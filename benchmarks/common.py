@@ -1,10 +1,12 @@
 """What several of these scripts do: CIFAR-10 as tensors, its augmentation, accuracy, and a folder of results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from attnconv.data.load import load as load_data
 from attnconv.data.settings import DataSettings
 from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD
+
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 def cifar10(
@@ -57,6 +61,25 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
             int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
         )
     return right / len(images)
+
+
+def device_of(name: DeviceName) -> torch.device:
+    """Where to compute: on CUDA where there is one, unless it is said."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """bf16 in products on CUDA, nothing elsewhere."""
+    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def spread(values: Sequence[float], *, percent: bool = False) -> str:
+    """Mean and, of several runs, deviation."""
+    middle, off = mean(values), stdev(values) if len(values) > 1 else None
+    shown = f"{middle:.2%}" if percent else f"{middle:.3g}"
+    if off is None:
+        return shown
+    return f"{shown} ± {off * 100:.2f}" if percent else f"{shown} ± {off:.2g}"
 
 
 def write_results(

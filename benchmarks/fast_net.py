@@ -9,7 +9,6 @@ Everything that mixes positions with weights is a convolution, so `recast` leave
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from benchmarks.common import autocast
 
 PATCH = 2  # pixels per side of what is whitened
 LOGIT_SCALE = 1 / 9
@@ -226,11 +227,6 @@ def meet(net: nn.Module, slow: dict[str, Tensor], share: float) -> None:
     for name, value in slow.items():
         value.lerp_(state[name], share)
         state[name].copy_(value)
-
-
-def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """bf16 in products on CUDA, nothing elsewhere."""
-    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Literal
 
 import safetensors.torch
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from attnconv._atomic import write_atomically
 from attnconv.theorem import recast
-from benchmarks.common import cifar10, write_results
-from benchmarks.fast_net import FastNet, FastSettings, autocast, logits_of, train
+from benchmarks.common import DeviceName, autocast, cifar10, device_of, spread, write_results
+from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
 from benchmarks.finetune_recast import Settings as TuningSettings
 from benchmarks.finetune_recast import attention
 from benchmarks.finetune_recast import train as tune
@@ -74,7 +74,7 @@ class Settings:
     """Sharpness of soft heads, in 1 / pixel^2."""
     tuning_rate: float = 0.01
     """Learning rate of that training."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = "auto"
     """Where to train; bf16 in matrix products on CUDA. Accuracies are measured in full precision."""
 
 
@@ -106,7 +106,7 @@ Sets = dict[str, tuple[Tensor, Tensor]]
 def main(settings: Settings) -> list[Result]:
     """Train, recast, compare; print and write the table."""
     torch.set_flush_denormal(True)
-    device = device_of(settings)
+    device = device_of(settings.device)
     train_part = {"train": slice(settings.images)}
     sets = cifar10(settings.root, train_part, settings.test_images, held_out=settings.held_out)
     sets = {name: (images.to(device), labels.to(device)) for name, (images, labels) in sets.items()}
@@ -120,12 +120,6 @@ def main(settings: Settings) -> list[Result]:
         found = {"network": asdict(settings_of(settings)), "results": [asdict(result) for result in results]}
         write_results(settings.out, "fast_recast", settings, text, found, device=device)
     return results
-
-
-def device_of(settings: Settings) -> torch.device:
-    """The one to train on."""
-    chosen = settings.device
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
 
 
 def settings_of(settings: Settings) -> FastSettings:
@@ -165,7 +159,7 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
 
 def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple[FastNet, float]:
     """The CNN in evaluation mode, trained or read, and the seconds that its training took."""
-    chosen, device = settings_of(settings), device_of(settings)
+    chosen, device = settings_of(settings), device_of(settings.device)
     torch.manual_seed(seed)
     net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     name = f"{settings.preset}-{chosen.epochs}-epochs-{len(data[0])}-images-{device.type}-{seed}.safetensors"
@@ -190,7 +184,7 @@ def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
     """The CNN and its recast with soft heads, trained on alike as `benchmarks.finetune_recast` does."""
-    device, (images, labels) = device_of(settings), sets["test"]
+    device, (images, labels) = device_of(settings.device), sets["test"]
     how = TuningSettings(
         checkpoint=Path(),
         root=settings.root,
@@ -224,7 +218,8 @@ def table(results: Sequence[Result], settings: Settings) -> str:
     looks = {"one look": ("cnn", "attention"), "five looks": ("cnn_several", "attention_several")}
     lines = [f"| preset {settings.preset} | CNN | the same as attention |", "|---|---|---|"]
     for name, pair in looks.items():
-        lines.append(f"| test accuracy, {name} | {' | '.join(spread(results, column) for column in pair)} |")
+        cells = [spread([getattr(result, column) for result in results], percent=True) for column in pair]
+        lines.append(f"| test accuracy, {name} | {' | '.join(cells)} |")
     first = results[0]
     lines += [
         "",
@@ -242,12 +237,6 @@ def table(results: Sequence[Result], settings: Settings) -> str:
         shown = f"{mean(values):.2f} pixels" if name == "farthest move" else f"{mean(values):.2%}"
         lines.append(f"| trained on for {settings.tuning_epochs} epochs, {name} | {shown} |")
     return "\n".join(lines)
-
-
-def spread(results: Sequence[Result], column: str) -> str:
-    """Mean and, of several runs, deviation."""
-    values = [getattr(result, column) for result in results]
-    return f"{mean(values):.2%}" + (f" ± {100 * stdev(values):.2f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

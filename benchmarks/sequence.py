@@ -14,11 +14,10 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, Literal
+from statistics import mean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ from attnconv.analysis import RunningStatistics, visit_operators
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.report.fixed_shifts import heads_over_shifts
-from benchmarks.common import write_results
+from benchmarks.common import DeviceName, autocast, device_of, spread, write_results
 from benchmarks.sequence_figure import draw_shifts
 from benchmarks.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
 
@@ -73,7 +72,7 @@ class Settings:
     """Learning rate of centres and spreads, as a multiple: places are a larger unit than weights."""
     weight_decay: float = 0.01
     """Of weights; centres and spreads have none."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = "auto"
     """Where to train; bf16 in matrix products on CUDA."""
 
 
@@ -120,15 +119,9 @@ def main(settings: Settings) -> list[Result]:
     print(text)
     if settings.out is not None:
         found = {"results": [asdict(result) for result in results]}
-        write_results(settings.out, "sequence", settings, text, found, device=device_of(settings))
+        write_results(settings.out, "sequence", settings, text, found, device=device_of(settings.device))
         draw_shifts([asdict(result) for result in results], settings.out / "shifts")
     return results
-
-
-def device_of(settings: Settings) -> torch.device:
-    """The one to train on."""
-    chosen = settings.device
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
 
 
 def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Result:
@@ -136,7 +129,7 @@ def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Res
     other = "real_steps" if task.teacher is not None else "steps"
     free = ("root", "out", "kept", "tasks", "seeds", "control_seeds", other)
     values = {name: str(value) for name, value in asdict(settings).items() if name not in free}
-    digest = hashlib.sha256(json.dumps([values, device_of(settings).type]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([values, device_of(settings.device).type]).encode()).hexdigest()[:12]
     file = settings.kept / digest / f"{task.name}-{model.replace(' ', '-')}-{seed}.json"
     if file.is_file():
         return from_plain(json.loads(file.read_text(encoding="utf-8")))
@@ -161,7 +154,7 @@ def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) 
     torch.manual_seed(seed)
     network = SequenceNet(task, model, width=settings.width)
     before = [] if model == "convolution" else look(network, task)
-    device = device_of(settings)
+    device = device_of(settings.device)
     network.to(device)
     start = time.perf_counter()
     train(network, task, seed, settings)
@@ -185,7 +178,7 @@ def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) 
 
 def train(network: nn.Module, task: Task, seed: int, settings: Settings) -> None:
     """AdamW with warm-up and a cosine to zero."""
-    device = device_of(settings)
+    device = device_of(settings.device)
     attention = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
     undecayed = {id(p) for layer in attention for n, p in layer.encoding.named_parameters() if n in UNDECAYED}
     groups: list[dict[str, Any]] = [
@@ -215,11 +208,6 @@ def train(network: nn.Module, task: Task, seed: int, settings: Settings) -> None
         loss.backward()
         optimiser.step()
         schedule.step()
-
-
-def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """bf16 in products on CUDA, nothing elsewhere."""
-    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def loss_of(made: Tensor, target: Tensor) -> Tensor:
@@ -302,15 +290,6 @@ def tables(results: Sequence[Result]) -> str:
             found.append(f"| {model} | {held} | {', '.join(str(g) for _, g in pairs)} |")
     parts = [lines, layers, *([found] if len(found) > 2 else [])]
     return "\n\n".join("\n".join(part) for part in parts)
-
-
-def spread(values: Sequence[float], *, percent: bool = False) -> str:
-    """Mean and deviation."""
-    middle, off = mean(values), stdev(values) if len(values) > 1 else None
-    shown = f"{middle:.2%}" if percent else f"{middle:.3g}"
-    if off is None:
-        return shown
-    return f"{shown} ± {off * 100:.2f}" if percent else f"{shown} ± {off:.2g}"
 
 
 if __name__ == "__main__":

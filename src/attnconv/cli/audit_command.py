@@ -13,6 +13,7 @@ from attnconv._errors import bad
 from attnconv.cli.looking import (
     blaming_size,
     layer_names,
+    noise_for,
     own_channels,
     own_size,
     read_pixels,
@@ -111,18 +112,17 @@ def _images(
 
     from attnconv.data.augment import normalise
 
-    parameter = next(loaded.model.parameters(), torch.zeros(()))
-    channels = own_channels(loaded)
     if arguments.data is None:
-        noise = torch.randn(2, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
-        require_positions_alone(loaded, noise, reading)
+        drawn = noise_for(loaded, sizes)
+        require_positions_alone(loaded, drawn, reading)
         about = f"All its attention looks at positions alone, those of images of {sizes[0]} x {sizes[1]} pixels."
-        return noise, about, []
+        return drawn, about, []
     options: dict[str, Any] = {"count": arguments.images, "root": arguments.root, "skip_broken": arguments.skip_broken}
-    found = read_pixels(arguments.data, sizes, channels=channels, **options)
+    found = read_pixels(arguments.data, sizes, channels=own_channels(loaded), **options)
     about = f"Looked at {len(found.pixels)} images of {arguments.data}, {sizes[0]} x {sizes[1]} pixels."
     mean, std = loaded.mean or found.mean, loaded.std or found.std
-    return normalise(found.pixels, mean, std).to(parameter.dtype), about, list(found.notes)
+    dtype = next(loaded.model.parameters(), torch.zeros(())).dtype
+    return normalise(found.pixels, mean, std).to(dtype), about, list(found.notes)
 
 
 def _print(found: "Found", title: str) -> None:

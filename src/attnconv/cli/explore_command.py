@@ -12,6 +12,7 @@ from attnconv.cli.demo_command import Demo
 from attnconv.cli.looking import (
     blaming_size,
     layer_names,
+    noise_for,
     own_channels,
     own_size,
     read_pixels,
@@ -21,10 +22,7 @@ from attnconv.cli.looking import (
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnconv.explorer.moments import Moment
-    from attnconv.models.load import LoadedModel
 
 _EXAMPLES = """\
 attnconv explore
@@ -118,10 +116,10 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
         return Session(loaded.model, sizes, mean=mean, std=std, reading=options, **about)
 
     if data is None:
-        noise = _noise(loaded, sizes, channels)
+        drawn = noise_for(loaded, sizes)
         with blaming_size(size, own_size(loaded)):
-            require_positions_alone(loaded, noise, reading)
-            content = payload(loaded.model, noise, pictures=Pictures.none(), **options, **about)
+            require_positions_alone(loaded, drawn, reading)
+            content = payload(loaded.model, drawn, pictures=Pictures.none(), **options, **about)
         return content, session((0.5,) * channels, (0.5,) * channels).answer
     wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
     found = read_pixels(data, sizes, channels=channels, **wanted)
@@ -159,14 +157,6 @@ def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
         return (), None
     trained_on = run.settings().data.name
     return moments_of(run, count) if count > 0 else (), trained_on if trained_on == "digits" else None
-
-
-def _noise(loaded: "LoadedModel", sizes: tuple[int, int], channels: int) -> "Tensor":
-    """Two images for a model that does not look at them."""
-    import torch
-
-    some = next(loaded.model.parameters(), torch.zeros(()))
-    return torch.randn(2, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(some.dtype)
 
 
 def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:

@@ -86,6 +86,15 @@ def require_positions_alone(loaded: "LoadedModel", noise: "Tensor", reading: dic
         raise ValueError(bad("--data", requirement, f"none for {some}", fix))
 
 
+def noise_for(loaded: "LoadedModel", sizes: tuple[int, int]) -> "Tensor":
+    """Two images for a model that does not look at them."""
+    import torch
+
+    some = next(loaded.model.parameters(), torch.zeros(()))
+    drawn = torch.randn(2, own_channels(loaded), *sizes, generator=torch.Generator().manual_seed(0))
+    return drawn.to(some.dtype)
+
+
 class Looked(NamedTuple):
     """Images to look at a model with.
 

@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.analysis.arrangements import TurnedHeads, mirror_symmetry, turned_heads
+from attnconv.analysis.arrangements import TurnedHeads, mirror_partners, mirror_symmetry, turned_heads
 from attnconv.analysis.head_statistics import LayerStatistics
 from attnconv.analysis.layer_trends import LEVEL, layer_trend
 from attnconv.analysis.pruning import attention_layers, condition_numbers
@@ -163,28 +163,25 @@ def _trend(name: str, number: Callable[[LayerStatistics], Tensor]) -> Measure:
 
 def overlap(name: str) -> Measure:
     """Mean cosine between the profiles of two heads of a layer, against the start and heads turned at random."""
-
-    def measure(runs: Runs) -> Found:
-        run = runs[name]
-        by_layer = tuple(layer.redundancy for layer in run.end)
-        value, start = statistics.fmean(by_layer), statistics.fmean(layer.redundancy for layer in run.start)
-        draws = torch.stack([layer.redundancy for layer in run.turned]).mean(0)
-        chance = float(torch.quantile(draws, 1 - LEVEL))
-        return Found(value, {"at the start": start, "chance": chance}, value < min(start, chance), by_layer)
-
-    return measure
+    return _turned(name, lambda layer: layer.redundancy, lower=True)
 
 
 def coverage(name: str) -> Measure:
     """Mean mass that distinct heads hold on the kernel they could make up, against the start and turned heads."""
+    return _turned(name, lambda layer: layer.coverage, lower=False)
+
+
+def _turned(name: str, number: Callable[[LayerStatistics | TurnedHeads], Any], *, lower: bool) -> Measure:
+    """A number of layers, of draws a tensor of it, that is to lie below or above both the start's and chance."""
 
     def measure(runs: Runs) -> Found:
         run = runs[name]
-        by_layer = tuple(layer.coverage for layer in run.end)
-        value, start = statistics.fmean(by_layer), statistics.fmean(layer.coverage for layer in run.start)
-        draws = torch.stack([layer.coverage for layer in run.turned]).mean(0)
-        chance = float(torch.quantile(draws, LEVEL))
-        return Found(value, {"at the start": start, "chance": chance}, value > max(start, chance), by_layer)
+        by_layer = tuple(float(number(layer)) for layer in run.end)
+        value, start = statistics.fmean(by_layer), statistics.fmean(number(layer) for layer in run.start)
+        draws = torch.stack([number(layer) for layer in run.turned]).mean(0)
+        chance = float(torch.quantile(draws, 1 - LEVEL if lower else LEVEL))
+        meets = value < min(start, chance) if lower else value > max(start, chance)
+        return Found(value, {"at the start": start, "chance": chance}, meets, by_layer)
 
     return measure
 
@@ -203,7 +200,9 @@ def mirrored(name: str) -> Measure:
             "at the start": before.left_right - before.up_down,
             "chance": found.chance,
         }
-        return Found(value, beside, value > found.chance, tuple(mirror_symmetry([one]).left_right for one in profiles))
+        return Found(
+            value, beside, value > found.chance, tuple(float(mirror_partners(one, 1)[0].mean()) for one in profiles)
+        )
 
     return measure
 

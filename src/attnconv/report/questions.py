@@ -71,6 +71,21 @@ _DISTANCE = "distance of the mean centre of attention from the query, mean over 
 _SEEDS = f"{100 * LEVEL:g} % interval over seeds (at least two) stays below a gain of {100 * MARGIN:g} points"
 
 
+def _fixed(name: str, title: str, layers: tuple[int, int], paper: str) -> Question:
+    """What the paper says of Figures 4 to 7: these layers have heads that hold a fixed shift."""
+    return Question(
+        f"fixed shifts: {title}",
+        (name,),
+        paper,
+        _FIXED,
+        f"layers {layers[0]} and {layers[1]}: {_EACH}",
+        fixed_shifts(name, layers),
+        unit="share",
+        by_layer=_FIXED_LAYERS,
+        layer_unit="share",
+    )
+
+
 def _spread(name: str, title: str) -> tuple[Question, ...]:
     """What the paper says of Figures 4 and 14."""
     return (
@@ -107,38 +122,18 @@ def _spread(name: str, title: str) -> tuple[Question, ...]:
 
 
 QUESTIONS: tuple[Question, ...] = (
-    Question(
-        "fixed shifts: quadratic",
-        ("quadratic",),
-        "Heads of the first two layers narrow down to places near the query.",
-        _FIXED,
-        f"layers 1 and 2: {_EACH}",
-        fixed_shifts("quadratic", (1, 2)),
-        unit="share",
-        by_layer=_FIXED_LAYERS,
-        layer_unit="share",
-    ),
-    Question(
-        "fixed shifts: learned",
-        ("learned",),
+    _fixed("quadratic", "quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."),
+    _fixed(
+        "learned",
+        "learned",
+        (1, 2),
         "Without content, some heads of the first two layers learn to attend one pixel at a fixed shift.",
-        _FIXED,
-        f"layers 1 and 2: {_EACH}",
-        fixed_shifts("learned", (1, 2)),
-        unit="share",
-        by_layer=_FIXED_LAYERS,
-        layer_unit="share",
     ),
-    Question(
-        "fixed shifts: learned + content",
-        ("learned-content",),
+    _fixed(
+        "learned-content",
+        "learned + content",
+        (2, 3),
         "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves.",
-        _FIXED,
-        f"layers 2 and 3: {_EACH}",
-        fixed_shifts("learned-content", (2, 3)),
-        unit="share",
-        by_layer=_FIXED_LAYERS,
-        layer_unit="share",
     ),
     *_spread("quadratic", "9 heads"),
     *_spread("quadratic-16-heads", "16 heads"),
