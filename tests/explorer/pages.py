@@ -1,8 +1,23 @@
 """A page that stands in for the one that `web/` is built into."""
 
+from pathlib import Path
+
+import pytest
+
+from attnconv.explorer import page
+
 PAGE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>stand-in</title><script>const word = "</body></head>";</script></head>
 <body><p>stand-in</p></body>
 </html>
 """
+
+
+def place_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make it the page that a checkout has built."""
+    path = folder / "web.html"
+    path.write_text(PAGE, encoding="utf-8")
+    monkeypatch.setattr(page, "PACKAGED", folder / "none.html")
+    monkeypatch.setattr(page, "BUILT", path)
+    return path

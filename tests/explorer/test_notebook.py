@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from attnconv import SelfAttention2d
-from attnconv.explorer import Explorer, Selection, attention_row, explore, notebook, page, read_payload, widget
+from attnconv.explorer import Explorer, Selection, attention_row, explore, notebook, read_payload, widget
 from attnconv.explorer.widget import channel_class
-from tests.explorer.pages import PAGE
+from tests.explorer.pages import place_stand_in
 
 NEEDS = "the extra 'notebook' is not installed"
 
@@ -20,10 +20,7 @@ NEEDS = "the extra 'notebook' is not installed"
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explorer:
     """Two heads on 4 x 5 tokens, with a page that stands in for the real one."""
-    path = tmp_path / "web.html"
-    path.write_text(PAGE, encoding="utf-8")
-    monkeypatch.setattr(page, "PACKAGED", tmp_path / "none.html")
-    monkeypatch.setattr(page, "BUILT", path)
+    place_stand_in(tmp_path, monkeypatch)
     return explore(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), title="two heads", height=500)
 
 

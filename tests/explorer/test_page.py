@@ -11,17 +11,13 @@ import torch
 from attnconv import SelfAttention2d
 from attnconv.explorer import Explorer, explore, export, find_page, page, payload
 from attnconv.explorer.page import with_payload, with_server
-from tests.explorer.pages import PAGE
+from tests.explorer.pages import PAGE, place_stand_in
 
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A page where a checkout has it."""
-    path = tmp_path / "web.html"
-    path.write_text(PAGE, encoding="utf-8")
-    monkeypatch.setattr(page, "PACKAGED", tmp_path / "none.html")
-    monkeypatch.setattr(page, "BUILT", path)
-    return path
+    return place_stand_in(tmp_path, monkeypatch)
 
 
 def small() -> bytes:
