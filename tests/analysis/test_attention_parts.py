@@ -33,9 +33,7 @@ def assert_makes(module: nn.Module, x: Tensor) -> None:
     rows, values = parts.maps_and_values(x)
     expected = first_tensor(module(x))
     assert expected is not None
-    torch.testing.assert_close(
-        parts.out((rows @ values).transpose(1, 2).flatten(2)), expected, **tolerance(torch.float32)
-    )
+    torch.testing.assert_close(parts.finish(rows @ values), expected, **tolerance(torch.float32))
     refuse_other_formula(module, x, expected)
 
 
@@ -64,7 +62,7 @@ class Turning(Attention):
         ("relative_position_bias_table", nn.Parameter(torch.zeros(9, 3)), "with relative_position_bias_table .a bias"),
         ("q_norm", nn.LayerNorm(24), "norms over several heads"),
         ("proj", nn.Linear(30, 24), "other widths"),
-        ("head_dim", None, "must be of timm's or Hugging Face's kind, with head_dim, got Attention"),
+        ("num_heads", None, "must be of timm's or Hugging Face's kind, with num_heads, got Attention"),
         ("qkv", None, "with qkv or q_proj, k_proj and v_proj, got Attention"),
     ],
 )
@@ -72,12 +70,69 @@ def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> N
     module = copy.deepcopy(Attention(24, 3))
     setattr(module, name, value)
     with pytest.raises(ValueError, match=f"model.blocks: .*{words}"):
-        attention_parts(module, "model.blocks")
+        attention_parts(module, "model.blocks", plain=True)
 
 
-def test_rotary_positions_are_refused() -> None:
+def test_rotary_positions_are_not_plain() -> None:
     with pytest.raises(ValueError, match=r"attention: .*got Turning with rotary positions"):
-        attention_parts(Turning(24, 3))
+        attention_parts(Turning(24, 3), plain=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("gate", nn.Linear(24, 24), "with gate .a gate."),
+        ("logit_scale", nn.Parameter(torch.zeros(3)), "with logit_scale .scores by cosines."),
+        ("rel_pos", nn.Linear(2, 3), "with rel_pos .a bias by relative positions."),
+        ("relative_position_bias_table", nn.Parameter(torch.zeros(3, 9, 9)), "with relative_position_bias_table"),
+        ("q_bias", nn.Parameter(torch.zeros(24)), "with q_bias .a bias added after"),
+        ("norm", nn.LayerNorm(8), "with norm .of other channels than those of all heads."),
+    ],
+)
+def test_parts_of_no_known_attention_are_refused(name: str, value: Any, words: str) -> None:
+    module = Attention(24, 3)
+    setattr(module, name, value)
+    with pytest.raises(ValueError, match=f"attention: must be softmax attention of known parts, .*{words}"):
+        attention_parts(module)
+
+
+class Tabled(Attention):
+    """A bias by relative position along the tokens, a norm before the output, and biases apart from `qkv`."""
+
+    def __init__(self) -> None:
+        super().__init__(24, 3)
+        self.qkv = nn.Linear(24, 72, bias=False)
+        self.q_bias, self.v_bias = (nn.Parameter(torch.randn(24)) for _ in range(2))
+        self.relative_position_bias_table = nn.Parameter(torch.randn(19, 3))
+        self.relative_position_index = (torch.arange(10)[:, None] - torch.arange(10) + 9).flatten()
+        norm = nn.LayerNorm(24)
+        nn.init.normal_(norm.weight)
+        self.norm = norm  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat((self.q_bias, torch.zeros(24), self.v_bias))
+        query, key, value = (self.qkv(x) + bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        raised = self.relative_position_bias_table[self.relative_position_index].reshape(10, 10, 3).permute(2, 0, 1)
+        out = ((query @ key.mT * self.scale + raised).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        projected: Tensor = self.proj(self.norm(out))
+        return projected
+
+
+def test_tables_norms_and_biases_apart_make_the_output() -> None:
+    assert_makes(Tabled(), X)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
+    module = nn.MultiheadAttention(24, 3, bias=bias, batch_first=True)
+    parts = attention_parts(module)
+    rows, values = parts.maps_and_values(X)
+    torch.testing.assert_close(parts.finish(rows @ values), module(X, X, X)[0], **tolerance(torch.float32))
+    for more in ({"add_bias_kv": True}, {"add_zero_attn": True}):
+        with pytest.raises(ValueError, match="got MultiheadAttention with keys beside those of its tokens"):
+            attention_parts(nn.MultiheadAttention(24, 3, **more))
+    with pytest.raises(ValueError, match="with qkv or q_proj"):
+        attention_parts(nn.MultiheadAttention(24, 3, kdim=12))
 
 
 def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
@@ -96,3 +151,9 @@ def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> 
     if drop is not None:
         module.attn_drop = drop
     assert attention_parts(module).dropout == expected
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    module = Tabled()
+    with pytest.raises(ValueError, match=r"attention: must compute what its parts say, got Tabled, of parts that do"):
+        refuse_other_formula(module, X[:, :7], X[:, :7])

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from attnconv.analysis import ConvolvedAttention, audit, replace_heads
 from attnconv.analysis.convolved_attention import HeadMixing
-from attnconv.analysis.head_kernels import LayerTokens, fit_mixing, mixing_errors
+from attnconv.analysis.head_kernels import LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from attnconv.analysis.score_terms import ScoreTerms
 from tests.small_hf_vit import SmallHfViT
 from tests.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.tolerances import tolerance
@@ -151,6 +152,33 @@ class TestModule:
         expected = part.attention(part.inputs)[:, prefix:] + change
         torch.testing.assert_close(new(part.inputs)[:, prefix:], expected, **tolerance(torch.float32))
 
+    @pytest.mark.parametrize("turned", [False, True])
+    @pytest.mark.parametrize("heads", [[2], [0, 3], [0, 1, 2, 3]])
+    def test_it_computes_the_formula_behind_masks(self, heads: list[int], turned: bool) -> None:
+        """Two windows for each image, the second cut in halves; a bias by head; rotary positions."""
+        generator = torch.Generator().manual_seed(3)
+        halves = torch.arange(16) % 4 < 2
+        cut = torch.where(halves[:, None] == halves, 0.0, -100.0)
+        added = torch.stack((torch.zeros(16, 16), cut))[:, None] + torch.randn(1, 4, 16, 16, generator=generator)
+        wave = torch.randn(16, 16, generator=generator)
+        terms = ScoreTerms(added=added)
+        if turned:
+            terms = ScoreTerms(wave.cos()[None], wave.sin()[None], added=added)
+        attention: Any = sharp(0).blocks[0].attn
+        inputs = torch.randn(6, 16, 64, generator=generator)
+        part = LayerTokens(attention, inputs, (4, 4), 0, terms, 2)
+        assert part.terms.blocks()
+        mixing = fit_mixing(part)
+        new = ConvolvedAttention(
+            attention, chosen_heads(mixing, heads), heads=heads, grid=(4, 4), added=True, masked=True
+        )
+        missing, given = mixing_errors(part, mixing)
+        given[:, heads] += missing[:, heads]
+        named = {"mask": added, **({"position_embeddings": (wave.cos(), wave.sin())} if turned else {})}
+        torch.testing.assert_close(new(inputs, **named), part.parts.finish(given), **tolerance(torch.float32))
+        with pytest.raises(ValueError, match="attn_mask: must be None"):
+            ConvolvedAttention(attention, mixing, heads=range(4), grid=(4, 4))(inputs, mask=added)
+
     def test_other_heads_are_untouched(self) -> None:
         """With the replaced head's columns of `proj` zero, only the others are seen."""
         model = sharp()
@@ -237,7 +265,7 @@ class TestHuggingFaceNames:
         new: Any = result.model.get_submodule("vit.layers.0.attention")
         assert new(torch.randn(1, 65, 64))[1] is None
         result.model(images())["logits"].square().sum().backward()
-        assert float(new.attention.kernel.grad.abs().max()) > 0
+        assert float(new.kernel.grad.abs().max()) > 0
         with pytest.raises(ValueError, match=r"attn_mask: must be None.*got a mask"):
             new(torch.randn(1, 65, 64), torch.zeros(1, 1, 65, 65))
 
@@ -245,7 +273,9 @@ class TestHuggingFaceNames:
     def test_what_computes_another_formula_is_refused(self, words: Any) -> None:
         model = sharp()
         model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
-        with pytest.raises(ValueError, match=r"model.blocks.1.attn: must compute softmax.*whose output is 0.5 away"):
+        with pytest.raises(
+            ValueError, match=r"model.blocks.1.attn: must compute what its parts say, .*whose output is 0.5 away"
+        ):
             replace_heads(model, images(), **words)
 
 
@@ -321,16 +351,8 @@ class TestRefusals:
             with pytest.raises(ValueError, match=message):
                 replace_heads(sharp(), given, count=1)
 
-    def test_torch_s_own_attention_is_refused(self) -> None:
-        block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
-        model = nn.Sequential(nn.Flatten(1, 2), block)
-        with pytest.raises(
-            ValueError, match=r"self_attn: must be of timm's or Hugging Face's kind.*got MultiheadAttention"
-        ):
-            replace_heads(model, torch.randn(4, 4, 4, 8), count=1)
-
     def test_a_gate_is_refused(self) -> None:
         model = sharp()
         model.blocks[0].attn.gate = nn.Linear(64, 64)
-        with pytest.raises(ValueError, match=r"must compute softmax.*got Attention with gate"):
+        with pytest.raises(ValueError, match=r"must be softmax attention of known parts, got Attention with gate"):
             replace_heads(model, images(), count=1, layers=["blocks.0.attn"])

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from attnconv.analysis.conv_start import LayerStart as LayerStart
     from attnconv.analysis.conv_start import start_as_convolution as start_as_convolution
     from attnconv.analysis.convolved_attention import ConvolvedAttention as ConvolvedAttention
-    from attnconv.analysis.convolved_attention import PairedAttention as PairedAttention
     from attnconv.analysis.head_statistics import LayerStatistics as LayerStatistics
     from attnconv.analysis.head_statistics import RunningStatistics as RunningStatistics
     from attnconv.analysis.head_statistics import layer_statistics as layer_statistics
@@ -58,7 +57,6 @@ else:
             "LayerStatistics": "head_statistics",
             "LayerTrend": "layer_trends",
             "MirrorSymmetry": "arrangements",
-            "PairedAttention": "convolved_attention",
             "QueryMaps": "query_maps",
             "Replacement": "replacing",
             "RunningShiftProfile": "shift_profiles",

@@ -1,7 +1,7 @@
 """Kernels fitted to heads: the fixed mixing of values that comes nearest to what a head does on given images.
 
-Per head, with the regressors of `convolved_attention` (values at the K x K shifts times r, their mean over the image,
-values of class tokens), coefficients z = (w, g, u) and the head's own mixed values y,
+Per head, with the regressors of `convolved_attention` (values at the K x K shifts times r, their mean over the image or
+window, values of class tokens), coefficients z = (w, g, u) and the head's own mixed values y,
 
     least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
     mean             z0: the mean attention per shift and per class token; what is left goes evenly to the image
@@ -9,19 +9,19 @@ values of class tokens), coefficients z = (w, g, u) and the head's own mixed val
 The small t decides where values do not: on images without contrast every kernel of the same sum does the same.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from attnconv.analysis.attention_parts import AttentionParts, attention_parts
-from attnconv.analysis.convolved_attention import HeadMixing, border_ratio
-from attnconv.analysis.shift_profiles import at_shift
+from attnconv.analysis.convolved_attention import HeadMixing
+from attnconv.analysis.score_terms import ScoreTerms
+from attnconv.analysis.window_taps import Taps
 
 Fit: TypeAlias = Literal["least_squares", "mean"]
 RIDGE = 1e-4  # of the mean diagonal entry of R^T R
@@ -35,15 +35,19 @@ class LayerTokens:
 
     Attributes:
         attention: A module that `attention_parts` takes.
-        inputs: Its input, (b, tokens, c).
-        grid: Tokens of the image, (height, width).
+        inputs: Its input, (sequences, tokens, c). Those of one image follow one another.
+        grid: Tokens of the image or, where an image is cut, of a window, (height, width).
         prefix: Tokens before them.
+        terms: What it was given beside; of one image, or the same for all sequences.
+        sequences: How many one image has.
     """
 
     attention: nn.Module
     inputs: Float[Tensor, "b n c"]
     grid: tuple[int, int]
     prefix: int
+    terms: ScoreTerms = field(default_factory=ScoreTerms)
+    sequences: int = 1
 
     @property
     def parts(self) -> AttentionParts:
@@ -52,19 +56,26 @@ class LayerTokens:
 
     def of(self, images: slice) -> "LayerTokens":
         """The same for some of the images."""
-        return LayerTokens(self.attention, self.inputs[images], self.grid, self.prefix)
+        chosen = self.inputs.unflatten(0, (-1, self.sequences))[images].flatten(0, 1)
+        return replace(self, inputs=chosen)
 
     def by_head(self) -> tuple[Tensor, Tensor]:
         """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
-        return self.parts.maps_and_values(self.inputs)
+        return self.parts.maps_and_values(self.inputs, self.terms)
+
+    def taps(self, kernel_size: int) -> Taps:
+        """The shifts that a kernel reads."""
+        taps = Taps.of(self.grid, kernel_size, self.inputs)
+        allowed = self.terms.allowed()
+        return taps.masked(allowed) if allowed is not None and self.terms.blocks() else taps
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
         parts = self.parts
         count, tokens, _ = self.inputs.shape
         wide = (kernel_size**2 + 1 + self.prefix) * parts.head_dim
-        step = max(1, BLOCK // (parts.heads * tokens * max(tokens, wide)))
-        for start in range(0, count, step):
+        step = max(1, BLOCK // (parts.heads * self.sequences * tokens * max(tokens, wide)))
+        for start in range(0, count // self.sequences, step):
             yield self.of(slice(start, start + step))
 
 
@@ -77,14 +88,14 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_s
         kernel_size: K, odd.
         fit: Which of the two.
     """
-    profile, start = _mean_maps(tokens, kernel_size)
-    taps = kernel_size**2
+    shifts, taps = tokens.taps(kernel_size), kernel_size**2
+    profile, start = _mean_maps(tokens, shifts)
     if fit == "least_squares":
         size = start.shape[1]
         gram, moment = start.new_zeros(len(start), size, size), torch.zeros_like(start)
         for block in tokens.blocks(kernel_size):
             rows, values = block.by_head()
-            regressors = _regressors(values, profile, block).double()
+            regressors = _regressors(values, profile, block, shifts).double()
             target = (rows[:, :, block.prefix :] @ values).double()
             gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
             moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
@@ -112,12 +123,35 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
     """
     missing, given = [], []
     weights = torch.cat((mixing.kernel.flatten(1), mixing.rest[:, None], mixing.prefix), 1)
+    shifts = tokens.taps(mixing.kernel.shape[-1])
     for block in tokens.blocks(mixing.kernel.shape[-1]):
         rows, values = block.by_head()
         given.append(rows[:, :, block.prefix :] @ values)
-        regressors = _regressors(values, mixing.profile, block)
+        regressors = _regressors(values, mixing.profile, block, shifts)
         missing.append(torch.einsum("bhndi,hi->bhnd", regressors, weights) - given[-1])
     return torch.cat(missing), torch.cat(given)
+
+
+@torch.no_grad()
+def layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: Sequence[int]) -> float:
+    """|new - old| / |old| of a layer's output with some heads replaced.
+
+    Args:
+        tokens: The layer and its inputs. Tokens before the image's keep their output.
+        mixing: Of all its heads.
+        heads: Those that are replaced.
+    """
+    parts, chosen = tokens.parts, list(heads)
+    change, size = 0.0, 0.0
+    for block in tokens.blocks(mixing.kernel.shape[-1]):
+        rows, values = block.by_head()
+        mixed = rows @ values
+        old = parts.finish(mixed)
+        missing, _ = mixing_errors(block, mixing)
+        mixed[:, chosen, block.prefix :] += missing[:, chosen]
+        change += float((parts.finish(mixed) - old).square().sum())
+        size += float(old.square().sum())
+    return (change / size) ** 0.5
 
 
 def chosen_heads(mixing: HeadMixing, heads: Sequence[int]) -> HeadMixing:
@@ -126,35 +160,29 @@ def chosen_heads(mixing: HeadMixing, heads: Sequence[int]) -> HeadMixing:
     return HeadMixing(mixing.kernel[some], mixing.profile[some], mixing.rest[some], mixing.prefix[some])
 
 
-def _mean_maps(tokens: LayerTokens, kernel_size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
-    """Mean attention per shift, and z0; over the queries for which the shift stays inside."""
+def _mean_maps(tokens: LayerTokens, shifts: Taps) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
+    """Mean attention per shift, and z0; over the queries that may read the shift."""
     heads, before = tokens.parts.heads, tokens.prefix
-    half = kernel_size // 2
-    mass = torch.zeros(heads, kernel_size, kernel_size, dtype=torch.float64, device=tokens.inputs.device)
-    on_prefix = mass.new_zeros(heads, before)
-    for block in tokens.blocks(kernel_size):
+    inside = shifts.inside.double()  # (w, taps, n)
+    queries = inside.sum((0, 2)) * len(tokens.inputs) / len(inside)
+    mass = inside.new_zeros(heads, len(queries))
+    on_prefix = inside.new_zeros(heads, before)
+    keys = shifts.index.T + before - 1  # (n, taps)
+    for block in tokens.blocks(math.isqrt(len(queries))):
         rows = block.by_head()[0][:, :, before:].double()
         share = len(block.inputs) / len(tokens.inputs)
         on_prefix += share * rows[..., :before].mean((0, 2))
-        for down, right in product(range(-half, half + 1), repeat=2):
-            taken = at_shift(rows[..., before:], tokens.grid, (down, right))
-            if taken.shape[-1]:  # a kernel may be larger than the image
-                mass[:, down + half, right + half] += share * taken.mean((0, 2))
-    rest = (1 - mass.sum((1, 2)) - on_prefix.sum(1)).clamp_min(0.0)
-    return mass.to(tokens.inputs.dtype), torch.cat((mass.flatten(1), rest[:, None], on_prefix), 1)
+        taken = rows.gather(3, keys.clamp_min(0).expand(*rows.shape[:2], -1, -1))
+        taken = taken.unflatten(0, (-1, len(inside))) * inside.transpose(1, 2)[:, None]
+        mass += taken.sum((0, 1, 3))
+    mass = mass / queries.clamp_min(1.0)  # a kernel may be larger than the image
+    rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
+    profile = mass.unflatten(1, (math.isqrt(len(queries)), -1)).to(tokens.inputs.dtype)
+    return profile, torch.cat((mass, rest[:, None], on_prefix), 1)
 
 
-def _regressors(values: Tensor, profile: Tensor, tokens: LayerTokens) -> Float[Tensor, "b h n d z"]:
+def _regressors(values: Tensor, profile: Tensor, tokens: LayerTokens, shifts: Taps) -> Float[Tensor, "b h n d z"]:
     """R of the module's formula, at the image's tokens."""
-    size, (height, width) = profile.shape[-1], tokens.grid
-    before, image = values[:, :, : tokens.prefix], values[:, :, tokens.prefix :]
-    lattice = image.transpose(2, 3).unflatten(-1, tokens.grid)  # (b, h, d, height, width)
-    padded = F.pad(lattice, (size // 2,) * 4)
-    ratio = border_ratio(profile, tokens.grid)[:, None]
-    shifted = [
-        (padded[..., down : down + height, right : right + width] * ratio).flatten(-2).transpose(2, 3)
-        for down in range(size)
-        for right in range(size)
-    ]
-    constant = [image.mean(2, keepdim=True), *(before[:, :, token : token + 1] for token in range(tokens.prefix))]
-    return torch.stack([*shifted, *(part.expand_as(image) for part in constant)], -1)
+    image = values[:, :, tokens.prefix :]
+    before = (values[:, :, token : token + 1].expand_as(image) for token in range(tokens.prefix))
+    return torch.stack([*shifts.columns(image, profile), *before], -1)

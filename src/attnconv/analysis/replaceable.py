@@ -1,13 +1,13 @@
 """Which attention modules of a model can have heads replaced, and what each of them is given.
 
-A module qualifies where it attends once over an image's tokens by parts of known names (`attention_parts`), and
-computes what those parts say. Any other, as the pooling head of SigLIP with its one query, is passed over with the
-reason.
+A module qualifies where it attends once over an image's tokens, or over those of each of its windows, by parts of known
+names (`attention_parts`), and computes what those parts say. Any other, as the pooling head of SigLIP with its one
+query, is passed over with the reason.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from attnconv._errors import bad
 from attnconv.analysis.attention_parts import attention_parts, first_tensor, projects, refuse_other_formula
 from attnconv.analysis.head_kernels import LayerTokens
 from attnconv.analysis.reading import visit_attention
+from attnconv.analysis.score_terms import CallForm, ScoreTerms
 from attnconv.analysis.shift_profiles import shift_profile
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
@@ -32,13 +33,17 @@ class Looked:
     Attributes:
         tokens: Of those whose heads can be replaced: inputs, and where the tokens stand.
         constancy: How constant their heads are.
-        paired: Those that give more than a tensor.
+        calls: How those are called that are called in a known way.
+        given: What they were given.
+        made: What they gave.
         passed_over: Why the heads of the others cannot be replaced.
     """
 
     tokens: dict[str, LayerTokens] = field(default_factory=dict)
     constancy: dict[str, Tensor] = field(default_factory=dict)
-    paired: set[str] = field(default_factory=set)
+    calls: dict[str, CallForm] = field(default_factory=dict)
+    given: dict[str, tuple[Tensor, ScoreTerms]] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
     passed_over: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -52,7 +57,13 @@ class Looked:
 
 
 def replaceable(
-    model: nn.Module, images: Tensor, layers: frozenset[str] | None, options: Mapping[str, object]
+    model: nn.Module,
+    images: Tensor,
+    *,
+    layers: frozenset[str] | None,
+    grid: Sequence[int] | None,
+    prefix: int | None,
+    options: Mapping[str, object],
 ) -> Looked:
     """Run a model once, and tell what can be replaced from what cannot.
 
@@ -60,24 +71,27 @@ def replaceable(
         model: Any vision transformer.
         images: What it is given.
         layers: Names of the attention modules to look at; None for all.
+        grid: As `visit_attention`.
+        prefix: As `visit_attention`.
         options: Further arguments of its forward pass by name.
 
     Raises:
         ValueError: Nothing can be replaced, or not what `layers` names.
     """
     looked = Looked()
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}  # of the first image
     modules = dict(model.named_modules())
+
+    def wanted(name: str) -> bool:
+        return name not in looked.passed_over and (layers is None or name in layers)
 
     def visit(name: str, operator: AttentionOperator) -> None:
         name = _holder(name, modules)
-        if name in looked.passed_over or (layers is not None and name not in layers):
+        if not wanted(name):
             return
         with looked.passing_over(name):
             if name in looked.tokens:
                 raise ValueError(bad(f"model.{name}", ONCE, "more than one call"))
-            looked.tokens[name] = _layer_tokens(name, modules[name], inputs.get(name), operator)
+            looked.tokens[name] = _layer_tokens(name, modules[name], looked.given.get(name), operator)
             looked.constancy[name] = shift_profile(operator).constancy
 
     def unreadable(name: str, reason: str) -> None:
@@ -86,24 +100,22 @@ def replaceable(
             requirement = "must have attention that can be read"
             raise ValueError(bad(f"model.{name}", requirement, kind, f"It is not: {reason}."))
 
-    for name, module in modules.items():
-        if isinstance(module, nn.MultiheadAttention):  # before its tokens are asked for a grid
-            with looked.passing_over(name):
-                attention_parts(module, f"model.{name}")
     handles = [
         handle
         for name, module in modules.items()
-        if projects(module)
-        for handle in _watch(name, module, inputs, outputs, looked.paired)
+        if projects(module) and wanted(name)
+        for handle in _watch(name, module, looked)
     ]
     try:
-        visit_attention(model, images, visit, options=options, unreadable=unreadable)
+        visit_attention(model, images, visit, grid=grid, prefix=prefix, options=options, unreadable=unreadable)
     finally:
         for handle in handles:
             handle.remove()
     for name, part in list(looked.tokens.items()):
         with looked.passing_over(name):
-            refuse_other_formula(part.attention, part.inputs[:1], outputs[name], name=f"model.{name}")
+            first = part.of(slice(1))
+            made = looked.made[name][: part.sequences]
+            refuse_other_formula(part.attention, first.inputs, made, terms=first.terms, name=f"model.{name}")
     _check_layers(looked, layers)
     return looked
 
@@ -119,34 +131,44 @@ def _check_layers(looked: Looked, layers: frozenset[str] | None) -> None:
             raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
 
 
-def _watch(
-    name: str, module: nn.Module, inputs: dict[str, Tensor], outputs: dict[str, Tensor], paired: set[str]
-) -> list[RemovableHandle]:
-    """Keep what a module is given and, of the first image, what it gives."""
+def _watch(name: str, module: nn.Module, looked: Looked) -> list[RemovableHandle]:
+    """Keep what a module is given and what it gives."""
 
     def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = first_tensor((*args, *named.values()))
-        if given is not None:
-            inputs[name] = given.detach()
+        with looked.passing_over(name):
+            form = CallForm.of(module)
+            try:
+                x, terms = form.read(args, named)
+            except ValueError as reason:
+                raise ValueError(f"model.{name}.{reason}") from reason
+            looked.calls[name], looked.given[name] = form, (x.detach(), terms)
 
     def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        given = first_tensor(output)
-        if given is not None:
-            outputs[name] = given[:1].detach()
-        paired.update({name} if isinstance(output, tuple) else ())
+        given, form = first_tensor(output), looked.calls.get(name)
+        if given is not None and form is not None:
+            looked.calls[name] = replace(form, pair=isinstance(output, tuple))
+            looked.made[name] = (given if form.batch_first else given.transpose(0, 1)).detach()
 
     return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
 
 
-def _layer_tokens(name: str, module: nn.Module, x: Tensor | None, operator: AttentionOperator) -> LayerTokens:
+def _layer_tokens(
+    name: str, module: nn.Module, given: tuple[Tensor, ScoreTerms] | None, operator: AttentionOperator
+) -> LayerTokens:
     """What a module was given and where its tokens stand; refused where they are not those of an image alone."""
     attention_parts(module, f"model.{name}")
-    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or x is None:
+    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or given is None:
         raise ValueError(bad(f"model.{name}", ONCE, type(module).__name__))
     if operator.suffix > 0:
         raise ValueError(bad(f"model.{name}", ONCE, f"{operator.suffix} tokens after it"))
-    height, width = operator.grid.sizes
-    return LayerTokens(module, x, (height, width), operator.prefix)
+    height, width = operator.grid.sizes if operator.window is None else operator.window
+    x, terms = given
+    if x.shape[1] != operator.prefix + height * width:
+        requirement = f"must be given {operator.prefix} tokens before {height} x {width}"
+        raise ValueError(bad(f"model.{name}", requirement, x.shape[1]))
+    sequences = len(x) // operator.batch
+    terms = terms.per_image(sequences, f"model.{name}")
+    return LayerTokens(module, x, (height, width), operator.prefix, terms, sequences)
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:

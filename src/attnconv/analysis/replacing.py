@@ -1,7 +1,7 @@
 """Acting on convolution-like heads: replace them by fitted depthwise kernels, and say what that costs.
 
 Heads are ranked by what their replacement does to the model's output, to first order. With the head's error e_h (its
-fitted mixing minus its own output), carried through `proj` and the derivative J of the rest of the model,
+fitted mixing minus its own output) and the derivative J of what the model makes of the heads' output,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
@@ -11,7 +11,6 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar, final, get_args
 
 import torch
@@ -22,11 +21,12 @@ from attnconv._errors import bad
 from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import first_tensor
-from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing, PairedAttention
-from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing
+from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, layer_error, mixing_errors
 from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.reading import checked_options
 from attnconv.analysis.replaceable import replaceable
+from attnconv.analysis.score_terms import CallForm
 
 Model = TypeVar("Model", bound=nn.Module)
 DRAWS = 8  # of r
@@ -61,7 +61,7 @@ class Replacement(Generic[Model]):
     """A model with replaced heads, and what was measured. Errors are on held-out images.
 
     Attributes:
-        model: A copy; the replaced modules are `ConvolvedAttention`, in a `PairedAttention` for Hugging Face's models.
+        model: A copy; the replaced modules are `ConvolvedAttention`.
         replaced: The heads that were replaced.
         candidates: All heads that could have been, cheapest first.
         layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
@@ -87,6 +87,8 @@ def replace_heads(
     least_constancy: float = 0.0,
     kernel_size: int = 3,
     fit: Fit = "least_squares",
+    grid: Sequence[int] | None = None,
+    prefix: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Replacement[Model]:
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
@@ -95,9 +97,10 @@ def replace_heads(
     Queries and keys of the replaced heads are no longer computed for the image's tokens.
 
     Args:
-        model: timm's `VisionTransformer`, Hugging Face's ViT, DeiT or DINOv2, or any model whose attention modules have
-            the parts that `attention_parts` knows. Other attention, as that of a pooling head, is left as it is
-            and named in `passed_over`.
+        model: A vision transformer of timm (ViT, BEiT, EVA, DINOv3, Swin), of Hugging Face (ViT, DeiT, DINOv2, DINOv3,
+            BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have the
+            parts that `attention_parts` knows. Other attention, as that of a pooling head, is left as it is and named
+            in `passed_over`.
         images: At least 2, normalised as in training, in the size in which the model will run. The last quarter is held
             out.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
@@ -106,14 +109,15 @@ def replace_heads(
         least_constancy: Of those, only heads at least this constant, 0 to 1.
         kernel_size: K, odd.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
+        grid: Tokens of the image, (height, width), for models that do not say it, as `audit`.
+        prefix: Class tokens and registers before them, likewise.
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
         TypeError: `images` are not floating point.
         ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
             passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
-            named computes plain softmax attention by parts of known names, or fewer heads than `count` are constant
-            enough.
+            named is softmax attention by parts of known names, or fewer heads than `count` are constant enough.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -124,12 +128,13 @@ def replace_heads(
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
-        looked = replaceable(model, images, None if layers is None else frozenset(layers), call)
+        wanted = None if layers is None else frozenset(layers)
+        looked = replaceable(model, images, layers=wanted, grid=grid, prefix=prefix, options=call)
     tokens = looked.tokens
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
-    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings, options=call)
+    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings, calls=looked.calls, options=call)
     candidates = _candidates(tokens, mixings, looked.constancy, costs, fitted)
     chosen = (
         _named(candidates, heads, looked.passed_over)
@@ -139,11 +144,10 @@ def replace_heads(
     changed, errors = copy.deepcopy(model), {}
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
-        new = _new(tokens[name], mixings[name], some)
-        errors[name] = _relative_error(new, tokens[name].attention, tokens[name].inputs[fitted:])
+        errors[name] = layer_error(tokens[name].of(slice(fitted, None)), mixings[name], some)
         parent, _, last = name.rpartition(".")
-        setattr(changed.get_submodule(parent), last, PairedAttention(new) if name in looked.paired else new)
-    output_error = _relative_error(changed, model, images[fitted:], options=call)
+        setattr(changed.get_submodule(parent), last, _new(tokens[name], mixings[name], some, looked.calls[name]))
+    output_error = _relative_error(changed, model, images[fitted:], call)
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, looked.passed_over)
 
 
@@ -170,9 +174,17 @@ def _check(
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
 
 
-def _new(part: LayerTokens, mixing: HeadMixing, some: list[int]) -> ConvolvedAttention:
+def _new(part: LayerTokens, mixing: HeadMixing, some: list[int], call: CallForm) -> ConvolvedAttention:
     """The module with some heads replaced, in the mode of the old one."""
-    new = ConvolvedAttention(part.attention, chosen_heads(mixing, some), heads=some, grid=part.grid)
+    new = ConvolvedAttention(
+        part.attention,
+        chosen_heads(mixing, some),
+        heads=some,
+        grid=part.grid,
+        call=call,
+        added=part.terms.added is not None,
+        masked=part.terms.blocks(),
+    )
     return new.train(part.attention.training)
 
 
@@ -182,6 +194,7 @@ def _costs(
     tokens: Mapping[str, LayerTokens],
     mixings: Mapping[str, HeadMixing],
     *,
+    calls: Mapping[str, CallForm],
     options: Mapping[str, object],
 ) -> dict[str, Tensor]:
     """cost_h of the module's formula, (h,) per layer."""
@@ -205,17 +218,22 @@ def _costs(
             handle.remove()
     if output is None:
         raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
-    missing = {name: mixing_errors(tokens[name].of(slice(len(images))), mixings[name])[0] for name in names}
+    held = {name: tokens[name].of(slice(len(images))) for name in names}
+    mixed = {name: mixing_errors(held[name], mixings[name]) for name in names}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
     for _ in range(DRAWS):
         direction = torch.randn(output.shape, generator=generator).to(output)
         slopes = torch.autograd.grad(output, [zeros[name] for name in names], direction, retain_graph=True)
         for name, slope in zip(names, slopes, strict=True):
-            parts = tokens[name].parts
-            pulled = slope[:, tokens[name].prefix :] @ parts.out.weight.detach()
-            pulled = pulled.unflatten(-1, (parts.heads, parts.head_dim))
-            change = torch.einsum("bnhd,bhnd->bh", pulled, missing[name]).square() / DRAWS
+            part = held[name]
+            slope = slope if calls[name].batch_first else slope.transpose(0, 1)
+            missing, given = mixed[name]
+            with torch.enable_grad():
+                made = part.parts.finish(given.requires_grad_())
+            (pulled,) = torch.autograd.grad(made, given, slope[:, part.prefix :])
+            change = torch.einsum("bhnd,bhnd->bh", pulled, missing)
+            change = change.unflatten(0, (-1, part.sequences)).sum(1).square() / DRAWS
             sums[name] = sums.get(name, torch.zeros_like(change)) + change
     size = output.detach().flatten(1).square().sum(1, keepdim=True)
     return {name: (total / size).mean(0).sqrt() for name, total in sums.items()}
@@ -267,14 +285,12 @@ def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: 
 
 
 @torch.no_grad()
-def _relative_error(
-    new: nn.Module, old: nn.Module, inputs: Tensor, *, options: Mapping[str, object] = MappingProxyType({})
-) -> float:
-    """|new - old| / |old| of two modules in evaluation mode."""
+def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Mapping[str, object]) -> float:
+    """|new - old| / |old| of two models in evaluation mode."""
     outputs = []
-    for module in (new, old):
-        with evaluating(module):
-            given = first_tensor(module(inputs, **options))
+    for model in (new, old):
+        with evaluating(model):
+            given = first_tensor(model(images, **options))
         assert given is not None
         outputs.append(given)
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())

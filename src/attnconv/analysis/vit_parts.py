@@ -155,7 +155,7 @@ def _block(name: str, block: Any) -> VitBlock:
         if any(bool((weight != weight.flatten()[0]).any()) for weight in scale.parameters()):
             raise ValueError(bad(f"model.{name}.{part}", "must be one number for all channels", "several"))
     inner = f"{name}.{attention[0]}"
-    parts = attention_parts(attention[1], f"model.{inner}")
+    parts = attention_parts(attention[1], f"model.{inner}", plain=True)
     return VitBlock(inner, attention[1], parts, norm[1], (parts.out, out))
 
 
