@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attnconv.cli.parsing import parse
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
+from attnconv.training.processes import await_result, is_first_process
 from attnconv.training.reproduction import (
     EXTRA_RUNS,
     PRUNED,
@@ -27,6 +28,7 @@ attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
 attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
 attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
+attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --devices 4
 """
 
 
@@ -48,6 +50,10 @@ class Reproduce:
     """Folder for the runs and the pages; None for reproduction/SCALE."""
     data_root: str = "data"
     """Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none."""
+    devices: int = 1
+    """Processes on this machine that share each training, one for each GPU, or sharing the CPU's cores."""
+    nodes: int = 1
+    """Machines. Start the same command on each of them through torchrun; all must see the same folder."""
     plan: bool = False
     """Only print what would be trained."""
 
@@ -60,11 +66,18 @@ def run(words: Sequence[str]) -> int:
     out = arguments.out or Path("reproduction") / arguments.scale
     try:
         runs = plan_runs(
-            arguments.scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
+            arguments.scale,
+            out,
+            names=arguments.only,
+            seeds=arguments.seeds,
+            data_root=arguments.data_root,
+            devices=arguments.devices,
+            nodes=arguments.nodes,
         )
     except ValueError as error:
         raise SettingsError([str(error)]) from error
-    _print_plan(runs)
+    if is_first_process():
+        _print_plan(runs)
     if arguments.plan:
         return 0
     failures: list[str] = []
@@ -72,6 +85,8 @@ def run(words: Sequence[str]) -> int:
     for planned in runs:
         words_about = _train(planned, out)
         (failures if words_about.startswith("Failed") else notes).append(words_about)
+    if not is_first_process():
+        return 1 if failures else 0
     from attnconv.report import write_paper
 
     said = [note for note in (*notes, *failures) if note]
@@ -136,15 +151,22 @@ def _train(planned: PlannedRun, out: Path) -> str:
         settings, start, said = begun.settings, begun.weights, begun.said
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
-        print(f"{name}: finished before.", flush=True)
-        measure_start(folder)
+        if is_first_process():
+            print(f"{name}: finished before.", flush=True)
+            measure_start(folder)
         return said
-    print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
+    if is_first_process():
+        print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
     try:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    except DivergedError as error:  # the other runs are still worth having
-        return f"Failed: {name}: {error}"
-    measure_start(folder)  # of the pruned model: what pruning alone costs
+    except DivergedError as error:
+        if settings.train.devices * settings.train.nodes > 1:
+            raise  # processes that have lost each other do not train on
+        return f"Failed: {name}: {error}"  # the other runs are still worth having
+    if is_first_process():
+        measure_start(folder)  # of the pruned model: what pruning alone costs
+    else:
+        await_result(folder)  # the next run may begin with it
     return said
 
 

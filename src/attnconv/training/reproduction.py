@@ -83,7 +83,14 @@ class PlannedRun:
 
 
 def plan_runs(
-    scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
+    scale: ScaleName,
+    out: str | Path,
+    *,
+    names: Sequence[str] = (),
+    seeds: int = 1,
+    data_root: str = "data",
+    devices: int = 1,
+    nodes: int = 1,
 ) -> list[PlannedRun]:
     """The runs of a reproduction, seed by seed.
 
@@ -93,6 +100,8 @@ def plan_runs(
         names: Of `RUNS` and `EXTRA_RUNS`; none for all of `RUNS`. The pruned model brings the generalised one with it.
         seeds: Runs of each model, at least 1; their seeds are 42, 43, ...
         data_root: Folder that holds CIFAR-10.
+        devices: Processes on each machine that share a training.
+        nodes: Machines.
 
     Raises:
         ValueError: An unknown name, or fewer than one seed.
@@ -116,7 +125,7 @@ def plan_runs(
             settings = replace(
                 settings,
                 data=replace(settings.data, root=data_root),
-                train=replace(settings.train, seed=seed, test_curve=True),
+                train=replace(settings.train, seed=seed, test_curve=True, devices=devices, nodes=nodes),
             )
             folder = RunFolder(Path(out) / "runs" / folder_name(name, seed))
             runs.append(PlannedRun(name, settings, folder, KNOWN_MINUTES.get((scale, name))))
