@@ -12,7 +12,7 @@ from attnconv.encodings import Encoding
 from attnconv.encodings.names import EncodingName
 from attnconv.models.build import build
 from attnconv.models.classifier import AttentionBlock, AttentionClassifier, make_encoding, space_to_depth
-from attnconv.models.settings import AttentionSettings
+from attnconv.models.settings import AttentionSettings, CentresName
 from tests.tolerances import tolerance
 
 TINY = AttentionSettings(
@@ -213,7 +213,7 @@ def test_settings_reach_the_encoding(encoding: EncodingName) -> None:
     assert {name: shapes[name] for name in wanted} == wanted
 
 
-def test_initial_centres_and_spreads_follow_the_settings() -> None:
+def test_centres_and_spreads_follow_the_settings() -> None:
     settings = replace(TINY, heads=500, centre_std=3.0, spread_std=0.5)
     for encoding in ("quadratic", "quadratic-generalized"):
         made = make_encoding(replace(settings, encoding=encoding), 500)
@@ -221,6 +221,20 @@ def test_initial_centres_and_spreads_follow_the_settings() -> None:
         torch.testing.assert_close(centres.std(), torch.tensor(3.0), rtol=0.1, atol=0)
     spread = make_encoding(settings, 500).get_parameter("spread")
     torch.testing.assert_close(spread.std(), torch.tensor(0.5), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "quadratic-generalized"])
+def test_heads_may_begin_at_the_nearest_shifts_and_the_rest_is_drawn_as_before(encoding: EncodingName) -> None:
+    models = []
+    for centres in get_args(CentresName):
+        torch.manual_seed(0)
+        models.append(build(replace(TINY, heads=5, encoding=encoding, centres=centres)))
+    drawn, placed = (dict(model.named_parameters()) for model in models)
+    for name, parameter in placed.items():
+        if name.endswith("centres"):
+            torch.testing.assert_close(parameter.square().sum(1), torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]))
+        elif ".encoding." not in name:
+            torch.testing.assert_close(parameter, drawn[name], rtol=0.0, atol=0.0)
 
 
 def test_wrong_settings_are_named_together() -> None:

@@ -42,6 +42,7 @@ def test_the_papers_model_has_the_papers_hyper_parameters() -> None:
         norm="post",
         norm_epsilon=1e-12,
         max_shift=15,
+        centres="normal",
         centre_std=2.0,
         spread_std=0.01,
     )

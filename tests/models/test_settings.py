@@ -62,6 +62,11 @@ def test_presets_have_no_problems() -> None:
         ({"attention_dropout": "0"}, "model.attention_dropout: must be a number of at least 0 and below 1, got '0'"),
         ({"norm_epsilon": float("nan")}, "model.norm_epsilon: must be a number of at least 0 and finite, got nan"),
         ({"centre_std": float("inf")}, "model.centre_std: must be a number of at least 0 and finite, got inf"),
+        ({"centres": "grid"}, "model.centres: must be one of normal, near, got 'grid'"),
+        (
+            {"encoding": "learned", "centres": "near"},
+            "model.centres: must be normal for encoding learned, whose heads have no centres, got 'near'",
+        ),
         ({"downsampling": 3}, "model.downsampling: must divide the image size 32, got 3"),
         (
             {"encoding": "learned-content", "key_channels": 7},

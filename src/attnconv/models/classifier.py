@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv.encodings import Encoding, encoding_named
+from attnconv.encodings.neighbours import start_at_neighbours
 from attnconv.layers import SelfAttention2d
 from attnconv.models.images import check_images
 from attnconv.models.settings import AttentionSettings, problems
@@ -139,7 +140,7 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
 
 def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
     """A fresh encoding of the settings' name and sizes, for a layer with this many heads."""
-    return encoding_named(
+    encoding = encoding_named(
         settings.encoding,
         settings.width,
         heads,
@@ -150,3 +151,6 @@ def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
         centre_std=settings.centre_std,
         spread_std=settings.spread_std,
     )
+    if settings.centres == "near":
+        start_at_neighbours(encoding)
+    return encoding

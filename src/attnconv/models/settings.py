@@ -15,6 +15,7 @@ from attnconv._values import is_real, is_whole
 from attnconv.encodings.names import ENCODING_NAMES, EncodingName
 
 NormName = Literal["post", "pre"]
+CentresName = Literal["normal", "near"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class AttentionSettings:
         head_channels: channels of each head's value (factored W_val W_out); None merges both into one matrix.
         key_channels: channels of each head's query and key, where an encoding has them; None takes the width.
         max_shift: largest shift in the tables of learned relative encodings, in positions.
+        centres: where heads of quadratic encodings begin: drawn around the own position (normal, the paper),
+            or one at each of the nearest shifts, with twice the spread (near): nine heads are a 3 x 3 kernel.
         centre_std: deviation of the centres of quadratic encodings when training begins, in positions.
         spread_std: deviation of their spreads around 1 when training begins.
         image_size: side of the images the model is made for, in pixels. It serves images of other sizes as well.
@@ -55,6 +58,7 @@ class AttentionSettings:
     head_channels: int | None = None
     key_channels: int | None = None
     max_shift: int = 15
+    centres: CentresName = "normal"
     centre_std: float = 2.0
     spread_std: float = 0.01
     image_size: int = 32
@@ -209,6 +213,7 @@ class _Problems:
 def _attention_problems(values: Mapping[str, Any], found: _Problems) -> None:
     found.choice("encoding", ENCODING_NAMES)
     found.choice("norm", get_args(NormName))
+    found.choice("centres", get_args(CentresName))
     for name in ("layers", "width", "mlp_width", "downsampling", "image_size", "image_channels", "classes"):
         found.whole(name, 1)
     found.whole("max_shift", 0)
@@ -219,6 +224,9 @@ def _attention_problems(values: Mapping[str, Any], found: _Problems) -> None:
     for name in ("norm_epsilon", "centre_std", "spread_std"):
         found.real(name, 0.0, math.inf)
     _head_problems(values, found)
+    placed = found.fine("encoding", "centres") and values["centres"] == "near"
+    if placed and not values["encoding"].startswith("quadratic"):
+        found.add("centres", f"must be normal for encoding {values['encoding']}, whose heads have no centres")
     if found.fine("image_size", "downsampling") and values["image_size"] % values["downsampling"]:
         found.add("downsampling", f"must divide the image size {values['image_size']}")
     if found.fine("encoding", "width", "key_channels"):
