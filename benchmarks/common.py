@@ -40,13 +40,13 @@ def cifar10(
     }
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image shifted by up to four pixels over zeros and perhaps mirrored."""
+def augmented(images: Tensor, generator: torch.Generator, *, padding: int = 4, mirror_part: float = 0.5) -> Tensor:
+    """Each image shifted over zeros, by up to four pixels unless said otherwise, and every second one mirrored."""
     count, _, height, width = images.shape
-    padded = F.pad(images, (4, 4, 4, 4))
-    down, right = torch.randint(0, 9, (2, count), generator=generator)
+    padded = F.pad(images, (padding,) * 4)
+    down, right = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
     rows = down[:, None] + torch.arange(height)
-    mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
+    mirrored = torch.rand(count, generator=generator)[:, None] < mirror_part
     across = torch.arange(width)
     columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
     taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from attnconv._atomic import write_atomically
 from attnconv.theorem import recast
-from benchmarks.common import DeviceName, autocast, cifar10, device_of, spread, write_results
+from benchmarks.common import DeviceName, cifar10, device_of, spread, write_results
 from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
 from benchmarks.finetune_recast import Settings as TuningSettings
 from benchmarks.finetune_recast import attention
@@ -184,7 +184,7 @@ def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
     """The CNN and its recast with soft heads, trained on alike as `benchmarks.finetune_recast` does."""
-    device, (images, labels) = device_of(settings.device), sets["test"]
+    images, labels = sets["test"]
     how = TuningSettings(
         checkpoint=Path(),
         root=settings.root,
@@ -198,8 +198,7 @@ def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str
     found = {"soft before": part_right(logits_of(soft, images, several=False), labels)}
     data = [part[: settings.tuning_images] for part in sets["train"]]
     for name, net in (("CNN", copy.deepcopy(cnn)), ("soft", soft)):
-        with autocast(device):
-            tune(net, data[0], data[1], how)
+        tune(net, data[0], data[1], how)
         found[f"{name} after"] = part_right(logits_of(net, images, several=False), labels)
     moves = [
         (layer.encoding.get_parameter("centres").detach() - old).norm(dim=1)

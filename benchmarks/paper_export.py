@@ -21,6 +21,7 @@ from attnconv.models.build import build
 from attnconv.models.checkpoint import read_checkpoint, restore, save_weights
 
 PART_BYTES = 15_000_000
+RECIPE_RUNS = "recipes-kept/*/*"  # scale and epochs
 RECORDS = ("settings.json", "metrics.jsonl", "heads.jsonl", "result.json")
 
 
@@ -30,7 +31,8 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
     Args:
         out: Folder of the runs, `runs` and `logs` in it.
         target: Folder to write.
-        weights_of: Names of the runs whose weights go along, where an epoch is complete.
+        weights_of: Names of the runs whose weights go along, where an epoch is complete; of a run that lies elsewhere
+            its path from the folder `runs`, whose last two parts then name it.
         part_bytes: Most bytes of a part, at least 1.
 
     Raises:
@@ -42,12 +44,13 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
     for old in target.glob("*.part-*"):
         old.unlink()
     listed: dict[str, Any] = {}
-    for name in weights_of:
-        weights = out / "runs" / name / "checkpoints" / "last.safetensors"
+    for place in weights_of:
+        weights = out / "runs" / place / "checkpoints" / "last.safetensors"
         if not weights.is_file():
             continue
+        name = "-".join(Path(place).parts[-2:])
         content = half_precision(weights)
-        pieces = [content[place : place + part_bytes] for place in range(0, len(content), part_bytes)]
+        pieces = [content[start : start + part_bytes] for start in range(0, len(content), part_bytes)]
         parts = [f"{name}.safetensors.part-{number:02d}" for number in range(len(pieces))]
         for part, piece in zip(parts, pieces, strict=True):
             write_atomically(target / part, piece)
@@ -67,7 +70,8 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
 
 def record_files(out: Path) -> list[Path]:
     """Files of runs that are text, tables and results of scripts, and logs."""
-    found = [path for name in RECORDS for path in out.glob(f"runs/*/{name}")]
+    places = ("runs/*", f"{RECIPE_RUNS}/*")
+    found = [path for place in places for name in RECORDS for path in out.glob(f"{place}/{name}")]
     found += [*out.glob("runs/*-not-trained.txt"), *out.glob("*/results.json"), *out.glob("*/table.md")]
     return sorted({*found, *out.glob("logs/*")})
 

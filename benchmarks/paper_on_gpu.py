@@ -8,15 +8,17 @@ last complete epoch, the others after their last complete part. A chunk must hol
 
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
     fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
-    convolutional networks recast (`benchmarks.fast_recast`); 1-D sequences (`benchmarks.sequence`)
+    convolutional networks recast (`benchmarks.fast_recast`); 1-D sequences (`benchmarks.sequence`); better recipes for
+    quadratic and resnet18 (`benchmarks.recipes`); resnet18 recast and trained on (`benchmarks.recast_resnet`)
 
 Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fit`. Needed beside torch: what `pip
-install attnconv` brings, of which tyro only for the last two; without it they are left out in words. After every call
-`--export` holds records and half-precision weights; `--join` puts the weights' parts together again, and `attnconv
-reproduce --out OUT` draws figures and tables from the runs where they lie.
+install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. After every
+call `--export` holds records and half-precision weights; `--join` puts the weights' parts together again, and
+`attnconv reproduce --out OUT` draws figures and tables from the runs where they lie.
 """
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -33,7 +35,8 @@ from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.reproduction import FIRST_SEED, PRUNED, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
-from benchmarks.paper_export import export, join
+from benchmarks.paper_export import RECIPE_RUNS, export, join
+from benchmarks.recipe_candidates import over_epochs
 
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
@@ -66,6 +69,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.job is not None:
         train_job(arguments)
         return DONE
+    if arguments.script:
+        run_script(arguments)
+        return DONE
     if arguments.minutes <= 0:
         raise ValueError(bad("--minutes", "must be above 0", arguments.minutes))
     jobs = plan(arguments)
@@ -77,6 +83,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.export is not None:
         trainings = [job.name for job in jobs if (arguments.out / "runs" / job.name).is_dir()]
         chosen = [name for name in trainings if arguments.all_weights or "-seed-" not in name]
+        better = sorted(arguments.out.glob(f"{RECIPE_RUNS}/*-seed-{FIRST_SEED}"))
+        chosen += [str(Path("..") / path.relative_to(arguments.out)) for path in better]
         export(arguments.out, arguments.export, weights_of=chosen)
     states = [state(job, arguments.out) for job in jobs]
     print(", ".join(f"{states.count(word)} {word}" for word in ("done", "failed", "to do")), flush=True)
@@ -97,8 +105,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--export", type=Path, help="folder for records and half-precision weights, written anew after each chunk")
     add("--data-root", default="data", help="folder that holds CIFAR-10")
     add("--minutes", type=float, default=9.0, help="how long a call may train; the export comes after it")
-    add("--scale", choices=("paper", "small", "tiny"), default="paper", help="as of attnconv reproduce")
-    add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the fast networks")
+    add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as of attnconv reproduce")
+    add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the scripts")
     add("--other-seeds", type=int, default=1, help="runs of the other models")
     add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
     add("--epochs", type=int, help="a shorter schedule for every training; the runs' names state it")
@@ -112,6 +120,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--plan", action="store_true", help="only say what would be done")
     add("--join", type=Path, metavar="FOLDER", help="put exported weights together again, and do nothing else")
     add("--job", help=argparse.SUPPRESS)
+    add("--script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("--parent", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
@@ -167,13 +176,7 @@ def shortened(run: PlannedRun, epochs: int) -> PlannedRun:
     settings, path = run.settings, run.folder.path
     if settings.train.epochs <= epochs:
         return run
-    milestones = tuple(m * epochs // settings.train.epochs for m in settings.schedule.milestones)
-    settings = replace(
-        settings,
-        preset=f"{settings.preset}-{epochs}-epochs",
-        train=replace(settings.train, epochs=epochs),
-        schedule=replace(settings.schedule, milestones=milestones),
-    )
+    settings = over_epochs(replace(settings, preset=f"{settings.preset}-{epochs}-epochs"), epochs)
     return replace(run, settings=settings, folder=RunFolder(path.with_name(f"{path.name}-{epochs}-epochs")))
 
 
@@ -194,26 +197,45 @@ def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> Plann
 
 
 def other_jobs(arguments: argparse.Namespace) -> list[Job]:
-    """What does not train a model of the paper: none at scale tiny, whose steps have tests of their own."""
-    if arguments.scale == "tiny":
-        return []
+    """The other scripts. At scale tiny only those that go through run folders; the others have tests of their own."""
     if importlib.util.find_spec("tyro") is None:
-        print("tyro: not installed, so fast-recast and sequence are left out.", file=sys.stderr)
+        print("tyro: not installed, so fast-recast, sequence, recipes and recast-resnet are left out.", file=sys.stderr)
         return []
-    out, root = arguments.out.resolve(), arguments.data_root
+    out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
     jobs = []
-    for preset in ("94", "96"):
-        target = out / f"fast-recast-{preset}"
-        flags = ("--preset", preset, "--seeds", str(arguments.seeds), "--held-out", "0", "--tuning-epochs", "1")
-        jobs.append(script_job(f"fast-recast-{preset}", "fast_recast", (*flags, "--root", root), target))
-    jobs.append(script_job("sequence", "sequence", ("--root", root), out / "sequence"))
+    if arguments.scale != "tiny":
+        for preset in ("94", "96"):
+            name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "1")
+            jobs.append(script_job(name, "fast_recast", (*flags, *seeds, *root), out))
+        jobs.append(script_job("sequence", "sequence", root, out))
+    first = next(run for run in trainings(arguments) if run.name == "resnet18")
+    how = [*("--scale", arguments.scale), *("--paper-runs", str(out / "runs")), *seeds, *root]
+    how += ["--epochs", str(first.settings.train.epochs)] if arguments.epochs is not None else []
+    how += ["--precision", arguments.precision] if arguments.precision is not None else []
+    how += ["--compile"] if arguments.compile else []
+    jobs.append(script_job("recipes", "recipes", how, out))
+    epochs = ("--epochs", "5" if arguments.scale == "paper" else "1")
+    recast = ("--run", str(out / "runs" / first.folder.path.name), *epochs, *seeds, *root)
+    jobs.append(script_job("recast-resnet", "recast_resnet", recast, out))
     return jobs
 
 
-def script_job(name: str, script: str, flags: tuple[str, ...], target: Path) -> Job:
+def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
     """A script of this folder, done when its results are written."""
-    words = ("-m", f"benchmarks.{script}", *flags, "--kept", f"{target}-kept", "--out", str(target))
-    return Job(name, words, (target / "results.json").is_file)
+    words = ("-m", "benchmarks.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
+    target = out / name
+    return Job(name, (*words, "--kept", f"{target}-kept", "--out", str(target)), (target / "results.json").is_file)
+
+
+def run_script(arguments: argparse.Namespace) -> None:
+    """A script of this folder with its flags, for as long as the process that started it."""
+    if arguments.parent is not None:
+        end_with(arguments.parent)
+    import tyro
+
+    name, *flags = arguments.script
+    script = importlib.import_module(f"benchmarks.{name}")
+    script.main(tyro.cli(script.Settings, args=flags))
 
 
 def state(job: Job, out: Path) -> str:

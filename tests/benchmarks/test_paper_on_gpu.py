@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 from safetensors.torch import load_file
 
+import benchmarks.recast_resnet
+import benchmarks.recipes
 from attnconv.models.build import build
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.load import load
@@ -33,7 +36,7 @@ class TestPlan:
             *("quadratic", "resnet18", "quadratic-seed-43", "resnet18-seed-43", "quadratic-seed-44"),
             *("resnet18-seed-44", "quadratic-generalized", "quadratic-generalized-pruned", "learned"),
             *("quadratic-16-heads", "learned-content-100-epochs", "quadratic-attention-dropout-100-epochs"),
-            *("fast-recast-94", "fast-recast-96", "sequence"),
+            *("fast-recast-94", "fast-recast-96", "sequence", "recipes", "recast-resnet"),
         ]
 
     def test_without_tyro_the_other_scripts_are_left_out_in_words(
@@ -42,6 +45,19 @@ class TestPlan:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert names()[-1] == "quadratic-attention-dropout-100-epochs"
         assert "tyro: not installed" in capsys.readouterr().err
+
+    def test_recipes_and_recast_take_up_what_was_trained(self, tmp_path: Path) -> None:
+        words = ["--out", str(tmp_path), "--epochs", "20", "--seeds", "2", "--precision", "32"]
+        recipes, recast = plan(parse([*words, "--only", "recipes", "recast-resnet"]))
+        script = recipes.words[recipes.words.index("--script") + 1 :]
+        assert script[0] == "recipes"
+        found = tyro.cli(benchmarks.recipes.Settings, args=script[1:])
+        assert (found.scale, found.epochs, found.seeds, found.precision) == ("paper", 20, 2, "32")
+        assert (found.paper_runs, found.kept) == (tmp_path / "runs", tmp_path / "recipes-kept")
+        script = recast.words[recast.words.index("--script") + 1 :]
+        other = tyro.cli(benchmarks.recast_resnet.Settings, args=script[1:])
+        assert (other.run, other.seeds) == (tmp_path / "runs" / "resnet18-20-epochs", 2)
+        assert not recast.done()
 
     def test_only_takes_names_by_their_beginning(self) -> None:
         assert names("--only", "resnet", "learned", "--seeds", "1") == [
@@ -61,6 +77,7 @@ class TestPlan:
     def test_milestones_move_with_the_epochs(self) -> None:
         run = next(run for run in trainings(parse([])) if run.name == "resnet18")
         assert shortened(run, 30).settings.schedule.milestones == (8, 15, 25)
+        assert shortened(run, 2).settings.schedule.milestones == (1,)  # none before the first epoch
         assert shortened(run, 300) is run
 
     def test_a_chunk_needs_time(self) -> None:
@@ -140,6 +157,16 @@ class TestExport:
         export(out, tmp_path / "exported", weights_of=[])
         with tarfile.open(tmp_path / "exported" / "records.tar.gz") as tar:
             assert tar.getnames() == ["runs/one/settings.json"]
+
+    def test_a_run_of_a_recipe_travels_by_its_epochs_and_name(self, out: Path, tmp_path: Path) -> None:
+        kept = tmp_path / "recipes-kept" / "paper-32" / "9-epochs"
+        kept.mkdir(parents=True)
+        (tmp_path / "runs" / "one").rename(kept / "two")
+        export(out, tmp_path / "exported", weights_of=["../recipes-kept/paper-32/9-epochs/two"])
+        (whole,) = join(tmp_path / "exported")
+        assert whole.name == "9-epochs-two.safetensors"
+        with tarfile.open(tmp_path / "exported" / "records.tar.gz") as tar:
+            assert tar.getnames() == ["recipes-kept/paper-32/9-epochs/two/settings.json"]
 
     def test_what_an_earlier_export_left_is_gone(self, out: Path, tmp_path: Path) -> None:
         export(out, tmp_path / "exported", weights_of=["one"], part_bytes=10_000)

@@ -1,5 +1,6 @@
 """`benchmarks.paper_on_gpu` from beginning to end, with digits for an epoch: killed, resumed, exported."""
 
+import json
 from pathlib import Path
 
 from attnconv.models.load import load
@@ -19,6 +20,28 @@ def test_digits_for_an_epoch_killed_and_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "logs" / "resnet18-1-epochs.log").stat().st_size == log
     assert main(["--join", str(tmp_path / "exported")]) == DONE
     assert load(tmp_path / "exported" / "resnet18-1-epochs.safetensors").settings == folder.settings().model
+
+
+def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path) -> None:
+    out, exported = tmp_path / "out", tmp_path / "exported"
+    words = ["--scale", "tiny", "--epochs", "1", "--seeds", "1", "--out", str(out), "--export", str(exported)]
+    words += ["--only", "resnet18", "recipes", "recast-resnet"]
+    assert main([*words, "--minutes", "0.3"]) == MORE  # in the midst of the recipes
+    kept = {file: file.stat().st_mtime_ns for file in out.glob("recipes-kept/*/*/*/result.json")}
+    assert main([*words, "--minutes", "9"]) == DONE
+    recipes = json.loads((out / "recipes" / "results.json").read_text(encoding="utf-8"))
+    assert recipes["search_epochs"] == 1
+    folders = {path.name for path in out.glob("recipes-kept/*/*/*")}
+    assert folders >= {f"{t['network']}-{t['candidate']}-seed-41" for t in recipes["trials"]}
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept  # what was finished is not trained again
+    chosen = {final["candidate"] for final in recipes["finals"] if final["network"] == "resnet18"}
+    best = max((t for t in recipes["trials"] if t["network"] == "resnet18"), key=lambda t: float(t["held_out"]))
+    assert chosen == {"paper", best["candidate"]}
+    recast = json.loads((out / "recast-resnet" / "results.json").read_text(encoding="utf-8"))
+    assert recast["equality"]["cnn"] == recast["equality"]["attention"]
+    assert main(["--join", str(exported)]) == DONE
+    weights = load(exported / f"1-epochs-resnet18-{best['candidate']}-seed-42.safetensors")
+    assert weights.settings == RunFolder(out / "runs" / "resnet18-1-epochs").settings().model
 
 
 def test_a_job_that_cannot_run_is_said(tmp_path: Path) -> None:
