@@ -1,5 +1,5 @@
 # Commands of the project. Each creates the environment first if it is missing; `make` alone lists them.
-# PYTHON chooses the interpreter for a new environment, VENV its place, WORKERS the processes of the unit tests.
+# PYTHON chooses the interpreter for a new environment, VENV its place, WORKERS the processes of the tests.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -11,7 +11,7 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web page verify docs format install unit doctests compile verify-tenth cli-reference clean web-tests
+.PHONY: help demo test check web page verify docs format install unit commands doctests compile verify-tenth cli-reference clean web-tests
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -33,11 +33,19 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check unit doctests compile docs web verify-tenth  ## everything that CI runs
+test: check unit commands doctests compile docs web verify-tenth  ## everything that CI runs
+
+# Whole commands, scripts, pages and figures take half as long as everything else together, and come after it.
+COMMANDS := tests/cli tests/report tests/bench tests/benchmarks
 
 # A file stays with one worker: what its tests share is made once.
+QUICK := -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
+
 unit: $(STAMP)
-	$(PYTEST) tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
+	$(PYTEST) tests $(COMMANDS:%=--ignore=%) $(QUICK)
+
+commands: $(STAMP)
+	$(PYTEST) $(COMMANDS) $(QUICK)
 
 doctests: $(STAMP)
 	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv README.md $(wildcard docs/*.md)
