@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from attnconv.report.canvas import FAINT, GRID, INK, house_style, save
 from attnconv.report.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
@@ -50,4 +51,5 @@ def _panel(axes: Axes, layers: Sequence[Mapping[str, Any]]) -> None:
             axes.scatter([shift], [height], s=LARGEST * mass, alpha=0.7, facecolors=face, edgecolors=edge)
     furthest = max(4, *(abs(head[0]) for layer in layers for head in layer["all_shifts"])) + 1
     axes.set(xlim=(-furthest, furthest), ylim=(-0.6, len(layers) - 0.4), yticks=range(len(layers)))
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.set_ylabel("seed")
