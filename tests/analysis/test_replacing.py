@@ -1,6 +1,7 @@
 """Heads replaced by kernels: exact where a head is a fixed mixing, class tokens untouched, errors as said."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ class TestExact:
         assert result.output_error == 0.0
 
 
+class Then(nn.Module):
+    """A model and what is done with its output."""
+
+    def __init__(self, inner: nn.Module, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.what = inner, what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self.inner(x))
+
+
 class Options(nn.Module):
     """A model that takes more than images."""
 
@@ -198,6 +210,40 @@ class TestModule:
             assert gradient is not None
             assert float(gradient.abs().max()) > 0
 
+    @pytest.mark.parametrize("heads", [[0], [0, 1, 2, 3]])
+    @pytest.mark.parametrize(("prefix", "qk_norm"), [(0, False), (0, True), (2, False), (2, True)])
+    def test_every_parameter_learns(self, prefix: int, qk_norm: bool, heads: list[int]) -> None:
+        """As training on several devices wants it."""
+        changed = replace_heads(sharp(prefix, qk_norm=qk_norm), images(), heads={NAME: heads}).model
+        changed(images()).square().sum().backward()
+        assert [name for name, weight in changed.get_submodule(NAME).named_parameters() if weight.grad is None] == []
+
+    def test_it_is_replaced_under_all_its_names(self) -> None:
+        class TwoNames(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = sharp(0).blocks[0].attn
+                self.inner = sharp(0)
+                self.inner.blocks[0].attn = self.first
+
+            def forward(self, x: Tensor) -> Tensor:
+                out: Tensor = self.inner(x)
+                return out
+
+        result = replace_heads(TwoNames(), images(), heads={"first": [0]})
+        assert result.output_error > 0
+        assert isinstance(result.model.first, ConvolvedAttention)
+        assert result.model.inner.blocks[0].attn is result.model.first
+
+    def test_it_is_the_same_in_inference_mode(self) -> None:
+        model = sharp(0)
+        wanted = replace_heads(model, images(), count=2)
+        with torch.inference_mode():
+            result = replace_heads(model, images() + 0, count=2)
+        assert result.replaced == wanted.replaced
+        assert result.output_error == pytest.approx(wanted.output_error)
+        result.model(images()).square().sum().backward()
+
     def test_the_model_given_stays(self) -> None:
         model = sharp()
         before = model(images())
@@ -241,6 +287,45 @@ class TestErrors:
         assert [(entry.layer, entry.head) for entry in result.replaced] == [(NAME, 1)]
         with pytest.raises(ValueError, match=r"count: must be at most 1.*got 2"):
             replace_heads(model, images(), count=2, least_constancy=0.99)
+
+    def test_attention_after_the_first_output_costs_nothing(self) -> None:
+        """As in models that give the features of several layers, first those of the first."""
+        model = sharp(0)
+        plain = Then(model, lambda out: out)
+        seen: list[Tensor] = []
+        model.blocks[0].register_forward_hook(lambda _module, _args, out: seen.append(out))
+        several = Then(model, lambda out: (seen.pop(), out))
+        names = {entry.layer for entry in replace_heads(plain, images(), count=0).candidates if entry.cost == 0}
+        assert names == set()
+        names = {entry.layer for entry in replace_heads(several, images(), count=0).candidates if entry.cost == 0}
+        assert names == {"inner.blocks.1.attn"}
+
+    def test_zeros_stay_without_error(self) -> None:
+        model = sharp()
+        model.blocks[0].attn.qkv.weight.data[128:144] = 0
+        if model.blocks[0].attn.qkv.bias is not None:
+            model.blocks[0].attn.qkv.bias.data[128:144] = 0
+        assert replace_heads(model, images(), heads={NAME: [0]}).replaced[0].error == 0
+        nn.init.zeros_(model.blocks[0].attn.proj.weight)
+        nn.init.zeros_(model.blocks[0].attn.proj.bias)
+        assert replace_heads(model, images(), heads={NAME: [1]}).layer_errors == {NAME: 0.0}
+
+    @pytest.mark.parametrize("kernel_size", [1, 3, 15])
+    def test_window_mass_is_a_mean_over_tokens(self, kernel_size: int) -> None:
+        part = tokens_of(uniform(sharp(1), 2))
+        taps = part.taps(kernel_size)
+        window_mass = taps.mass(fit_mixing(part, kernel_size).profile)
+        seen = {1: 1, 3: (3 * 6 + 2 * 2) ** 2 / 64, 15: 64}[kernel_size]  # keys that a query sees, in the mean
+        assert float(window_mass[2]) == pytest.approx(seen / 65, rel=1e-4)
+        assert float(window_mass.max()) < 1
+
+    @pytest.mark.parametrize("kernel_size", [3, 15])
+    def test_a_mean_kernel_gives_no_more_than_there_is(self, kernel_size: int) -> None:
+        """Shifts that few queries can read have large means; on a small image they came to more than 1."""
+        part = tokens_of(sharp(1))
+        mixing = fit_mixing(part, kernel_size, fit="mean")
+        total = mixing.kernel.sum((1, 2)) + mixing.rest + mixing.prefix.sum(1)
+        torch.testing.assert_close(total, torch.ones(4), **tolerance(torch.float32))
 
 
 class TestHuggingFaceNames:
@@ -323,12 +408,55 @@ class TestRefusals:
             ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, got 2"),
             ({"count": 1, "least_constancy": 2.0}, "least_constancy: .*got 2.0"),
             ({"count": -1}, "count: .*got -1"),
-            ({"heads": {NAME: [9]}}, "heads: .*got .'blocks.0.attn', 9."),
+            ({"heads": {NAME: [9]}}, "heads: must be from 0 to 3 in blocks.0.attn, got 9"),
+            ({"heads": {NAME: [-1]}}, "heads: must be from 0 to 3 in blocks.0.attn, got -1"),
+            ({"heads": {"blocks.7.attn": []}}, "heads: must name heads of .*blocks.1.attn, got 'blocks.7.attn'"),
+            ({"heads": {NAME: [0]}, "least_constancy": 0.5}, "least_constancy: must be 0 where `heads`.*got 0.5"),
+            ({"count": 1, "layers": []}, r"layers: must be a list of at least one name, or None, got \[\]"),
+            ({"count": 1, "layers": ["nope"]}, "layers: .*as blocks.0.attn, blocks.1.attn, got 'nope'"),
         ],
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
         with pytest.raises((ValueError, TypeError), match=message):
             replace_heads(sharp(), images(), **arguments)
+
+    @pytest.mark.usefixtures("unhooked")
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"heads": {NAME: 1}}, "heads: must be a mapping .* to lists of heads, got {'blocks.0.attn': 1}"),
+            ({"heads": {NAME: [0.5]}}, "heads: must be whole numbers in blocks.0.attn, got 'float' object"),
+            ({"heads": [NAME]}, r"heads: must be a mapping .*got \['blocks.0.attn'\]"),
+            ({"count": 1, "layers": NAME}, "layers: must be a list of .*got 'blocks.0.attn'"),
+            ({"count": 1, "images": [[0.0]]}, "images: must be a tensor, .*got list"),
+        ],
+    )
+    def test_arguments_of_other_kinds(self, arguments: Any, message: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=message):
+            replace_heads(sharp(), **{"images": images(), **arguments})
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            (lambda out: out.detach(), "model: must have gradients from its attention to its output, got none"),
+            (lambda out: 0 * out, "model: must give finite numbers that are not all zero"),
+            (lambda out: out / 0, "model: must give finite numbers that are not all zero"),
+            (lambda out: out.argmax(1), r"model: must first give .*got shape \(6,\) of torch.int64 for 6 images"),
+            (lambda out: out.mean(0), r"model: must first give .*got shape \(10,\) of torch.float32 for 6 images"),
+            (lambda out: out.sum(), r"model: must first give .*got shape \(\) of torch.float32 for 6 images"),
+            (lambda out: ((out,),), "model: must give a tensor, got none among its outputs"),
+        ],
+    )
+    def test_outputs_against_which_nothing_can_be_measured(self, what: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace_heads(Then(sharp(), what), images(), count=1)
+
+    def test_a_bare_attention_has_no_place_to_be_replaced_in(self) -> None:
+        attention = sharp(0).blocks[0].attn
+        tokens = torch.randn(2, 64, 64)
+        with pytest.raises(ValueError, match="model: must hold its attention in a module inside it, got Attention"):
+            replace_heads(attention, tokens, count=1, grid=(8, 8))
+        assert len(replace_heads(nn.Sequential(attention), tokens, count=1, grid=(8, 8)).layer_errors) == 1
 
     @pytest.mark.usefixtures("unhooked")
     def test_an_unknown_fit(self) -> None:

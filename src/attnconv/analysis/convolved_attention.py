@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.analysis.attention_parts import Projection, attention_parts
-from attnconv.analysis.score_terms import CallForm, ScoreTerms
+from attnconv.analysis.score_terms import ROTATIONS, CallForm, ScoreTerms
 from attnconv.analysis.window_taps import Taps
 
 
@@ -100,11 +100,17 @@ class ConvolvedAttention(nn.Module):
         kept, gone = rows_of(self.attending, self.head_dim), rows_of(self.convolved, self.head_dim)
         query, key, value = source.query, source.key, source.value
         self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
-        self.prefix_query, self.prefix_key = _joined([(query, gone)]), _joined([(key, gone)])
-        self.q_norm, self.k_norm = copy.deepcopy(source.query_norm), copy.deepcopy(source.key_norm)
         before = slice(mixing.prefix.shape[1])
-        self.bias = None if source.bias is None else source.bias.of(self.attending)
-        self.prefix_bias = None if source.bias is None else source.bias.of(self.convolved, before)
+        # What no call uses is not held: parameters without gradients stop distributed training.
+        reads, attends = before.stop > 0, bool(self.attending)
+        self.prefix_query = _joined([(query, gone)]) if reads else None
+        self.prefix_key = _joined([(key, gone)]) if reads else None
+        norms = (source.query_norm, source.key_norm) if reads or attends else (nn.Identity(), nn.Identity())
+        self.q_norm, self.k_norm = (copy.deepcopy(norm) for norm in norms)
+        if self.prefix_key is not None and self._folds():
+            self.prefix_key.register_parameter("bias", None)
+        self.bias = None if source.bias is None or not attends else source.bias.of(self.attending)
+        self.prefix_bias = None if source.bias is None or not reads else source.bias.of(self.convolved, before)
         self.attn_drop, self.proj_drop = nn.Dropout(source.dropout), copy.deepcopy(source.out_dropout)
         self.norm = _reordered(source.out_norm, torch.cat((kept, gone)))
         self.proj = _columns(source.out, torch.cat((kept, gone)))
@@ -182,15 +188,15 @@ class ConvolvedAttention(nn.Module):
             out = F.conv2d(image, kernel, padding=kernel.shape[-1] // 2, groups=len(kernel))
             out = out.flatten(2).transpose(1, 2) * self.ratio.repeat_interleave(size, 0).T
             constant = values.mean(1, keepdim=True) * self.rest.repeat_interleave(size)
-        if before.shape[1] > 0:
-            constant = constant + (before * self.prefix.repeat_interleave(size, 0).T).sum(1, keepdim=True)
-        return out + constant
+        return out + constant + (before * self.prefix.repeat_interleave(size, 0).T).sum(1, keepdim=True)
 
     def _read(self, x: Tensor, values: Tensor, terms: ScoreTerms) -> Tensor:
         """The replaced heads at class tokens and registers: their attention, (b, p, h d)."""
         before = self.prefix.shape[1]
+        assert self.prefix_query is not None
+        assert self.prefix_key is not None
         query = self.q_norm(self._by_head(self.prefix_query(x[:, :before])))  # before the image, nothing is turned
-        if isinstance(self.k_norm, nn.Identity) and terms.cos is None:
+        if self._folds():
             folded = query @ self.prefix_key.weight.unflatten(0, (-1, self.head_dim))  # (b, h, p, c)
             scores = folded @ x[:, None].transpose(-2, -1)
         else:
@@ -200,6 +206,10 @@ class ConvolvedAttention(nn.Module):
             scores = scores + self.prefix_bias()
         rows = self.attn_drop(terms.raised(scores, slice(before)).softmax(-1))
         return (rows @ self._by_head(values)).transpose(1, 2).flatten(2)
+
+    def _folds(self) -> bool:
+        """Whether class tokens need no keys: these are neither normalised nor turned."""
+        return isinstance(self.k_norm, nn.Identity) and not set(ROTATIONS) & set(self.call.names)
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, h, n, d)

@@ -4,7 +4,8 @@ Per head, with the regressors of `convolved_attention` (values at the K x K shif
 window, values of class tokens), coefficients z = (w, g, u) and the head's own mixed values y,
 
     least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
-    mean             z0: the mean attention per shift and per class token; what is left goes evenly to the image
+    mean             z0: the mean attention per shift, over the queries that can read it, and per class token; what is
+                     left of 1 goes evenly to the image, and where the shifts come to more, all are scaled down
 
 The small t decides where values do not: on images without contrast every kernel of the same sum does the same.
 """
@@ -91,15 +92,15 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_s
     shifts, taps = tokens.taps(kernel_size), kernel_size**2
     profile, start = _mean_maps(tokens, shifts)
     if fit == "least_squares":
-        size = start.shape[1]
-        gram, moment = start.new_zeros(len(start), size, size), torch.zeros_like(start)
+        gram, moment = start.new_zeros(*start.shape, start.shape[1]), torch.zeros_like(start)
         for block in tokens.blocks(kernel_size):
             rows, values = block.by_head()
             regressors = _regressors(values, profile, block, shifts).double()
             target = (rows[:, :, block.prefix :] @ values).double()
             gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
             moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
-        ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(gram.dtype).tiny)[:, None]
+        size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
+        ridge = RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps its start
         start = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(start)), moment + ridge * start)
     weights = start.to(tokens.inputs.dtype)
     return HeadMixing(
@@ -151,7 +152,21 @@ def layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: Sequence[int]) -
         mixed[:, chosen, block.prefix :] += missing[:, chosen]
         change += float((parts.finish(mixed) - old).square().sum())
         size += float(old.square().sum())
-    return (change / size) ** 0.5
+    return float(relative_size(torch.tensor(change), torch.tensor(size))) ** 0.5
+
+
+def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """change / size, 0 where nothing changes: layers and heads may give nothing but zeros.
+
+    Args:
+        change: Not negative.
+        size: The same.
+
+    Example:
+        >>> relative_size(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])).tolist()
+        [0.5, 0.0]
+    """
+    return (change / size).where(change > 0, 0.0)
 
 
 def chosen_heads(mixing: HeadMixing, heads: Sequence[int]) -> HeadMixing:
@@ -176,8 +191,10 @@ def _mean_maps(tokens: LayerTokens, shifts: Taps) -> tuple[Float[Tensor, "h K K"
         taken = taken.unflatten(0, (-1, len(inside))) * inside.transpose(1, 2)[:, None]
         mass += taken.sum((0, 1, 3))
     mass = mass / queries.clamp_min(1.0)  # a kernel may be larger than the image
-    rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
     profile = mass.unflatten(1, (math.isqrt(len(queries)), -1)).to(tokens.inputs.dtype)
+    # Few queries can read far shifts; their means come to more than all attention where the image is small.
+    mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
+    rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
     return profile, torch.cat((mass, rest[:, None], on_prefix), 1)
 
 

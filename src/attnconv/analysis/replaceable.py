@@ -116,18 +116,18 @@ def replaceable(
             first = part.of(slice(1))
             made = looked.made[name][: part.sequences]
             refuse_other_formula(part.attention, first.inputs, made, terms=first.terms, name=f"model.{name}")
-    _check_layers(looked, layers)
+    _check_layers(looked, layers, [name for name, module in modules.items() if projects(module)])
     return looked
 
 
-def _check_layers(looked: Looked, layers: frozenset[str] | None) -> None:
+def _check_layers(looked: Looked, layers: frozenset[str] | None, projecting: Sequence[str]) -> None:
     """Refuse a model of which nothing can be replaced, and layers that cannot be."""
     wanted = looked.passed_over if layers is None and not looked.tokens else sorted(layers or ())
     for name in wanted:
         if name in looked.passed_over:
             raise ValueError(looked.passed_over[name])
         if name not in looked.tokens:
-            known = ", ".join(looked.tokens) or "this model"
+            known = ", ".join(projecting)
             raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
 
 
@@ -157,6 +157,9 @@ def _layer_tokens(
 ) -> LayerTokens:
     """What a module was given and where its tokens stand; refused where they are not those of an image alone."""
     attention_parts(module, f"model.{name}")
+    if not name:
+        kind = type(module).__name__
+        raise ValueError(bad("model", "must hold its attention in a module inside it", kind, "Wrap it in another."))
     if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or given is None:
         raise ValueError(bad(f"model.{name}", ONCE, type(module).__name__))
     if operator.suffix > 0:

@@ -9,6 +9,7 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 """
 
 import copy
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final, get_args
@@ -22,7 +23,15 @@ from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import first_tensor
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing
-from attnconv.analysis.head_kernels import Fit, LayerTokens, chosen_heads, fit_mixing, layer_error, mixing_errors
+from attnconv.analysis.head_kernels import (
+    Fit,
+    LayerTokens,
+    chosen_heads,
+    fit_mixing,
+    layer_error,
+    mixing_errors,
+    relative_size,
+)
 from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.reading import checked_options
 from attnconv.analysis.replaceable import replaceable
@@ -77,9 +86,10 @@ class Replacement(Generic[Model]):
     passed_over: Mapping[str, str]
 
 
+@torch.inference_mode(False)
 def replace_heads(
     model: Model,
-    images: Float[Tensor, "b c height width"],
+    images: Float[Tensor, "b *image"],
     *,
     heads: Mapping[str, Iterable[int]] | None = None,
     count: int | None = None,
@@ -101,12 +111,12 @@ def replace_heads(
             BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have the
             parts that `attention_parts` knows. Other attention, as that of a pooling head, is left as it is and named
             in `passed_over`.
-        images: At least 2, normalised as in training, in the size in which the model will run. The last quarter is held
-            out.
+        images: At least 2, (b, c, height, width), normalised as in training, in the size in which the model will run.
+            The last quarter is held out. For a model of tokens, as `nn.TransformerEncoder`, these, with `grid`.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
-        least_constancy: Of those, only heads at least this constant, 0 to 1.
+        least_constancy: With `count`, only heads at least this constant, 0 to 1.
         kernel_size: K, odd.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
         grid: Tokens of the image, (height, width), for models that do not say it, as `audit`.
@@ -114,10 +124,11 @@ def replace_heads(
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
-        TypeError: `images` are not floating point.
+        TypeError: `images` are no tensor or not floating point.
         ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
             passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
-            named is softmax attention by parts of known names, or fewer heads than `count` are constant enough.
+            named is softmax attention by parts of known names, or fewer heads than `count` are constant enough; or
+            the first tensor of the model's output has no gradients, is not finite or is zero.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -125,6 +136,8 @@ def replace_heads(
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
     _check(images, heads, count, least_constancy, kernel_size, fit)
+    _check_names(heads, layers, least_constancy)
+    images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
@@ -145,8 +158,10 @@ def replace_heads(
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
         errors[name] = layer_error(tokens[name].of(slice(fitted, None)), mixings[name], some)
-        parent, _, last = name.rpartition(".")
-        setattr(changed.get_submodule(parent), last, _new(tokens[name], mixings[name], some, looked.calls[name]))
+        new, old = _new(tokens[name], mixings[name], some, looked.calls[name]), changed.get_submodule(name)
+        for place in _places(changed, old):
+            parent, _, last = place.rpartition(".")
+            setattr(changed.get_submodule(parent), last, new)
     output_error = _relative_error(changed, model, images[fitted:], call)
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, looked.passed_over)
 
@@ -159,6 +174,8 @@ def _check(
     kernel_size: int,
     fit: str,
 ) -> None:
+    if not isinstance(images, Tensor):
+        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
     if len(images) < 2:
         raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
     check_images(images)
@@ -172,6 +189,29 @@ def _check(
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
+
+
+def _check_names(heads: object, layers: object, least_constancy: float) -> None:
+    """Refuse names that are none, which would be read letter by letter or not at all."""
+    if isinstance(layers, str) or (layers is not None and not layers):
+        raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
+    if heads is None:
+        return
+    lists = isinstance(heads, Mapping) and all(
+        isinstance(some, Iterable) and not isinstance(some, str) for some in heads.values()
+    )
+    if not lists:
+        raise ValueError(
+            bad("heads", "must be a mapping from names of attention modules to lists of heads", repr(heads))
+        )
+    if least_constancy > 0:
+        requirement = "must be 0 where `heads` are named: it chooses among those to be counted"
+        raise ValueError(bad("least_constancy", requirement, least_constancy))
+
+
+def _places(model: nn.Module, wanted: nn.Module) -> list[str]:
+    """All names of a module: the forward pass may call it by another than the first."""
+    return [name for name, module in model.named_modules(remove_duplicate=False) if module is wanted]
 
 
 def _new(part: LayerTokens, mixing: HeadMixing, some: list[int], call: CallForm) -> ConvolvedAttention:
@@ -212,19 +252,20 @@ def _costs(
     handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
     try:
         with evaluating(model), torch.enable_grad():
-            output = first_tensor(model(images, **options))
+            output = _output(model, images, options)
     finally:
         for handle in handles:
             handle.remove()
-    if output is None:
-        raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
+    if not output.requires_grad:
+        raise ValueError(bad("model", "must have gradients from its attention to its output", "none"))
     held = {name: tokens[name].of(slice(len(images))) for name in names}
     mixed = {name: mixing_errors(held[name], mixings[name]) for name in names}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
     for _ in range(DRAWS):
         direction = torch.randn(output.shape, generator=generator).to(output)
-        slopes = torch.autograd.grad(output, [zeros[name] for name in names], direction, retain_graph=True)
+        inputs = [zeros[name] for name in names]  # not all need reach the first tensor of the output
+        slopes = torch.autograd.grad(output, inputs, direction, retain_graph=True, materialize_grads=True)
         for name, slope in zip(names, slopes, strict=True):
             part = held[name]
             slope = slope if calls[name].batch_first else slope.transpose(0, 1)
@@ -249,11 +290,11 @@ def _candidates(
     """All heads, cheapest first."""
     found = []
     for name, part in tokens.items():
-        missing, given = mixing_errors(part.of(slice(fitted, None)), mixings[name])
-        errors = missing.transpose(0, 1).flatten(1).norm(dim=1) / given.transpose(0, 1).flatten(1).norm(dim=1)
+        missing, given = (each.transpose(0, 1) for each in mixing_errors(part.of(slice(fitted, None)), mixings[name]))
+        errors = relative_size(missing.flatten(1).norm(dim=1), given.flatten(1).norm(dim=1))
         rows = zip(
             constancy[name].tolist(),
-            mixings[name].profile.sum((1, 2)).tolist(),
+            part.taps(mixings[name].profile.shape[-1]).mass(mixings[name].profile).tolist(),
             errors.tolist(),
             costs[name].tolist(),
             strict=True,
@@ -266,14 +307,26 @@ def _named(
     candidates: Sequence[HeadCandidate], heads: Mapping[str, Iterable[int]], passed_over: Mapping[str, str]
 ) -> list[HeadCandidate]:
     by_place = {(entry.layer, entry.head): entry for entry in candidates}
-    wanted = [(name, head) for name, some in heads.items() for head in dict.fromkeys(some)]
-    unknown = [place for place in wanted if place not in by_place]
-    if unknown:
-        if unknown[0][0] in passed_over:
-            raise ValueError(passed_over[unknown[0][0]])
-        layers = ", ".join(sorted({entry.layer for entry in candidates}))
-        raise ValueError(bad("heads", f"must name heads of {layers}", repr(unknown[0])))
+    layers = dict.fromkeys(sorted(entry.layer for entry in candidates))
+    for name in heads:
+        if name in passed_over:
+            raise ValueError(passed_over[name])
+        if name not in layers:
+            raise ValueError(bad("heads", f"must name heads of {', '.join(layers)}", repr(name)))
+    wanted = [(name, head) for name, some in heads.items() for head in _numbers(name, some)]
+    for name, head in wanted:
+        if (name, head) not in by_place:
+            count = sum(entry.layer == name for entry in candidates)
+            raise ValueError(bad("heads", f"must be from 0 to {count - 1} in {name}", head))
     return [by_place[place] for place in wanted]
+
+
+def _numbers(name: str, some: Iterable[int]) -> list[int]:
+    """Heads as whole numbers, each once; numpy and torch have their own."""
+    try:
+        return list(dict.fromkeys(operator.index(head) for head in some))
+    except TypeError as error:
+        raise ValueError(bad("heads", f"must be whole numbers in {name}", str(error))) from error
 
 
 def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: float) -> list[HeadCandidate]:
@@ -290,7 +343,20 @@ def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Map
     outputs = []
     for model in (new, old):
         with evaluating(model):
-            given = first_tensor(model(images, **options))
-        assert given is not None
-        outputs.append(given)
+            outputs.append(_output(model, images, options))
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())
+
+
+def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
+    """The first tensor that a model gives, refused where no relative change of it can be taken."""
+    output = first_tensor(model(images, **options))
+    if output is None:
+        raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
+    if not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
+        got = f"shape {tuple(output.shape)} of {output.dtype} for {len(images)} images"
+        raise ValueError(bad("model", "must first give floating point numbers for each image, the batch first", got))
+    size = output.detach().flatten(1).norm(dim=1)
+    if not bool((size.isfinite() & (size > 0)).all()):
+        fix = "Errors are measured against it; a last layer that starts at zero hides them."
+        raise ValueError(bad("model", "must give finite numbers that are not all zero", "others", fix))
+    return output

@@ -78,6 +78,18 @@ class Taps:
         tiny = torch.finfo(profile.dtype).tiny
         return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
 
+    def mass(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "h"]:
+        """What queries spend on the shifts in the mean: each shift by the share of queries that may read it.
+
+        Args:
+            profile: a.
+
+        Example:
+            >>> Taps.of((2, 2), 3, torch.zeros(())).mass(torch.full((1, 3, 3), 0.25))  # all see all four
+            tensor([1.])
+        """
+        return profile.flatten(1) @ self.inside.mean((0, 2))
+
     def columns(
         self, values: Float[Tensor, "b h n d"], profile: Float[Tensor, "h K K"]
     ) -> Iterator[Float[Tensor, "b h n d"]]:
