@@ -235,6 +235,19 @@ class TestModule:
         assert isinstance(result.model.first, ConvolvedAttention)
         assert result.model.inner.blocks[0].attn is result.model.first
 
+    @pytest.mark.usefixtures("unhooked")
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_it_is_the_same_in_a_compiled_model(self, whole: bool) -> None:
+        """Compiled modules that have run do not ask for the hooks that costs are taken with."""
+        wanted = replace_heads(sharp(0), images(), count=2)
+        model = sharp(0)
+        (model if whole else model.blocks[0]).compile(backend="eager")
+        with torch.no_grad():
+            model(images())
+            result = replace_heads(model, images(), count=2)
+            assert result.replaced == wanted.replaced
+            torch.testing.assert_close(result.model(images()), wanted.model(images()), **tolerance(torch.float32))
+
     def test_it_is_the_same_in_inference_mode(self) -> None:
         model = sharp(0)
         wanted = replace_heads(model, images(), count=2)

@@ -32,6 +32,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary by head": ("vit_small_patch16_rope_mixed_224", SMALL),
 }
 HF_OTHERS: dict[str, dict[str, Any]] = {
+    "CLIPVisionModel": {},
+    "IJepaModel": {},
     "BeitModel": {"use_relative_position_bias": True},
     "DINOv3ViTModel": {"num_register_tokens": 2},
 }

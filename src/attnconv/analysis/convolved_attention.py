@@ -10,13 +10,13 @@ shift when it was fitted. r is not trained: a trained kernel has signs, and its 
 
 Where attention runs inside windows, "image" is a window, and what the mask of shifted windows blocks is outside it.
 
-Queries and keys are computed for the other heads alone. Class tokens and registers keep their attention, exactly: they
+Queries of the image are computed for the other heads alone. Class tokens and registers keep their attention, exactly: they
 read the whole image by its content, which no fixed weights replace, and they are few. Their scores need no keys where
 these are neither normalised nor turned,
 
     q (x W_k)^T = (q W_k^T) x^T        (the keys' bias adds the same to all scores of a row)
 
-which costs one row of C numbers per class token and head.
+which costs one row of C numbers per class token and head. Without class tokens there are no keys either.
 """
 
 import copy

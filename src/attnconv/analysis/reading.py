@@ -93,7 +93,7 @@ def visit_attention(
     try:
         for name, module in model.named_modules():
             handles.extend(reading.watch(name, module))
-        with torch.no_grad(), evaluating(model), _uncompiled(model), AttentionCalls(reading.call):
+        with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(reading.call):
             model(images, **call_options)
     except Exception:
         reading.check_refused()  # what comes after a refusal would hide it
@@ -291,8 +291,12 @@ def _beside_positions(frame: Running, module: GatedPositionalAttention, content:
     return GatedRows(content, position, torch.sigmoid(module.gating_param))
 
 
-def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Where compiled modules run as they were written."""
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Where compiled modules run as they were written: what is compiled does not ask for hooks.
+
+    Args:
+        model: Any module.
+    """
     compiled = any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()

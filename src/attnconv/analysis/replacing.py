@@ -33,7 +33,7 @@ from attnconv.analysis.head_kernels import (
     relative_size,
 )
 from attnconv.analysis.image_checks import blaming_images, check_images
-from attnconv.analysis.reading import checked_options
+from attnconv.analysis.reading import checked_options, uncompiled
 from attnconv.analysis.replaceable import replaceable
 from attnconv.analysis.score_terms import CallForm
 
@@ -52,7 +52,8 @@ class HeadCandidate:
         head: Its index there.
         constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
         window_mass: The attention it spends on the K x K shifts, a mean over the image's tokens and the images.
-        error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images.
+        error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images. Where windows
+            hang over the image's border, the padding in them counts as well.
         cost: First-order relative change of the model's output by its replacement alone; see the module's formula.
     """
 
@@ -104,7 +105,8 @@ def replace_heads(
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
     The kernels, the weights on class tokens and that on the image's mean are parameters: the copy can be trained on.
-    Queries and keys of the replaced heads are no longer computed for the image's tokens.
+    Queries of the replaced heads are no longer computed for the image's tokens, nor are keys, unless there are class
+    tokens to read them and keys are normalised or turned.
 
     Args:
         model: A vision transformer of timm (ViT, BEiT, EVA, DINOv3, Swin), of Hugging Face (ViT, DeiT, DINOv2, DINOv3,
@@ -251,7 +253,7 @@ def _costs(
 
     handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
     try:
-        with evaluating(model), torch.enable_grad():
+        with evaluating(model), uncompiled(model), torch.enable_grad():
             output = _output(model, images, options)
     finally:
         for handle in handles:
@@ -342,7 +344,7 @@ def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Map
     """|new - old| / |old| of two models in evaluation mode."""
     outputs = []
     for model in (new, old):
-        with evaluating(model):
+        with evaluating(model), uncompiled(model):
             outputs.append(_output(model, images, options))
     return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())
 

@@ -168,7 +168,7 @@ class CallForm:
             tuple(inspect.signature(type(attention).forward).parameters)[1:],
             torchs=torchs,
             batch_first=not torchs or bool(attention.batch_first),
-            neighbours=not getattr(attention, "rotate_half", "tuple of two"),
+            neighbours=not getattr(attention, "rotate_half", True),  # timm's say it; Hugging Face's turn halves
             pair=torchs,
         )
 
