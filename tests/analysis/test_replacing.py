@@ -218,6 +218,16 @@ class TestModule:
         changed(images()).square().sum().backward()
         assert [name for name, weight in changed.get_submodule(NAME).named_parameters() if weight.grad is None] == []
 
+    @pytest.mark.parametrize("learns", ["weight", "bias"])
+    def test_what_is_frozen_stays_frozen(self, learns: str) -> None:
+        model = sharp()
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name.endswith(learns))
+        new = replace_heads(model, images(), heads={NAME: [1]}).model.get_submodule(NAME)
+        for name in ("qkv", "proj", "prefix_query"):
+            found = {part for part, weight in new.get_submodule(name).named_parameters() if weight.requires_grad}
+            assert found == {learns}
+
     def test_it_is_replaced_under_all_its_names(self) -> None:
         class TwoNames(nn.Module):
             def __init__(self) -> None:

@@ -10,9 +10,9 @@ shift when it was fitted. r is not trained: a trained kernel has signs, and its 
 
 Where attention runs inside windows, "image" is a window, and what the mask of shifted windows blocks is outside it.
 
-Queries of the image are computed for the other heads alone. Class tokens and registers keep their attention, exactly: they
-read the whole image by its content, which no fixed weights replace, and they are few. Their scores need no keys where
-these are neither normalised nor turned,
+Queries of the image are computed for the other heads alone. Class tokens and registers keep their attention, exactly:
+they read the whole image by its content, which no fixed weights replace, and they are few. Their scores need no keys
+where these are neither normalised nor turned,
 
     q (x W_k)^T = (q W_k^T) x^T        (the keys' bias adds the same to all scores of a row)
 
@@ -221,20 +221,23 @@ def rows_of(heads: Sequence[int], size: int) -> Tensor:
 
 
 def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
-    """One linear map with these outputs of several."""
+    """One linear map with these outputs of several; it learns where one of them does."""
     with torch.no_grad():
         weight = torch.cat([part.weight[rows] for part, rows in parts])
         biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
-        some = any(part.bias is not None for part, _ in parts)
-        made = _linear(weight, torch.cat(biases) if some else None)
-        made.requires_grad_(parts[0][0].matrix.requires_grad)
+    vectors = [part.vector for part, _ in parts if part.vector is not None]
+    made = _linear(weight, torch.cat(biases).detach() if vectors else None)
+    made.weight.requires_grad_(any(part.matrix.requires_grad for part, _ in parts))
+    if vectors:
+        made.bias.requires_grad_(any(vector.requires_grad for vector in vectors))
     return made
 
 
 def _columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
     """A linear map with its inputs in another order."""
     made = _linear(linear.weight.detach()[:, columns], linear.bias)
-    made.requires_grad_(linear.weight.requires_grad)
+    for new, old in zip(made.parameters(), linear.parameters(), strict=True):
+        new.requires_grad_(old.requires_grad)
     return made
 
 
