@@ -462,8 +462,8 @@ class TestRefusals:
         ("what", "message"),
         [
             (lambda out: out.detach(), "model: must have gradients from its attention to its output, got none"),
-            (lambda out: 0 * out, "model: must give finite numbers that are not all zero"),
-            (lambda out: out / 0, "model: must give finite numbers that are not all zero"),
+            (lambda out: 0 * out, "model: must give numbers that are not all zero for an image, got zeros"),
+            (lambda out: out / 0, "model: must give finite numbers, got NaN or infinity"),
             (lambda out: out.argmax(1), r"model: must first give .*got shape \(6,\) of torch.int64 for 6 images"),
             (lambda out: out.mean(0), r"model: must first give .*got shape \(10,\) of torch.float32 for 6 images"),
             (lambda out: out.sum(), r"model: must first give .*got shape \(\) of torch.float32 for 6 images"),

@@ -358,7 +358,9 @@ def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> 
         got = f"shape {tuple(output.shape)} of {output.dtype} for {len(images)} images"
         raise ValueError(bad("model", "must first give floating point numbers for each image, the batch first", got))
     size = output.detach().flatten(1).norm(dim=1)
-    if not bool((size.isfinite() & (size > 0)).all()):
-        fix = "Errors are measured against it; a last layer that starts at zero hides them."
-        raise ValueError(bad("model", "must give finite numbers that are not all zero", "others", fix))
+    if not bool(size.isfinite().all()):
+        raise ValueError(bad("model", "must give finite numbers", "NaN or infinity"))
+    if not bool((size > 0).all()):
+        fix = "Errors are measured against them. A last layer that starts at zero needs weights first."
+        raise ValueError(bad("model", "must give numbers that are not all zero for an image", "zeros", fix))
     return output
