@@ -240,6 +240,11 @@ class TestTables:
         (row,) = table_of_observations([Observation(points, {42: Found(0.012, {"a": 0.9})})]).rows
         assert row[3:5] == ("+1.20 points", "a 90.0 %")
 
+    def test_numbers_of_other_magnitudes_have_no_mean(self) -> None:
+        ellipses = next(question for question in QUESTIONS if question.key == "ellipses")
+        seeds = {seed: Found(0.1, {}, True, (2.0, top)) for seed, top in ((42, 3.0), (43, 7.6e12))}
+        assert table_of_layers([Observation(ellipses, seeds)]).rows[0][2:] == ("2.00 ± 0.00", "3.00 to 7.6e+12")
+
     def test_values_are_json(self, kernels: dict[str, Observation]) -> None:
         broken = Observation(QUESTIONS[0], {42: Found(math.nan, {"chance": math.inf}, None, (math.nan,))})
         text = json.dumps(values_of_observations([*kernels.values(), broken]), allow_nan=False)

@@ -11,6 +11,8 @@ from attnconv.report.observations import Observation
 from attnconv.report.observed import Found
 from attnconv.report.questions import MARGIN, Unit
 
+MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+
 
 def table_of_observations(observations: Sequence[Observation]) -> Table:
     """One row for each observation: what the paper says, our number, what it is compared with, the verdict."""
@@ -96,9 +98,12 @@ def _runs(one: Observation) -> str:
 
 
 def _spoken(values: Sequence[float], unit: Unit) -> str:
-    """Mean and deviation in the unit; a dash for nothing."""
+    """Mean and deviation in the unit; a dash for nothing. Of numbers of other magnitudes least and largest say more."""
     if not values:
         return "-"
+    least, largest = min(values), max(values)
+    if unit == "number" and 0 < least * MAGNITUDES < largest:
+        return f"{_rounded(least, unit)} to {_rounded(largest, unit)}"
     scale, ending = (100.0, {"share": " %", "points": " points"}[unit]) if unit != "number" else (1.0, "")
     mean = scale * statistics.fmean(values)
     sign = "+" if unit == "points" and mean > 0 else ""
