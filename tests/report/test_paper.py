@@ -25,6 +25,7 @@ from attnconv.report.paper_tables import (
     table_of_accuracy,
     table_of_counts,
     table_of_hyper_parameters,
+    table_of_trainings,
 )
 from attnconv.training.run_folder import write_json
 from tests.report.making import SMALL, SMALL_RESNET, make_run, outside, overlaps
@@ -75,7 +76,7 @@ class TestFolder:
 
     def test_tables_are_json_and_markdown(self, folder: Path) -> None:
         names = {path.stem for path in (folder / "tables").glob("*.md")}
-        assert names == {"table-1", "table-2", "table-3", "table-4", "counts", "fixed-shifts", *JUDGED}
+        assert names == {*(f"table-{i}" for i in range(1, 5)), "trainings", "counts", "fixed-shifts", *JUDGED}
         rows = json.loads((folder / "tables" / "table-1.json").read_text(encoding="utf-8"))["rows"]
         assert [row["paper"]["accuracy"] for row in rows] == [0.938, 0.938, 0.918, 0.871]
         assert [row["here"]["accuracy"] for row in rows] == [0.875] * 4
@@ -139,6 +140,16 @@ class TestTables:
             "-",
             "quadratic-digits, 0 runs complete",
         )
+
+    def test_trainings_say_both_epochs_time_and_device(self, tmp_path: Path) -> None:
+        runs = [make_run(tmp_path / str(seed), seed=seed, threads=2) for seed in (42, 43)]
+        runs.append(make_run(tmp_path / "begun", complete=False, seed=44))
+        found = table_of_trainings({"quadratic": runs, "learned": runs[2:]})
+        (row,) = found.table.rows
+        assert row[1:4] == ("2", "81.2 ± 0.0 %", "87.5 ± 0.0 %")
+        assert row[5:] == ("123.1 ± 0.0", f"cpu: a processor, threads: 2, {runs[0].settings().train.precision}")
+        (values,) = found.values["rows"]
+        assert (values["seeds"], values["last"], values["chosen"]) == ([42, 43], [0.8125] * 2, [0.875] * 2)
 
     def test_table_3_names_encodings_that_there_are(self) -> None:
         assert {name for *_, names in ENCODINGS_OF for name in names} == set(ENCODING_NAMES)

@@ -2,8 +2,9 @@
 
     OUT/index.html, README.md         everything on one page; the same in words and tables
     OUT/figures/figure-01.png, .svg   ... figure-14
-    OUT/tables/table-1.md, .json      ... table-4; counts (the paper's sizes, counted); fixed-shifts (Figure 6's claim);
-                                      observations and observations-by-layer (what the paper saw, judged)
+    OUT/tables/table-1.md, .json      ... table-4; trainings (last and chosen epoch, time, device); counts (the paper's
+                                      sizes, counted); fixed-shifts (Figure 6's claim); observations and
+                                      observations-by-layer (what the paper saw, judged)
 
 What the runs do not allow is named on both pages, with the command that makes it.
 """
@@ -30,6 +31,7 @@ from attnconv.report.paper_tables import (
     table_of_counts,
     table_of_encodings,
     table_of_hyper_parameters,
+    table_of_trainings,
 )
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 
@@ -187,6 +189,7 @@ def _tables(folders: Mapping[str, list[RunFolder]], claims: dict[str, list[Fixed
         "table-2": table_of_hyper_parameters(settings),
         "table-3": table_of_encodings(),
         "table-4": table_of_accuracy(folders, 4),
+        "trainings": table_of_trainings(folders),
         "counts": table_of_counts(),
         "fixed-shifts": PaperTable(table_of_fixed_shifts(claims), values_of(claims)),
     }

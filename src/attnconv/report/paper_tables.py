@@ -109,6 +109,72 @@ def table_of_accuracy(runs: Mapping[str, Sequence[RunFolder]], number: int) -> P
     return PaperTable(table, {"data": list(data), "rows": entries})
 
 
+def table_of_trainings(runs: Mapping[str, Sequence[RunFolder]]) -> PaperTable:
+    """How each model came to its accuracy: of the last epoch and of the one chosen on held-out images, time and device.
+
+    Args:
+        runs: As in `table_of_accuracy`.
+
+    Returns:
+        The table, with a row for each model that has a complete run.
+    """
+    entries = [_training(model, done) for model in PAPER_MODELS.values() if (done := _complete(runs, model.name))]
+    columns = ("Models", "runs", "last epoch", "epoch chosen on held-out images", "epochs", "minutes each", "device")
+    rows = tuple(
+        (
+            entry["model"],
+            str(len(entry["seeds"])),
+            _mean(entry["last"], 100.0, " %"),
+            _mean(entry["chosen"], 100.0, " %"),
+            str(entry["epochs"]),
+            _mean(entry["minutes"], 1.0, ""),
+            "; ".join(entry["devices"]),
+        )
+        for entry in entries
+    )
+    title = "Test accuracy of the last epoch and of the chosen one, and what training took"
+    return PaperTable(Table(title, columns, rows), {"rows": entries})
+
+
+def _complete(runs: Mapping[str, Sequence[RunFolder]], name: str) -> list[RunFolder]:
+    return [run for run in runs.get(name, ()) if run.result() is not None]
+
+
+def _training(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:
+    results = [result for run in runs if (result := run.result()) is not None]
+    records = [run.record() for run in runs]
+    return {
+        "model": model.title,
+        "name": model.name,
+        "seeds": [run.settings().train.seed for run in runs],
+        "epochs": runs[0].settings().train.epochs,
+        "last": [_accuracy(result["last"]) for result in results],
+        "chosen": [_accuracy(result.get("best") or {}) for result in results],
+        "minutes": [result["seconds"] / 60 for result in results],
+        "devices": list(dict.fromkeys(_device(record) for record in records)),
+    }
+
+
+def _accuracy(scores: Mapping[str, Any]) -> float | None:
+    return float(scores["test"]["accuracy"]) if "test" in scores else None
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    """Device, threads where they are known and it is a CPU, and precision, as a run's record has them."""
+    device = str(record.get("device", "unknown"))
+    threads = f", threads: {record['threads']}" if device.startswith("cpu") and "threads" in record else ""
+    return f"{device}{threads}, {record['settings']['train']['precision']}"
+
+
+def _mean(values: Sequence[float | None], scale: float, ending: str) -> str:
+    """Mean and, of several, deviation; a dash where some are not there."""
+    known = [scale * value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):.1f}{spread}{ending}"
+
+
 def _entry(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:
     found = accuracies(runs)
     settings = runs[0].settings() if runs else None
