@@ -123,13 +123,11 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
         R z - y and y.
     """
     missing, given = [], []
-    weights = torch.cat((mixing.kernel.flatten(1), mixing.rest[:, None], mixing.prefix), 1)
     shifts = tokens.taps(mixing.kernel.shape[-1])
     for block in tokens.blocks(mixing.kernel.shape[-1]):
         rows, values = block.by_head()
         given.append(rows[:, :, block.prefix :] @ values)
-        regressors = _regressors(values, mixing.profile, block, shifts)
-        missing.append(torch.einsum("bhndi,hi->bhnd", regressors, weights) - given[-1])
+        missing.append(_mixed(block, values, mixing, shifts) - given[-1])
     return torch.cat(missing), torch.cat(given)
 
 
@@ -142,15 +140,14 @@ def layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: Sequence[int]) -
         mixing: Of all its heads.
         heads: Those that are replaced.
     """
-    parts, chosen = tokens.parts, list(heads)
+    parts, chosen, shifts = tokens.parts, list(heads), tokens.taps(mixing.kernel.shape[-1])
     change, size = 0.0, 0.0
     for block in tokens.blocks(mixing.kernel.shape[-1]):
         rows, values = block.by_head()
-        mixed = rows @ values
-        old = parts.finish(mixed)
-        missing, _ = mixing_errors(block, mixing)
-        mixed[:, chosen, block.prefix :] += missing[:, chosen]
-        change += float((parts.finish(mixed) - old).square().sum())
+        given = rows @ values
+        old = parts.finish(given)
+        given[:, chosen, block.prefix :] = _mixed(block, values, mixing, shifts)[:, chosen]
+        change += float((parts.finish(given) - old).square().sum())
         size += float(old.square().sum())
     return float(relative_size(torch.tensor(change), torch.tensor(size))) ** 0.5
 
@@ -196,6 +193,12 @@ def _mean_maps(tokens: LayerTokens, shifts: Taps) -> tuple[Float[Tensor, "h K K"
     mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
     rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
     return profile, torch.cat((mass, rest[:, None], on_prefix), 1)
+
+
+def _mixed(tokens: LayerTokens, values: Tensor, mixing: HeadMixing, shifts: Taps) -> Float[Tensor, "b h n d"]:
+    """R z of the module's formula, at the image's tokens."""
+    weights = torch.cat((mixing.kernel.flatten(1), mixing.rest[:, None], mixing.prefix), 1)
+    return torch.einsum("bhndi,hi->bhnd", _regressors(values, mixing.profile, tokens, shifts), weights)
 
 
 def _regressors(values: Tensor, profile: Tensor, tokens: LayerTokens, shifts: Taps) -> Float[Tensor, "b h n d z"]:

@@ -9,9 +9,8 @@ from attnconv.analysis.layer_trends import LEVEL
 from attnconv.models.tables import Table
 from attnconv.report.observations import Observation
 from attnconv.report.observed import Found
-from attnconv.report.questions import MARGIN, Unit
-
-MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+from attnconv.report.questions import MARGIN
+from attnconv.report.spoken import Unit, spoken
 
 
 def table_of_observations(observations: Sequence[Observation]) -> Table:
@@ -22,7 +21,7 @@ def table_of_observations(observations: Sequence[Observation]) -> Table:
             one.question.key,
             one.question.paper,
             one.question.measured,
-            _spoken(one.values, one.question.unit),
+            spoken(one.values, one.question.unit),
             _beside(one),
             _runs(one),
             one.question.criterion,
@@ -40,7 +39,7 @@ def table_of_layers(observations: Sequence[Observation]) -> Table:
     rows = []
     for one in shown:
         layers = zip(*(found.layers for found in one.found.values()), strict=True)
-        cells = [_spoken(layer, one.question.layer_unit) for layer in layers]
+        cells = [spoken(layer, one.question.layer_unit) for layer in layers]
         rows.append((one.question.key, one.question.by_layer, *cells, *["-"] * (depth - len(cells))))
     numbers = (f"layer {number}" for number in range(1, depth + 1))
     return Table("The observations by layer", ("observation", "shown", *numbers), tuple(rows))
@@ -86,7 +85,7 @@ def _beside(one: Observation) -> str:
     """What the number is compared with; of a difference of accuracies these are accuracies themselves."""
     unit: Unit = "share" if one.question.unit == "points" else one.question.unit
     names = dict.fromkeys(name for found in one.found.values() for name in found.beside)
-    parts = (f"{name} {_spoken([found.beside[name] for found in one.found.values()], unit)}" for name in names)
+    parts = (f"{name} {spoken([found.beside[name] for found in one.found.values()], unit)}" for name in names)
     return "; ".join(parts) or "-"
 
 
@@ -95,27 +94,3 @@ def _runs(one: Observation) -> str:
     if one.found:
         return f"{words}; {'seed' if len(one.found) == 1 else 'seeds'} {', '.join(map(str, one.found))}"
     return f"{words}; none"
-
-
-def _spoken(values: Sequence[float], unit: Unit) -> str:
-    """Mean and deviation in the unit; a dash for nothing. Of numbers of other magnitudes least and largest say more."""
-    if not values:
-        return "-"
-    least, largest = min(values), max(values)
-    if unit == "number" and 0 < least * MAGNITUDES < largest:
-        return f"{_rounded(least, unit)} to {_rounded(largest, unit)}"
-    scale, ending = (100.0, {"share": " %", "points": " points"}[unit]) if unit != "number" else (1.0, "")
-    mean = scale * statistics.fmean(values)
-    sign = "+" if unit == "points" and mean > 0 else ""
-    spread = ""
-    if len(values) > 1 and all(map(math.isfinite, values)):
-        spread = f" ± {_rounded(scale * statistics.stdev(values), unit)}"
-    return f"{sign}{_rounded(mean, unit)}{spread}{ending}"
-
-
-def _rounded(value: float, unit: Unit) -> str:
-    if not math.isfinite(value):
-        return "infinite" if math.isinf(value) else "unknown"
-    if unit == "number":
-        return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"
-    return f"{value:.2f}" if unit == "points" else f"{value:.1f}"

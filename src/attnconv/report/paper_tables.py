@@ -7,7 +7,7 @@ products of attention and image.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
 from attnconv.models.tables import Table, pruned_settings, table_2
 from attnconv.report.paper_models import PAPER_MODELS, PaperModel
+from attnconv.report.spoken import spoken
 from attnconv.training.recipes import recipe, table_rows
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
@@ -79,13 +80,8 @@ class PaperTable:
 
 def accuracies(runs: Sequence[RunFolder]) -> list[float]:
     """Test accuracy of each run that is complete and has test images: of the chosen epoch, else of the last."""
-    found = []
-    for run in runs:
-        result = run.result()
-        scores = {} if result is None else result.get("best") or result["last"]
-        if "test" in scores:
-            found.append(float(scores["test"]["accuracy"]))
-    return found
+    results = [result for run in runs if (result := run.result()) is not None]
+    return _accuracies(result.get("best") or result["last"] for result in results)
 
 
 def table_of_accuracy(runs: Mapping[str, Sequence[RunFolder]], number: int) -> PaperTable:
@@ -124,10 +120,10 @@ def table_of_trainings(runs: Mapping[str, Sequence[RunFolder]]) -> PaperTable:
         (
             entry["model"],
             str(len(entry["seeds"])),
-            _mean(entry["last"], 100.0, " %"),
-            _mean(entry["chosen"], 100.0, " %"),
+            spoken(entry["last"], "share"),
+            spoken(entry["chosen"], "share"),
             str(entry["epochs"]),
-            _mean(entry["minutes"], 1.0, ""),
+            spoken(entry["minutes"], "minutes"),
             "; ".join(entry["devices"]),
         )
         for entry in entries
@@ -148,15 +144,16 @@ def _training(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:
         "name": model.name,
         "seeds": [run.settings().train.seed for run in runs],
         "epochs": runs[0].settings().train.epochs,
-        "last": [_accuracy(result["last"]) for result in results],
-        "chosen": [_accuracy(result.get("best") or {}) for result in results],
+        "last": _accuracies(result["last"] for result in results),
+        "chosen": _accuracies(result.get("best") or {} for result in results),
         "minutes": [result["seconds"] / 60 for result in results],
         "devices": list(dict.fromkeys(_device(record) for record in records)),
     }
 
 
-def _accuracy(scores: Mapping[str, Any]) -> float | None:
-    return float(scores["test"]["accuracy"]) if "test" in scores else None
+def _accuracies(scores: Iterable[Mapping[str, Any]]) -> list[float]:
+    """On test images, where there are any."""
+    return [float(score["test"]["accuracy"]) for score in scores if "test" in score]
 
 
 def _device(record: Mapping[str, Any]) -> str:
@@ -164,15 +161,6 @@ def _device(record: Mapping[str, Any]) -> str:
     device = str(record.get("device", "unknown"))
     threads = f", threads: {record['threads']}" if device.startswith("cpu") and "threads" in record else ""
     return f"{device}{threads}, {record['settings']['train']['precision']}"
-
-
-def _mean(values: Sequence[float | None], scale: float, ending: str) -> str:
-    """Mean and, of several, deviation; a dash where some are not there."""
-    known = [scale * value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return "-"
-    spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.1f}{spread}{ending}"
 
 
 def _entry(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from attnconv.report.observed import (
     reach,
     recovery,
 )
+from attnconv.report.spoken import Unit
 from attnconv.training.reproduction import DROPPED, PRUNED, SOURCE
 
 Rule: TypeAlias = Literal["votes", "no gain"]
-Unit: TypeAlias = Literal["share", "points", "number"]
 
 MARGIN = 0.005  # of accuracy: a gain that is worth the name
 

@@ -1,0 +1,52 @@
+"""Numbers of several runs as tables show them: mean and deviation, in their unit."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+Unit: TypeAlias = Literal["share", "points", "number", "minutes"]
+MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+
+_SCALES: dict[Unit, tuple[float, str]] = {
+    "share": (100.0, " %"),
+    "points": (100.0, " points"),
+    "number": (1.0, ""),
+    "minutes": (1.0, ""),
+}
+
+
+def spoken(values: Sequence[float], unit: Unit) -> str:
+    """Mean and deviation in the unit. Of numbers of other magnitudes least and largest say more.
+
+    Args:
+        values: One for each run.
+        unit: Theirs; shares and points are parts of 1.
+
+    Returns:
+        A dash for no values.
+
+    Example:
+        >>> spoken([0.8, 0.9], "share"), spoken([0.012], "points"), spoken([3.0, 7e12], "number")
+        ('85.0 ± 7.1 %', '+1.20 points', '3.00 to 7e+12')
+    """
+    if not values:
+        return "-"
+    least, largest = min(values), max(values)
+    if unit == "number" and 0 < least * MAGNITUDES < largest:
+        return f"{_rounded(least, unit)} to {_rounded(largest, unit)}"
+    scale, ending = _SCALES[unit]
+    mean = scale * statistics.fmean(values)
+    sign = "+" if unit == "points" and mean > 0 else ""
+    spread = ""
+    if len(values) > 1 and all(map(math.isfinite, values)):
+        spread = f" ± {_rounded(scale * statistics.stdev(values), unit)}"
+    return f"{sign}{_rounded(mean, unit)}{spread}{ending}"
+
+
+def _rounded(value: float, unit: Unit) -> str:
+    if not math.isfinite(value):
+        return "infinite" if math.isinf(value) else "unknown"
+    if unit == "number":
+        return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.2f}" if unit == "points" else f"{value:.1f}"
