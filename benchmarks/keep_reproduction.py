@@ -1,22 +1,25 @@
-"""What of a reproduction goes into `results/`: tables, figures, every run's records, weights of one seed.
+"""What of a reproduction goes into `results/`: tables, figures, every run's records, its weights in half precision.
 
     python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
+    python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
-Weights are those after the last epoch, in half precision; they load with `attnconv.load`.
+Weights are those after the last epoch; they load with `attnconv.load`. The second call goes the other way: it makes the
+folder of a reproduction from what was kept, and `attnconv reproduce` then trains the runs that are missing in it.
 """
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import tyro
 
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.training.run_folder import RunFolder
-from benchmarks.paper_export import half_precision
+from benchmarks.paper_export import RECORDS, in_precision
 
-RECORDS = ("settings.json", "metrics.jsonl", "result.json")
+KEPT_WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Settings:
     """Folder of `attnconv reproduce`."""
     out: Path
     """Folder of the results; files of the same names are replaced, others stay."""
+    back: bool = False
+    """Make the runs of --reproduction from those kept in --out. Runs whose weights were not kept are left out, and
+    so are runs that lie there already."""
 
 
 def main(settings: Settings) -> list[Path]:
@@ -35,24 +41,50 @@ def main(settings: Settings) -> list[Path]:
     Raises:
         ValueError: There is no finished run.
     """
-    source, out = settings.reproduction, settings.out
-    runs = [folder for path in sorted(source.glob("runs/*/")) if (folder := RunFolder(path)).result() is not None]
-    if not runs:
-        raise ValueError(bad("--reproduction", "must hold a finished run", str(source)))
-    copied = [*sorted(source.glob("figures/*.png")), *sorted(source.glob("tables/*"))]
-    copied += [run.path / name for run in runs for name in RECORDS]
-    written = []
-    for path in copied:
-        target = out / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-        written.append(target)
-    for run in runs:
-        if "-seed-" not in run.path.name:  # the first seed's folder has none in its name
-            target = out / "runs" / run.path.name / "weights.safetensors"
-            write_atomically(target, half_precision(run.last_weights))
-            written.append(target)
+    return bring_back(settings) if settings.back else keep(settings)
+
+
+def keep(settings: Settings) -> list[Path]:
+    """From the reproduction to the results."""
+    made, out = settings.reproduction, settings.out
+    written: list[Path] = []
+    for run in finished(made, "--reproduction"):
+        target = RunFolder(out / "runs" / run.path.name)
+        written += copy(run, target, run.last_weights, target.path / KEPT_WEIGHTS, torch.float16)
+    for path in [*sorted(made.glob("figures/*.png")), *sorted(made.glob("tables/*"))]:
+        target_file = out / path.relative_to(made)
+        target_file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target_file)
+        written.append(target_file)
     return written
+
+
+def bring_back(settings: Settings) -> list[Path]:
+    """From the results to a reproduction; runs that lie there stay as they are."""
+    written: list[Path] = []
+    for run in finished(settings.out, "--out"):
+        weights, target = run.path / KEPT_WEIGHTS, RunFolder(settings.reproduction / "runs" / run.path.name)
+        if weights.is_file() and not target.exists():
+            written += copy(run, target, weights, target.last_weights, torch.float32)
+    return written
+
+
+def finished(folder: Path, name: str) -> list[RunFolder]:
+    """The finished runs in a folder; `name` is the argument's."""
+    runs = [run for path in sorted(folder.glob("runs/*/")) if (run := RunFolder(path)).result() is not None]
+    if not runs:
+        raise ValueError(bad(name, "must hold a finished run", str(folder)))
+    return runs
+
+
+def copy(run: RunFolder, target: RunFolder, weights: Path, new_weights: Path, dtype: torch.dtype) -> list[Path]:
+    """A run's records and weights; the files that were written, the record that marks it as finished last."""
+    new_weights.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(new_weights, in_precision(weights, dtype))
+    names = [name for name in RECORDS if (run.path / name).is_file()]
+    for name in names:
+        write_atomically(target.path / name, (run.path / name).read_bytes())
+    return [new_weights, *(target.path / name for name in names)]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.models.build import build
@@ -78,6 +80,11 @@ def record_files(out: Path) -> list[Path]:
 
 def half_precision(weights: Path) -> bytes:
     """A checkpoint with its floating-point tensors in 16 bits."""
+    return in_precision(weights, torch.float16)
+
+
+def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
+    """A checkpoint with its floating-point tensors in a dtype."""
     checkpoint = read_checkpoint(weights)
     model = build(checkpoint.settings)
     restore(model, checkpoint)
@@ -85,7 +92,7 @@ def half_precision(weights: Path) -> bytes:
         file = Path(folder) / weights.name
         save_weights(
             file,
-            model.half(),
+            model.to(dtype),
             checkpoint.settings,
             classes=checkpoint.classes,
             mean=checkpoint.mean,

@@ -1,34 +1,60 @@
-"""`benchmarks.keep_reproduction`: what it takes, and what it leaves."""
+"""`benchmarks.keep_reproduction`: what it takes, what it leaves, and the way back."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnconv.models.load import load
 from attnconv.training.fit import fit
+from attnconv.training.run_folder import RunFolder
 from benchmarks.keep_reproduction import Settings, main
 from tests.training.making import tiny
 
+RUNS = ("quadratic", "quadratic-seed-43")
 
-def test_finished_runs_go_along_with_weights_of_the_first_seed(tmp_path: Path) -> None:
-    source, out = tmp_path / "made", tmp_path / "kept"
-    for name in ("quadratic", "quadratic-seed-43"):
-        fit(tiny(epochs=1, limit=60), source / "runs" / name, progress=False)
+
+@pytest.fixture(scope="module")
+def reproduction(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, one that is not, two figures and a table."""
+    made = tmp_path_factory.mktemp("made")
+    for name in RUNS:
+        fit(tiny(epochs=1, limit=60), made / "runs" / name, progress=False)
     for name in ("figures/figure-01.png", "figures/figure-01.svg", "tables/table-1.md", "runs/learned/settings.json"):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text("{}")
-    found = {str(path.relative_to(out)) for path in main(Settings(source, out))}
-    records = {
-        f"runs/{run}/{name}"
-        for run in ("quadratic", "quadratic-seed-43")
-        for name in ("settings.json", "metrics.jsonl", "result.json")
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text("{}")
+    return made
+
+
+def test_finished_runs_go_along_with_their_weights(reproduction: Path, tmp_path: Path) -> None:
+    found = {str(path.relative_to(tmp_path)) for path in main(Settings(reproduction, tmp_path))}
+    names = ("settings.json", "metrics.jsonl", "heads.jsonl", "result.json", "weights.safetensors")
+    assert found == {
+        "figures/figure-01.png",
+        "tables/table-1.md",
+        *(f"runs/{run}/{name}" for run in RUNS for name in names),
     }
-    assert found == {"figures/figure-01.png", "tables/table-1.md", "runs/quadratic/weights.safetensors", *records}
-    weights = out / "runs" / "quadratic" / "weights.safetensors"
-    assert weights.stat().st_size < (source / "runs/quadratic/checkpoints/last.safetensors").stat().st_size
+    weights = tmp_path / "runs" / "quadratic" / "weights.safetensors"
+    assert weights.stat().st_size < (reproduction / "runs/quadratic/checkpoints/last.safetensors").stat().st_size
     assert load(weights).settings is not None
 
 
-def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--reproduction: must hold a finished run"):
-        main(Settings(tmp_path, tmp_path / "kept"))
+def test_runs_come_back_as_finished_with_their_weights_rounded(reproduction: Path, tmp_path: Path) -> None:
+    kept, again = tmp_path / "kept", tmp_path / "again"
+    main(Settings(reproduction, kept))
+    (kept / "runs" / RUNS[1] / "weights.safetensors").unlink()
+    written = main(Settings(again, kept, back=True))
+    assert {path.relative_to(again).parts[1] for path in written} == {RUNS[0]}
+    before, after = (RunFolder(folder / "runs" / RUNS[0]) for folder in (reproduction, again))
+    assert after.result() == before.result()
+    assert after.heads() == before.heads()
+    pairs = zip(load(before.last_weights).model.parameters(), load(after.last_weights).model.parameters(), strict=True)
+    for old, new in pairs:
+        torch.testing.assert_close(new, old.half().float(), rtol=0, atol=0)
+    assert main(Settings(again, kept, back=True)) == []  # what lies there stays
+
+
+@pytest.mark.parametrize(("back", "named"), [(False, "--reproduction"), (True, "--out")])
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path, back: bool, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}: must hold a finished run"):
+        main(Settings(tmp_path, tmp_path / "kept", back=back))
