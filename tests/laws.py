@@ -50,7 +50,7 @@ def content(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperat
     queries = numbers(batch, HEADS, grid.query_count, 4, dtype=dtype)
     keys = numbers(batch, HEADS, grid.lattice_count, 4, dtype=dtype)
     biases = [numbers(1, HEADS, grid.query_count, axis.lattice_size, dtype=dtype) for axis in grid.axes]
-    return Content(grid, queries, keys, scale=0.5, biases=biases), [queries, keys, *biases]
+    return Content(grid, queries * 0.5, keys, biases=biases), [queries, keys, *biases]
 
 
 def by_encoding(make: Callable[[int], Encoding]) -> Maker:

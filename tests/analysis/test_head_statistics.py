@@ -145,7 +145,7 @@ class TestKnownLayers:
 
 def test_sampled_queries_on_a_large_image_see_what_all_see() -> None:
     grid = Grid.make((32, 32))
-    operator = Content(grid, torch.randn(2, 3, 1024, 8), torch.randn(2, 3, 1024, 8), scale=0.2)
+    operator = Content(grid, 0.2 * torch.randn(2, 3, 1024, 8), torch.randn(2, 3, 1024, 8))
     sampled, whole = layer_statistics(operator, queries=sample_queries(grid, 256)), layer_statistics(operator)
     torch.testing.assert_close(sampled.entropy, whole.entropy, rtol=0.05, atol=0)
     assert abs(sampled.convolution_score - whole.convolution_score) < 0.005

@@ -49,22 +49,25 @@ class Absolute(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         at_queries, at_lattice = self._positions(grid, x)
-        query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads)
+        query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self._scale
         key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
-        return Content(grid, query, key, scale=1 / math.sqrt(self.head_channels))
+        return Content(grid, query, key)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         at_queries, at_lattice = self._positions(grid, x)
         queries = {"content": grid.at_queries(x), "position": at_queries[None]}
         keys = {"content": grid.extend(x), "position": at_lattice[None]}
-        scale = 1 / math.sqrt(self.head_channels)
         return {
             f"{left}-{right}": content_scores(
-                split_heads(self.query(query), self.heads), split_heads(self.key(key), self.heads), scale
+                split_heads(self.query(query), self.heads) * self._scale, split_heads(self.key(key), self.heads)
             )
             for left, query in queries.items()
             for right, key in keys.items()
         }
+
+    @property
+    def _scale(self) -> float:
+        return 1 / math.sqrt(self.head_channels)
 
     def _positions(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = score_dtype(x.dtype)

@@ -1,5 +1,6 @@
 """What encodings with content share: queries at the pixels under them, keys over the lattice, scores per axis."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -10,10 +11,10 @@ from attnconv.operators.base import all_queries, full_precision, score_dtype
 
 
 def pixel_queries(
-    linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"]
+    linear: nn.Linear, heads: int, grid: Grid, x: Float[Tensor, "b *sizes c"], scale: float
 ) -> Float[Tensor, "b h n e"]:
-    """Query vectors of the pixels under the queries, in the dtype of scores."""
-    return split_heads(linear(grid.at_queries(x)), heads)
+    """Scaled query vectors of the pixels under the queries, in the dtype of scores."""
+    return split_heads(linear(grid.at_queries(x)), heads) * scale
 
 
 def lattice_keys(
@@ -24,11 +25,11 @@ def lattice_keys(
 
 
 def content_scores(
-    query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"], scale: float
+    query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"]
 ) -> Float[Tensor, "b h n lattice"]:
-    """scale * q . k for every query and lattice point."""
+    """q . k for every scaled query and lattice point."""
     with full_precision(query.device):
-        return (query * scale) @ key.mT
+        return query @ key.mT
 
 
 def position_scores(
@@ -41,7 +42,7 @@ def position_scores(
     """q . r[shift along axis `dim`]: every query meets every vector once, then picks those of its own shifts.
 
     Args:
-        query: Query vectors of all queries of the grid.
+        query: Scaled query vectors of all queries of the grid.
         vectors: The vectors r of all shifts along the axis.
         rows: Which vector belongs to each of the axis's (query, lattice point) pairs.
         dim: The axis.
@@ -72,4 +73,4 @@ def next_multiple(number: int, step: int) -> int:
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
     """Channels of all heads -> one vector per head and point, in the dtype of scores."""
     split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
-    return split.transpose(1, 2).to(score_dtype(flat.dtype))
+    return split.transpose(1, 2).to(score_dtype(flat.dtype), memory_format=torch.contiguous_format)

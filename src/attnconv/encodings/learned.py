@@ -85,25 +85,21 @@ class LearnedRelativeContent(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         query, key = self._query_and_key(grid, x)
-        return Content(grid, query, key, scale=self._scale, biases=self._biases(grid, query))
+        return Content(grid, query, key, biases=self._biases(grid, query))
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
         query, key = self._query_and_key(grid, x)
         return {
-            "content-content": content_scores(query, key, self._scale),
+            "content-content": content_scores(query, key),
             "content-position": axis_sum(self._biases(grid, query)),
         }
 
-    @property
-    def _scale(self) -> float:
-        return 1 / math.sqrt(self.head_channels)
-
     def _query_and_key(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
-        query = pixel_queries(self.query, self.heads, grid, x)
+        query = pixel_queries(self.query, self.heads, grid, x, 1 / math.sqrt(self.head_channels))
         return query, lattice_keys(self.key, self.heads, grid, x)
 
     def _biases(self, grid: Grid, query: Tensor) -> list[Tensor]:
-        parts = (query * self._scale).chunk(self.dims, -1)
+        parts = query.chunk(self.dims, -1)
         scores = []
         for dim, (part, axis) in enumerate(zip(parts, grid.axes, strict=True)):
             rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)

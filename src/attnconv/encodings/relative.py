@@ -138,7 +138,7 @@ class Relative(Encoding):
             whole = self._spread_positions(grid, x)
             biases = [a + b for a, b in zip(biases, whole, strict=True)] if biases else whole
         left, right = self._content_vectors(grid, x, query)
-        return Content(grid, left, right, scale=self.scale, biases=biases)
+        return Content(grid, left, right, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         found: dict[str, Tensor] = {}
@@ -147,14 +147,13 @@ class Relative(Encoding):
         if "content-content" in self.used:
             assert query is not None
             assert key is not None
-            found["content-content"] = content_scores(query, key, self.scale)
+            found["content-content"] = content_scores(query, key)
         if "content-position" in self.used:
             assert query is not None
             found["content-position"] = axis_sum(self._content_positions(grid, query))
         if "position-content" in self.used:
             assert key is not None
-            assert self.content_bias is not None
-            score = content_scores(self.content_bias.to(key.dtype)[None, :, None], key, self.scale)
+            score = content_scores(self._scaled_bias(key.dtype)[None], key)
             found["position-content"] = score.expand(-1, -1, grid.query_count, -1)
         if "position-position" in self.used:
             found["position-position"] = axis_sum(self._spread_positions(grid, x))
@@ -164,10 +163,11 @@ class Relative(Encoding):
         return f"heads={self.heads}, dims={self.dims}, terms={tuple(t for t in TERMS if t in self.used)}"
 
     def _query(self, grid: Grid, x: Tensor) -> Tensor | None:
-        return None if self.query is None else pixel_queries(self.query, self.heads, grid, x)
+        """scale * q, (b, h, n, e)."""
+        return None if self.query is None else pixel_queries(self.query, self.heads, grid, x, self.scale)
 
     def _content_vectors(self, grid: Grid, x: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Left and right vectors whose products are the terms with a content key: (q + u) . k."""
+        """Left and right vectors whose products are the terms with a content key: scale * (q + u) . k."""
         if self.key is None:  # no such term: products of nothing
             assert query is not None
             return query[..., :0], query.new_zeros((query.shape[0], self.heads, grid.lattice_count, 0))
@@ -177,13 +177,13 @@ class Relative(Encoding):
             assert query is not None
             left = query
         if self.content_bias is not None:
-            left = left + self.content_bias.to(left.dtype)[:, None]
+            left = left + self._scaled_bias(left.dtype)
         return left, key
 
     def _content_positions(self, grid: Grid, query: Tensor) -> list[Tensor]:
-        """q . W^_key phi_a(delta_a), scaled, one (b, h, n, lattice_a) for each axis."""
+        """scale * q . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
         with full_precision(query.device):
-            folded = (query * self.scale) @ self._position_matrix(query.dtype)  # (b, h, n, D_p): W^T q meets r directly
+            folded = query @ self._position_matrix(query.dtype)  # (b, h, n, D_p): W^T q meets r directly
         scores = []
         for dim, axis in enumerate(grid.axes):
             shifts = axis.all_shifts(query.device)
@@ -209,6 +209,11 @@ class Relative(Encoding):
         """The same for every query, one (1, h, n, lattice_a) for each axis."""
         scores = enumerate(self._global_positions(grid, x))
         return [over_queries(grid, dim, score)[None] for dim, score in scores]
+
+    def _scaled_bias(self, dtype: torch.dtype) -> Tensor:
+        """scale * u as (h, 1, e)."""
+        assert self.content_bias is not None
+        return self.content_bias.to(dtype)[:, None] * self.scale
 
     def _position_matrix(self, dtype: torch.dtype) -> Tensor:
         """W^_key as (h, e, D_p)."""

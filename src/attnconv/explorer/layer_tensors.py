@@ -146,7 +146,7 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
     there is nothing to give: some exact rows say more than all rows that are wrong.
     """
     count = operator.grid.key_count
-    queries = (operator.queries * operator.scale).float().expand(operator.batch, -1, -1, -1)
+    queries = operator.queries.float().expand(operator.batch, -1, -1, -1)
     keys = operator.keys.float().expand(operator.batch, -1, -1, -1)
     biases = [_less_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
     other = sum(bias.shape[-1] for bias in biases)

@@ -1,6 +1,6 @@
 """Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
 
-    score_h[q, k] = scale * (q_h . k_h)  +  sum over axes a of  B_a,h[q, k_a]
+    score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
 
 Every two-dimensional relative encoding in use is such a sum over axes (a row part and a column part), so the position
 part is one (queries x positions along the axis) array per axis and no n x n bias exists.
@@ -26,9 +26,8 @@ class Content(LatticeOperator):
 
     Args:
         grid: Where the queries stand over the keys.
-        queries: (b, h, n, e); b may be 1 for scores that no image enters.
+        queries: Scaled query vectors, (b, h, n, e); b may be 1 for scores that no image enters.
         keys: (b, h, lattice points, e).
-        scale: Factor on the products of queries and keys.
         biases: None, or per axis a score (1 or b, h, n, lattice_a) that is added as it is.
     """
 
@@ -38,13 +37,11 @@ class Content(LatticeOperator):
         queries: Float[Tensor, "#b h n e"],
         keys: Float[Tensor, "#b h lattice e"],
         *,
-        scale: float,
         biases: Sequence[Float[Tensor, "#b h n _"]] = (),
     ) -> None:
         self.grid = grid
         self.queries = queries
         self.keys = keys
-        self.scale = scale
         self.biases = tuple(biases)
         self.heads = queries.shape[1]
         self.batch = max(queries.shape[0], keys.shape[0])
@@ -67,12 +64,12 @@ class Content(LatticeOperator):
         return self._attend(self.grid.extend(values).flatten(2, -2)).unflatten(2, self.grid.query_sizes)
 
     def _attend(self, values: Float[Tensor, "b #h lattice e"]) -> Float[Tensor, "b h n e"]:
-        return attend(self.queries * self.scale, self.keys, values, self.biases)
+        return attend(self.queries, self.keys, values, self.biases)
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
         with full_precision(self.device):
-            scores = (self.queries.index_select(2, queries) * self.scale) @ self.keys.transpose(-1, -2)
+            scores = self.queries.index_select(2, queries) @ self.keys.mT
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
             return torch.softmax(scores, -1)
