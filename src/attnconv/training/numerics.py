@@ -3,11 +3,12 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from attnconv.training.memory import freed_memory_kept
 from attnconv.training.processes import on_cpu
 from attnconv.training.settings import RunSettings
 
@@ -33,7 +34,8 @@ def numerics(settings: RunSettings) -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    kept = freed_memory_kept() if on_cpu(settings) else nullcontext()
+    with kept, warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         for message in _NOISE:
             warnings.filterwarnings("ignore", message=message)
         if on_cpu(settings):
