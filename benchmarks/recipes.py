@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import tyro
 
 from attnconv._errors import bad
@@ -32,6 +33,7 @@ from attnconv.training.reproduction import FIRST_SEED, ScaleName, folder_name
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 from benchmarks.common import device_of, spread, write_results
+from benchmarks.keep_reproduction import KEPT_WEIGHTS, copy
 from benchmarks.recipe_candidates import (
     NETWORKS,
     Candidate,
@@ -57,7 +59,7 @@ class Settings:
     root: Path = Path("data")
     """Folder of CIFAR-10; digits, at scale tiny, need none."""
     out: Path | None = None
-    """Folder for the table; None prints it only."""
+    """Folder for the table and, for each network, one run with the chosen recipe; None prints the table only."""
     kept: Path = Path("runs/recipes")
     """Folder of all runs."""
     paper_runs: Path | None = None
@@ -122,7 +124,10 @@ def main(settings: Settings) -> tuple[list[Trial], list[Final]]:
     for network in settings.networks:
         tried = search(network, settings)
         trials += [trial for _, trial in tried]
-        finals += final_runs(network, chosen_of(tried), settings)
+        chosen = chosen_of(tried)
+        finals += final_runs(network, chosen, settings)
+        if settings.out is not None:
+            keep_weights(network, chosen, settings, settings.out / network)
     text = tables(trials, finals, settings)
     print(text)
     if settings.out is not None:
@@ -182,6 +187,14 @@ def final_runs(network: NetworkName, chosen: Candidate, settings: Settings) -> l
             result = finished_alike(elsewhere, run) or trained(run, folder)
             finals.append(final_of(network, candidate, seed, result))
     return finals
+
+
+def keep_weights(network: NetworkName, chosen: Candidate, settings: Settings, target: Path) -> None:
+    """Records and half-precision weights of the first run with the chosen recipe, where it was trained here."""
+    run = run_of(network, chosen, settings, epochs=settings.epochs, seed=FIRST_SEED)
+    folder = RunFolder(folder_of(network, chosen, run, settings))
+    if folder.last_weights.is_file():
+        copy(folder, RunFolder(target), folder.last_weights, target / KEPT_WEIGHTS, torch.float16)
 
 
 def final_of(network: NetworkName, candidate: Candidate, seed: int, result: Mapping[str, Any]) -> Final:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from attnconv.models.build import build
+from attnconv.models.checkpoint import save_weights
 from attnconv.models.counts import parameters
+from attnconv.models.load import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.reproduction import settings_at
 from attnconv.training.run_folder import RunFolder, write_json
@@ -112,6 +115,7 @@ class Trainer:
         score = {"validation": {"accuracy": value}, "test": {"accuracy": 1 - value}}
         result = {"seconds": 6.0, "parameters": 7, "last": {"epoch": 1, **score}, "best": {"epoch": 1, **score}}
         write_json(folder.result_file, result)
+        save_weights(folder.last_weights, build(settings.model), settings.model)
         self.runs.append(settings)
         return folder
 
@@ -147,6 +151,9 @@ def test_the_choice_is_by_held_out_images_and_both_recipes_are_run(trainer: Trai
     shown = (tmp_path / "out" / "table.md").read_text()
     assert "| quadratic | fast | 7 | 49.60% ± 0.00 |" in shown
     assert shown.count("**") == 4  # one candidate of each network
+    kept = [tmp_path / "out" / network for network in ("quadratic", "resnet18")]
+    assert [RunFolder(folder).settings().preset for folder in kept] == ["quadratic-mini-fast", "resnet18-mini-decay"]
+    assert all(load(folder / "weights.safetensors").settings is not None for folder in kept)
     count = len(trainer.runs)
     main(settings)
     assert len(trainer.runs) == count
