@@ -51,7 +51,7 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
         if not weights.is_file():
             continue
         name = "-".join(Path(place).parts[-2:])
-        content = half_precision(weights)
+        content = in_precision(weights, torch.float16)
         pieces = [content[start : start + part_bytes] for start in range(0, len(content), part_bytes)]
         parts = [f"{name}.safetensors.part-{number:02d}" for number in range(len(pieces))]
         for part, piece in zip(parts, pieces, strict=True):
@@ -76,11 +76,6 @@ def record_files(out: Path) -> list[Path]:
     found = [path for place in places for name in RECORDS for path in out.glob(f"{place}/{name}")]
     found += [*out.glob("runs/*-not-trained.txt"), *out.glob("*/results.json"), *out.glob("*/table.md")]
     return sorted({*found, *out.glob("logs/*")})
-
-
-def half_precision(weights: Path) -> bytes:
-    """A checkpoint with its floating-point tensors in 16 bits."""
-    return in_precision(weights, torch.float16)
 
 
 def in_precision(weights: Path, dtype: torch.dtype) -> bytes:

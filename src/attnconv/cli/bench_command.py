@@ -117,7 +117,7 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     import torch
     from rich.console import Console
 
-    from attnconv.bench.allocator import keep_freed_memory
+    from attnconv._allocator import keep_freed_memory
     from attnconv.bench.measuring import measuring_on, settle
     from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment

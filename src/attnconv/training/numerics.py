@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnconv.training.memory import freed_memory_kept
+from attnconv._allocator import freed_memory_kept
 from attnconv.training.processes import on_cpu
 from attnconv.training.settings import RunSettings
 
