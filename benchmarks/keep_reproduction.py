@@ -3,23 +3,28 @@
     python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
     python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
-Weights are those after the last epoch; they load with `attnconv.load`. The second call goes the other way: it makes the
-folder of a reproduction from what was kept, and `attnconv reproduce` then trains the runs that are missing in it.
+Weights are those after the last epoch; they load with `attnconv.load`. Where a run of the same name was kept that began
+at another time, `repeats.jsonl` gets a line that says how its loss and accuracy after every epoch differ from the new
+one's. The second call goes the other way: it makes the folder of a reproduction from what was kept, and `attnconv
+reproduce` then trains the runs that are missing in it.
 """
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
 
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_folder import RunFolder, append_line
 from benchmarks.paper_export import RECORDS, in_precision
 
 KEPT_WEIGHTS = "weights.safetensors"
+REPEATS = "repeats.jsonl"
+IDENTITY = ("started", "commit", "device", "threads", "versions")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ def keep(settings: Settings) -> list[Path]:
     written: list[Path] = []
     for run in finished(made, "--reproduction"):
         target = RunFolder(out / "runs" / run.path.name)
+        if target.exists() and target.record()["started"] != run.record()["started"]:
+            append_line(out / REPEATS, difference(target, run))
         written += copy(run, target, run.last_weights, target.path / KEPT_WEIGHTS, torch.float16)
     for path in [*sorted(made.glob("figures/*.png")), *sorted(made.glob("tables/*"))]:
         target_file = out / path.relative_to(made)
@@ -57,6 +64,20 @@ def keep(settings: Settings) -> list[Path]:
         shutil.copyfile(path, target_file)
         written.append(target_file)
     return written
+
+
+def difference(first: RunFolder, second: RunFolder) -> dict[str, Any]:
+    """How much two trainings differ in what they measured: numbers that are equal, and the largest difference."""
+    lines = list(zip(first.metrics(), second.metrics(), strict=True))
+    loss = [abs(old["loss"] - new["loss"]) for old, new in lines]
+    accuracy = [abs(old["accuracy"] - new["accuracy"]) for old, new in lines]
+    return {
+        "run": second.path.name,
+        "trainings": [{name: run.record()[name] for name in IDENTITY} for run in (first, second)],
+        "numbers": 2 * len(lines),
+        "equal": loss.count(0) + accuracy.count(0),
+        "largest_difference": {"loss": max(loss), "accuracy": max(accuracy)},
+    }
 
 
 def bring_back(settings: Settings) -> list[Path]:

@@ -1,5 +1,6 @@
 """`benchmarks.keep_reproduction`: what it takes, what it leaves, and the way back."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,24 @@ def test_runs_come_back_as_finished_with_their_weights_rounded(reproduction: Pat
     for old, new in pairs:
         torch.testing.assert_close(new, old.half().float(), rtol=0, atol=0)
     assert main(Settings(again, kept, back=True)) == []  # what lies there stays
+
+
+def test_a_second_training_of_a_run_is_held_against_the_first(reproduction: Path, tmp_path: Path) -> None:
+    kept, name = tmp_path / "kept", RUNS[0]
+    main(Settings(reproduction, kept))
+    main(Settings(reproduction, kept))
+    assert not (kept / "repeats.jsonl").exists()  # the same training
+    again = fit(tiny(epochs=1, limit=60), tmp_path / "again" / "runs" / name, progress=False)
+    started = json.loads(again.settings_file.read_text()) | {"started": "later"}
+    again.settings_file.write_text(json.dumps(started))
+    lines = again.metrics()
+    lines[-1]["accuracy"] += 0.25
+    again.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    main(Settings(tmp_path / "again", kept))
+    (said,) = map(json.loads, (kept / "repeats.jsonl").read_text().splitlines())
+    assert (said["run"], said["numbers"], said["equal"]) == (name, 2 * len(lines), 2 * len(lines) - 1)
+    assert said["largest_difference"] == {"loss": 0.0, "accuracy": pytest.approx(0.25)}
+    assert said["trainings"][1]["started"] == "later"
 
 
 @pytest.mark.parametrize(("back", "named"), [(False, "--reproduction"), (True, "--out")])

@@ -15,7 +15,7 @@ from attnconv.cli import main
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.training import fit as fitting
-from attnconv.training import reproduction
+from attnconv.training import reproduction, timing
 from attnconv.training.module import TrainingModule
 from attnconv.training.recorder import DivergedError
 from attnconv.training.run_folder import RunFolder, write_json
@@ -101,9 +101,33 @@ def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     status, out, _ = call(capsys, "reproduce", "--scale", "small", "--plan", "--out", str(tmp_path / "new"))
     assert status == 0
     assert "7 of 7 runs to train, on cifar10." in out
-    assert "39 min" in out
-    assert "not timed" in out
+    assert "About" not in out
     assert not (tmp_path / "new").exists()
+
+
+def test_every_model_that_is_to_be_trained_is_timed_once(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def hours(settings: RunSettings, _data: object) -> float:
+        asked.append(settings.preset)
+        return 7200.0
+
+    monkeypatch.setattr(timing, "training_seconds", hours)
+    words = ("reproduce", "--time", "--seeds", "3", "--only", "quadratic", "learned", "--out", str(finished))
+    status, out, _ = call(capsys, *words)
+    assert status == 0
+    assert asked == ["quadratic-tiny", "learned-tiny"]
+    assert "4 of 6 runs to train, on digits. About 8.0 h on this machine" in out
+    assert out.count("2.0 h") == 6
+    assert not (finished / "runs" / "learned").exists()
+
+
+def test_times_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, error = call(capsys, "reproduce", "--time", "--devices", "2")
+    assert status == 2
+    assert "must go with one process, which is what it times, got --devices 2" in error
 
 
 def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path) -> None:

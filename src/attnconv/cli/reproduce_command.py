@@ -2,10 +2,11 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnconv._errors import bad
 from attnconv.cli.parsing import parse
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.training.processes import await_result, is_first_process
@@ -25,6 +26,7 @@ from attnconv.training.settings import SettingsError
 _EXAMPLES = """\
 attnconv reproduce --scale tiny
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
+attnconv reproduce --scale small --data-root PATH/TO/CIFAR --time
 attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
 attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
@@ -56,6 +58,9 @@ class Reproduce:
     """Machines. Start the same command on each of them through torchrun; all must see the same folder."""
     plan: bool = False
     """Only print what would be trained."""
+    time: bool = False
+    """Only print what would be trained and how long that takes on this machine: every model is trained for some
+    seconds. The pruned one is timed with all its heads."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -76,9 +81,12 @@ def run(words: Sequence[str]) -> int:
         )
     except ValueError as error:
         raise SettingsError([str(error)]) from error
+    if arguments.time and arguments.devices * arguments.nodes > 1:
+        got = f"--devices {arguments.devices} --nodes {arguments.nodes}"
+        raise SettingsError([bad("--time", "must go with one process, which is what it times", got)])
     if is_first_process():
-        _print_plan(runs)
-    if arguments.plan:
+        _print_plan(runs, _timed(runs) if arguments.time else {})
+    if arguments.plan or arguments.time:
         return 0
     failures: list[str] = []
     notes: list[str] = []
@@ -108,30 +116,62 @@ def _command(arguments: Reproduce, out: Path) -> str:
     return shlex.join([*words, "--out", str(out)])
 
 
-def _print_plan(runs: Sequence[PlannedRun]) -> None:
+def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
+    """Seconds that a run of each model takes on this machine that has one to train."""
+    from rich.console import Console
+
+    from attnconv.data.load import load
+    from attnconv.training.progress import downloading
+    from attnconv.training.timing import training_seconds
+
+    firsts = {planned.name: planned.settings for planned in reversed(runs) if planned.state != "finished"}
+    taken, console = {}, Console(stderr=True)
+    for name, settings in reversed(firsts.items()):
+        with downloading() as report:
+            data = load(settings.data, progress=report)
+        with console.status(f"timing {name}"):
+            taken[name] = training_seconds(settings, data)
+    return taken
+
+
+def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> None:
+    """The runs as a table.
+
+    Args:
+        runs: Of the reproduction.
+        seconds: What a run of each model takes; of those that were timed.
+    """
     from rich.console import Console
 
     from attnconv.cli.comparing import plain_table
 
-    columns = ("run", "seed", "epochs", "batch", "rate", "numbers", "state", "time")
+    columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
     table = plain_table("What is trained", columns, left=1)
     for planned in runs:
-        train = planned.settings.train
-        table.add_row(
-            planned.folder.path.name,
-            str(train.seed),
-            str(train.epochs),
-            str(train.batch_size),
-            f"{planned.settings.optim.learning_rate:g}",
-            train.precision,
-            planned.state,
-            "not timed" if planned.minutes is None else f"{planned.minutes:.0f} min",
-        )
+        train, rate = planned.settings.train, planned.settings.optim.learning_rate
+        words = [planned.folder.path.name, str(train.epochs), str(train.batch_size), f"{rate:g}"]
+        words += [train.precision, planned.state]
+        if seconds:
+            words.append(_duration(seconds[planned.name]) if planned.name in seconds else "")
+        table.add_row(*words)
     Console().print(table)
-    open_runs = [planned for planned in runs if planned.state != "finished"]
+    waiting = [planned for planned in runs if planned.state != "finished"]
     data = ", ".join(dict.fromkeys(planned.settings.data.name for planned in runs))
-    timed = "Times are of two CPU cores (results/cifar10-small). " * any(planned.minutes for planned in runs)
-    print(f"{len(open_runs)} of {len(runs)} runs to train, on {data}. {timed}".rstrip(), flush=True)
+    left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)
+    said = f" About {_duration(left)} on this machine, one run after the other." if left else ""
+    print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{said}", flush=True)
+
+
+def _duration(seconds: float) -> str:
+    """Such as `40 s`, `39 min` or `6.3 h`.
+
+    Example:
+        >>> _duration(40), _duration(2340), _duration(22680)
+        ('40 s', '39 min', '6.3 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _train(planned: PlannedRun, out: Path) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from attnconv._atomic import write_atomically
@@ -84,13 +85,13 @@ def fit(
     watcher = Watcher(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     recorder = Recorder(folder, data.classes, watcher)
     with numerics(settings):
-        trainer = make_trainer(settings, recorder)
+        trainer = make_trainer(settings, folder, recorder)
         device = trainer.strategy.root_device
         if trainer.is_global_zero:
             if start_from is not None:
                 _keep_start(folder, Path(start_from))
             _prepare(folder, settings, environment(command, device), watcher)
-        _train(settings, data, trainer, recorder)
+        train_model(settings, data, trainer, folder)
         if trainer.is_global_zero:
             result = _measure(settings, data, recorder, device)
             write_json(folder.result_file, result)
@@ -98,8 +99,14 @@ def fit(
     return folder
 
 
-def make_trainer(settings: RunSettings, recorder: Recorder) -> Trainer:
-    """Lightning's trainer for these settings."""
+def make_trainer(settings: RunSettings, folder: RunFolder, callback: Callback) -> Trainer:
+    """Lightning's trainer for these settings.
+
+    Args:
+        settings: of the run.
+        folder: of the run; Lightning itself writes nothing there.
+        callback: what keeps the run: the recorder, or what only looks at it.
+    """
     train = settings.train
     return Trainer(
         accelerator=train.accelerator,
@@ -111,9 +118,10 @@ def make_trainer(settings: RunSettings, recorder: Recorder) -> Trainer:
         accumulate_grad_batches=train.accumulate,
         gradient_clip_val=settings.optim.clip,
         plugins=[AtomicIO()],
-        callbacks=[recorder],
-        default_root_dir=str(recorder.folder.path),
+        callbacks=[callback],
+        default_root_dir=str(folder.path),
         logger=False,
+        enable_checkpointing=isinstance(callback, Checkpoint),
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -152,9 +160,10 @@ def complete_epochs(state_file: Path) -> int:
     return epoch + 1
 
 
-def _train(settings: RunSettings, data: Splits, trainer: Trainer, recorder: Recorder) -> None:
+def train_model(settings: RunSettings, data: Splits, trainer: Trainer, folder: RunFolder) -> None:
+    """Train from what the folder holds: a trainer's state, weights to begin with or nothing, to the trainer's end."""
     train = settings.train
-    model = first_model(recorder.folder, settings)
+    model = first_model(folder, settings)
     if isinstance(settings.model, ResNetSettings):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
     measured: dict[str, ImageSet] = {"validation": data.validation, "test": data.test}
@@ -170,7 +179,7 @@ def _train(settings: RunSettings, data: Splits, trainer: Trainer, recorder: Reco
     )
     if train.compile:
         model.compile()
-    state = recorder.folder.state_file
+    state = folder.state_file
     loaders = [evaluation_batches(measured[name], train, trainer) for name in splits]
     trainer.fit(module, batches, loaders or None, ckpt_path=str(state) if state.is_file() else None)
 

@@ -13,7 +13,7 @@ The paper's code drops attention probabilities with rate 0.1, the presets do not
 is trained where it is asked for by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, final
@@ -52,9 +52,6 @@ TINY_EPOCHS = 5
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
-# Minutes of training, where a run has been timed: results/cifar10-small, two cores of a virtual machine.
-KNOWN_MINUTES: Mapping[tuple[ScaleName, str], float] = {("small", "quadratic"): 39.0, ("small", "resnet18"): 23.0}
-
 
 @final
 @dataclass(frozen=True)
@@ -65,21 +62,23 @@ class PlannedRun:
         name: The paper's model, one of `RUNS`, or one of `EXTRA_RUNS`.
         settings: Of the run; of the pruned model without the pruning.
         folder: Where it goes.
-        minutes: How long it is known to take; None where nobody has timed it.
     """
 
     name: str
     settings: RunSettings
     folder: RunFolder
-    minutes: float | None
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs are complete."""
+        return max((line["epoch"] for line in self.folder.metrics()), default=0)
 
     @property
     def state(self) -> str:
         """How far it has come, in words: `finished`, `after epoch 3`, `new`."""
         if self.folder.result() is not None:
             return "finished"
-        epochs = [line["epoch"] for line in self.folder.metrics()]
-        return f"after epoch {max(epochs)}" if epochs else "new"
+        return f"after epoch {self.epochs_done}" if self.epochs_done else "new"
 
 
 def plan_runs(
@@ -128,7 +127,7 @@ def plan_runs(
                 train=replace(settings.train, seed=seed, test_curve=True, devices=devices, nodes=nodes),
             )
             folder = RunFolder(Path(out) / "runs" / folder_name(name, seed))
-            runs.append(PlannedRun(name, settings, folder, KNOWN_MINUTES.get((scale, name))))
+            runs.append(PlannedRun(name, settings, folder))
     return runs
 
 
