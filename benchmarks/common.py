@@ -1,29 +1,67 @@
-"""What several of these scripts do: CIFAR-10 as tensors, its augmentation, accuracy, and a folder of results."""
+"""What several of these scripts do: images and their augmentation, accuracy, and a folder of results."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnconv.data.augment import augment, normalise
+from attnconv.data.images import ImageSet
 from attnconv.data.load import load as load_data
-from attnconv.data.settings import DataSettings
+from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
-def cifar10(
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images as bytes, and the normalisation of their channels."""
+
+    pixels: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def first(self, count: int | None) -> "Images":
+        """At most so many of them; None for all."""
+        return replace(self, pixels=ImageSet(self.pixels.images[:count], self.pixels.labels[:count]))
+
+    def to(self, device: torch.device) -> "Images":
+        """The same on another device."""
+        return replace(self, pixels=self.pixels.to(device))
+
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """All of them as a model wants them, and their classes."""
+        return normalise(self.pixels.images, self.mean, self.std), self.pixels.labels
+
+    def batch(self, chosen: Tensor, changes: AugmentSettings, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """Some of them, changed at random as trainings of the library change them, and their classes.
+
+        Args:
+            chosen: Their numbers.
+            changes: Which changes; mixing of images is left out.
+            seed: Of the changes.
+            epoch: Likewise; every epoch changes them in other ways.
+        """
+        some = self.pixels.take(chosen)
+        x = augment(some.images, chosen, seed=seed, epoch=epoch, settings=changes, mean=self.mean, std=self.std)
+        return x, some.labels
+
+
+def cifar10_images(
     root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Normalised images and classes.
+) -> dict[str, Images]:
+    """CIFAR-10, normalised as `tests.resnet20` wants it.
 
     Args:
         root: Folder of CIFAR-10.
@@ -32,25 +70,18 @@ def cifar10(
         held_out: Training images left out before; None for the library's 5,000.
     """
     data = load_data(DataSettings(name="cifar10", root=str(root), download=False, validation=held_out))
-    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
     return {
-        name: ((part.images[chosen].float() / 255 - mean) / std, part.labels[chosen].long())
+        name: Images(ImageSet(part.images[chosen], part.labels[chosen]), MEAN, STD)
         for name, (part, chosen) in parts.items()
     }
 
 
-def augmented(images: Tensor, generator: torch.Generator, *, padding: int = 4, mirror_part: float = 0.5) -> Tensor:
-    """Each image shifted over zeros, by up to four pixels unless said otherwise, and every second one mirrored."""
-    count, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    down, right = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
-    rows = down[:, None] + torch.arange(height)
-    mirrored = torch.rand(count, generator=generator)[:, None] < mirror_part
-    across = torch.arange(width)
-    columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
-    taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return taken.permute(0, 3, 1, 2).contiguous()
+def cifar10(
+    root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Normalised images and classes of `cifar10_images`."""
+    return {name: images.normalised() for name, images in cifar10_images(root, train, test, held_out=held_out).items()}
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:

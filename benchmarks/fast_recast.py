@@ -25,8 +25,9 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv._atomic import write_atomically
+from attnconv.data.settings import AugmentSettings
 from attnconv.theorem import recast
-from benchmarks.common import DeviceName, cifar10, device_of, spread, write_results
+from benchmarks.common import DeviceName, Images, cifar10_images, device_of, spread, write_results
 from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
 from benchmarks.finetune_recast import Settings as TuningSettings
 from benchmarks.finetune_recast import attention
@@ -100,7 +101,7 @@ class Result:
     """Accuracy of the CNN trained on, and of the recast with soft heads before and after; empty where not asked for."""
 
 
-Sets = dict[str, tuple[Tensor, Tensor]]
+Sets = dict[str, Images]
 
 
 def main(settings: Settings) -> list[Result]:
@@ -108,8 +109,8 @@ def main(settings: Settings) -> list[Result]:
     torch.set_flush_denormal(True)
     device = device_of(settings.device)
     train_part = {"train": slice(settings.images)}
-    sets = cifar10(settings.root, train_part, settings.test_images, held_out=settings.held_out)
-    sets = {name: (images.to(device), labels.to(device)) for name, (images, labels) in sets.items()}
+    known = cifar10_images(settings.root, train_part, settings.test_images, held_out=settings.held_out)
+    sets = {name: images.to(device) for name, images in known.items()}
     results = []
     for seed in range(settings.seeds):
         results.append(run_once(seed, sets, settings))
@@ -132,7 +133,7 @@ def settings_of(settings: Settings) -> FastSettings:
 
 def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
     """One seed."""
-    images, labels = sets["test"]
+    images, labels = sets["test"].normalised()
     cnn, train_seconds = trained(seed, sets["train"], settings)
     start = time.perf_counter()
     hard = recast(cnn)
@@ -157,12 +158,12 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
     )
 
 
-def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple[FastNet, float]:
+def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float]:
     """The CNN in evaluation mode, trained or read, and the seconds that its training took."""
     chosen, device = settings_of(settings), device_of(settings.device)
     torch.manual_seed(seed)
     net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    name = f"{settings.preset}-{chosen.epochs}-epochs-{len(data[0])}-images-{device.type}-{seed}.safetensors"
+    name = f"{settings.preset}-{chosen.epochs}-epochs-{len(data)}-images-{device.type}-{seed}.safetensors"
     file = settings.kept / name
     wanted = json.dumps(asdict(chosen))
     if file.is_file():
@@ -172,7 +173,7 @@ def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple
             net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
             return net.eval(), float(kept["seconds"])
     start = time.perf_counter()
-    train(net, *data, chosen, seed=seed)
+    train(net, *data.normalised(), chosen, seed=seed)
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
@@ -184,21 +185,21 @@ def trained(seed: int, data: tuple[Tensor, Tensor], settings: Settings) -> tuple
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
     """The CNN and its recast with soft heads, trained on alike as `benchmarks.finetune_recast` does."""
-    images, labels = sets["test"]
+    images, labels = sets["test"].normalised()
     how = TuningSettings(
         checkpoint=Path(),
         root=settings.root,
         epochs=settings.tuning_epochs,
         rate=settings.tuning_rate,
-        batch_size=min(125, settings.tuning_images, len(sets["train"][0])),
+        batch_size=min(125, settings.tuning_images, len(sets["train"])),
+        augment=AugmentSettings(padding=settings_of(settings).shift, border="reflect"),
         seed=seed,
     )
     soft = recast(cnn, alpha=settings.alpha, weights="nearest")
     before = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(soft)]
     found = {"soft before": part_right(logits_of(soft, images, several=False), labels)}
-    data = [part[: settings.tuning_images] for part in sets["train"]]
     for name, net in (("CNN", copy.deepcopy(cnn)), ("soft", soft)):
-        tune(net, data[0], data[1], how)
+        tune(net, sets["train"].first(settings.tuning_images), how)
         found[f"{name} after"] = part_right(logits_of(net, images, several=False), labels)
     moves = [
         (layer.encoding.get_parameter("centres").detach() - old).norm(dim=1)

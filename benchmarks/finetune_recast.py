@@ -8,18 +8,20 @@ images; the CNN itself is trained in the same way. Alpha is chosen by held-out t
 
 import copy
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 import tyro
-from torch import Tensor, nn
+from torch import nn
 
+from attnconv.data.settings import AugmentSettings
 from attnconv.layers import SelfAttention
 from attnconv.theorem import recast
-from benchmarks.common import accuracy, augmented, autocast, cifar10, write_results
+from benchmarks.common import Images, accuracy, autocast, cifar10_images, write_results
 from tests.resnet20 import pretrained
 
 
@@ -53,10 +55,9 @@ class Settings:
     """Learning rate of centres and spreads, with momentum and without weight decay."""
     weight_decay: float = 1e-4
     """Of weights; centres and spreads have none."""
-    padding: int = 4
-    """Largest shift of a training image, in pixels."""
-    mirror_part: float = 0.5
-    """How many of the training images are mirrored, as a part of 1."""
+    augment: AugmentSettings = field(default_factory=lambda: AugmentSettings("paper"))
+    """Changes of the training images: those that the network was trained with, or the change of its images alone costs
+    it accuracy."""
     seed: int = 0
     """Of the order of images and of their augmentation."""
 
@@ -80,7 +81,7 @@ def main(settings: Settings) -> list[Result]:
     """Train the CNN and its recasts, and print and write the table."""
     torch.set_flush_denormal(True)
     parts = {"train": slice(settings.images), "held out": slice(settings.images, settings.images + settings.held_out)}
-    sets = cifar10(settings.root, parts, settings.test_images)
+    sets = cifar10_images(settings.root, parts, settings.test_images)
     cnn = pretrained(settings.checkpoint)
     results = [run("CNN", copy.deepcopy(cnn), sets, settings)]
     results += [
@@ -94,14 +95,15 @@ def main(settings: Settings) -> list[Result]:
     return results
 
 
-def run(name: str, model: nn.Module, sets: dict[str, tuple[Tensor, Tensor]], settings: Settings) -> Result:
+def run(name: str, model: nn.Module, sets: Mapping[str, Images], settings: Settings) -> Result:
     """Measure, train, measure."""
-    before = {part: accuracy(model, *sets[part]) for part in ("held out", "test")}
+    measured = {part: sets[part].normalised() for part in ("held out", "test")}
+    before = {part: accuracy(model, *images) for part, images in measured.items()}
     centres = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(model)]
     start = time.perf_counter()
-    train(model, *sets["train"], settings)
+    train(model, sets["train"], settings)
     seconds = time.perf_counter() - start
-    after = {part: accuracy(model, *sets[part]) for part in ("held out", "test")}
+    after = {part: accuracy(model, *images) for part, images in measured.items()}
     now = [layer.encoding.get_parameter("centres").detach() for layer in attention(model)]
     moves = [(a - b).norm(dim=1) for a, b in zip(now, centres, strict=True)]
     moved = torch.cat(moves) if moves else torch.zeros(0)
@@ -120,9 +122,9 @@ def run(name: str, model: nn.Module, sets: dict[str, tuple[Tensor, Tensor]], set
     return result
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) -> None:
-    """SGD with a cosine over all steps; images shifted and mirrored; bf16 in matrix products on CUDA."""
-    generator = torch.Generator().manual_seed(settings.seed)
+def train(model: nn.Module, images: Images, settings: Settings) -> None:
+    """SGD with a cosine over all steps; bf16 in matrix products on CUDA."""
+    generator, device = torch.Generator().manual_seed(settings.seed), images.pixels.images.device
     positions = {id(p) for layer in attention(model) for p in layer.encoding.parameters()}
     groups: list[dict[str, Any]] = [
         {
@@ -136,13 +138,13 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings) 
     steps = settings.epochs * (len(images) // settings.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     model.train()
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
         order = torch.randperm(len(images), generator=generator)
         for chosen in order[: len(images) // settings.batch_size * settings.batch_size].split(settings.batch_size):
-            x = augmented(images[chosen], generator, padding=settings.padding, mirror_part=settings.mirror_part)
-            with autocast(images.device):
+            x, labels = images.batch(chosen.to(device), settings.augment, seed=settings.seed, epoch=epoch)
+            with autocast(device):
                 logits = model(x)
-            loss = F.cross_entropy(logits.float(), labels[chosen])
+            loss = F.cross_entropy(logits.float(), labels)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()

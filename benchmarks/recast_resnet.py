@@ -23,14 +23,13 @@ from torch import Tensor, nn
 
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.data.augment import normalise
 from attnconv.data.load import load as load_data
 from attnconv.models.load import load as load_model
 from attnconv.models.load import weights_of_run
 from attnconv.models.settings import ResNetSettings
 from attnconv.theorem import SOFT_ALPHA, recast
 from attnconv.training.run_folder import RunFolder
-from benchmarks.common import DeviceName, device_of, spread, write_results
+from benchmarks.common import DeviceName, Images, device_of, spread, write_results
 from benchmarks.fast_net import logits_of
 from benchmarks.fast_recast import part_right
 from benchmarks.finetune_recast import Result
@@ -54,7 +53,7 @@ class Settings:
     """Folder of finished trainings, of any settings."""
     seeds: int = 3
     """Trainings of either network at its learning rate."""
-    rates: tuple[float, ...] = (0.01, 0.001)
+    rates: tuple[float, ...] = (0.01, 0.001, 0.0001)
     """Learning rates to choose from (SGD with momentum 0.9, cosine to zero)."""
     position_rate: float = 20.0
     """Learning rate of centres and spreads, as a multiple."""
@@ -97,7 +96,7 @@ class Tuned:
     result: Result
 
 
-Sets = dict[str, tuple[Tensor, Tensor]]
+Sets = dict[str, Images]
 
 
 def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
@@ -108,7 +107,7 @@ def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
     device = device_of(settings.device)
     cnn = trained_network(settings.run).to(device)
     sets = images_of(settings, device)
-    equality = compare(cnn, sets["test"], settings)
+    equality = compare(cnn, sets["test"].normalised(), settings)
     soft = recast(cnn, alpha=settings.alpha, weights="nearest")
     tuned = {name: tune_all(name, model, sets, settings) for name, model in ((CNN, cnn), (SOFT, soft))}
     text = tables(equality, tuned, settings)
@@ -139,7 +138,7 @@ def trained_network(run: Path) -> nn.Module:
 
 
 def images_of(settings: Settings, device: torch.device) -> Sets:
-    """The run's own images, normalised: what it learned from, held out and was tested on."""
+    """The run's own images: what it learned from, held out and was tested on."""
     chosen = RunFolder(settings.run).settings().data
     root = chosen.root if settings.root is None else str(settings.root)
     data = load_data(replace(chosen, root=root, download=False))
@@ -150,13 +149,7 @@ def images_of(settings: Settings, device: torch.device) -> Sets:
         "held out": (data.validation, None),
         "test": (data.test, settings.test_images),
     }
-    return {
-        name: (
-            normalise(part.images[:count].to(device), data.mean, data.std),
-            part.labels[:count].long().to(device),
-        )
-        for name, (part, count) in parts.items()
-    }
+    return {name: Images(part, data.mean, data.std).first(count).to(device) for name, (part, count) in parts.items()}
 
 
 def compare(cnn: nn.Module, test: tuple[Tensor, Tensor], settings: Settings) -> Equality:
@@ -184,16 +177,14 @@ def tune_all(name: str, model: nn.Module, sets: Sets, settings: Settings) -> lis
 
 def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, rate: float, seed: int) -> Tuned:
     """One training of a copy of the network, or what is kept of it."""
-    images, _ = sets["train"]
     how = TuningSettings(
         checkpoint=Path(),
         root=Path(),
         epochs=settings.epochs,
-        batch_size=min(settings.batch_size, len(images)),
+        batch_size=min(settings.batch_size, len(sets["train"])),
         rate=rate,
         position_rate=rate * settings.position_rate,
-        padding=max(1, images.shape[-1] // 8),
-        mirror_part=0.5 if images.shape[1] > 1 else 0.0,  # strokes are not mirrored
+        augment=RunFolder(settings.run).settings().augment,
         seed=seed,
     )
     file = settings.kept / digest(settings, how) / f"{name.replace(' ', '-')}.json"

@@ -21,7 +21,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv.analysis import replace_heads, start_as_convolution
-from benchmarks.common import accuracy, augmented, cifar10, write_results
+from benchmarks.common import accuracy, cifar10, write_results
 from tests.small_vit import SmallViT
 
 Sets = dict[str, tuple[Tensor, Tensor]]
@@ -145,6 +145,19 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, 
             loss.backward()
             optimiser.step()
             schedule.step()
+
+
+def augmented(images: Tensor, generator: torch.Generator, *, padding: int = 4) -> Tensor:
+    """Each image shifted over zeros, by up to four pixels, and every second one mirrored."""
+    count, _, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    down, right = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
+    rows = down[:, None] + torch.arange(height)
+    mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
+    across = torch.arange(width)
+    columns = right[:, None] + torch.where(mirrored, across.flip(0), across)
+    taken = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return taken.permute(0, 3, 1, 2).contiguous()
 
 
 def replaced(model: nn.Module, count: int, sets: Sets, settings: Settings) -> dict[str, float]:

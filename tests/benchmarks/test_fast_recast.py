@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from attnconv.data.images import ImageSet
 from attnconv.layers import SelfAttention
 from attnconv.theorem import recast
 from benchmarks import fast_recast
+from benchmarks.common import Images
 from benchmarks.fast_net import FastNet, FastSettings, batches, logits_of, meet, shifted, train, triangular, whiten
 from benchmarks.fast_recast import Settings, main
 from tests.tolerances import tolerance
@@ -20,14 +22,15 @@ from tests.tolerances import tolerance
 def cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random images in place of CIFAR-10."""
 
-    def made(_: Path, train: dict[str, slice], test: int, *, held_out: int) -> dict[str, tuple[Tensor, Tensor]]:
+    def made(_: Path, train: dict[str, slice], test: int, *, held_out: int) -> dict[str, Images]:
         generator = torch.Generator().manual_seed(0)
-        counts = {"train": train["train"].stop, "test": test}
-        return {
-            name: (torch.randn(n, 3, 32, 32, generator=generator), torch.arange(n) % 10) for name, n in counts.items()
-        }
+        found = {}
+        for name, n in {"train": train["train"].stop, "test": test}.items():
+            pixels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator)
+            found[name] = Images(ImageSet(pixels, torch.arange(n) % 10), (0.5,) * 3, (0.25,) * 3)
+        return found
 
-    monkeypatch.setattr(fast_recast, "cifar10", made)
+    monkeypatch.setattr(fast_recast, "cifar10_images", made)
 
 
 def settings(folder: Path) -> Settings:
