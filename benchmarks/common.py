@@ -1,7 +1,8 @@
 """What several of these scripts do: images and their augmentation, accuracy, and a folder of results."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from attnconv._atomic import write_atomically
 from attnconv.data.augment import augment, normalise
 from attnconv.data.images import ImageSet
 from attnconv.data.load import load as load_data
@@ -111,6 +113,25 @@ def spread(values: Sequence[float], *, percent: bool = False) -> str:
     if off is None:
         return shown
     return f"{shown} ± {off * 100:.2f}" if percent else f"{shown} ± {off:.2g}"
+
+
+def kept(folder: Path, name: str, on: Sequence[Any], make: Callable[[], Any]) -> dict[str, Any]:
+    """A result as plain values: what is kept of it, or made now and kept.
+
+    Args:
+        folder: Of all kept results.
+        name: Of the file, without its ending.
+        on: What the result depends on, as JSON values; others lie in other folders.
+        make: Gives the result, a dataclass.
+    """
+    digest = hashlib.sha256(json.dumps(on).encode()).hexdigest()[:12]
+    file = folder / digest / f"{name.replace(' ', '-')}.json"
+    if not file.is_file():
+        result = asdict(make())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(result).encode())
+    values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return values
 
 
 def write_results(

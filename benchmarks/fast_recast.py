@@ -6,8 +6,8 @@ by construction, which are compared here. If asked, the network is also recast w
     python -m benchmarks.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
     python -m benchmarks.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
-The second is for one GPU, where products are in bf16 in training. Weights are kept: a second call measures them again,
-with the seconds of the training that made them.
+The second is for one GPU, where products are in bf16 in training. Weights and what was measured of every seed are kept:
+a second call takes them up.
 """
 
 import copy
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from attnconv._atomic import write_atomically
 from attnconv.data.settings import AugmentSettings
 from attnconv.theorem import recast
-from benchmarks.common import DeviceName, Images, cifar10_images, device_of, spread, write_results
+from benchmarks.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
 from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
 from benchmarks.finetune_recast import Settings as TuningSettings
 from benchmarks.finetune_recast import attention
@@ -113,7 +113,7 @@ def main(settings: Settings) -> list[Result]:
     sets = {name: images.to(device) for name, images in known.items()}
     results = []
     for seed in range(settings.seeds):
-        results.append(run_once(seed, sets, settings))
+        results.append(kept_or_run(seed, sets, settings))
         print(results[-1], flush=True)
     text = table(results, settings)
     print(text)
@@ -129,6 +129,14 @@ def settings_of(settings: Settings) -> FastSettings:
     if settings.epochs is None:
         return chosen
     return FastSettings(**{**asdict(chosen), "epochs": settings.epochs})
+
+
+def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
+    """One seed, or what is kept of it."""
+    free = ("root", "out", "kept", "seeds", "device")
+    values = {name: value for name, value in asdict(settings).items() if name not in free}
+    on = [values, asdict(settings_of(settings)), device_of(settings.device).type]
+    return Result(**kept(settings.kept, f"seed {seed}", on, lambda: run_once(seed, sets, settings)))
 
 
 def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
@@ -168,10 +176,10 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float
     wanted = json.dumps(asdict(chosen))
     if file.is_file():
         with safetensors.safe_open(file, "pt") as reader:
-            kept = reader.metadata()
-        if kept["settings"] == wanted:
+            about = reader.metadata()
+        if about["settings"] == wanted:
             net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
-            return net.eval(), float(kept["seconds"])
+            return net.eval(), float(about["seconds"])
     start = time.perf_counter()
     train(net, *data.normalised(), chosen, seed=seed)
     if device.type == "cuda":

@@ -3,10 +3,10 @@
     python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
     python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
-Weights are those after the last epoch; they load with `attnconv.load`. Where a run of the same name was kept that began
-at another time, `repeats.jsonl` gets a line that says how its loss and accuracy after every epoch differ from the new
-one's. The second call goes the other way: it makes the folder of a reproduction from what was kept, and `attnconv
-reproduce` then trains the runs that are missing in it.
+Weights are those after the last epoch, where they are there; they load with `attnconv.load`. Where a run of the same
+name was kept that began at another time, `repeats.jsonl` gets a line that says how its loss and accuracy after every
+epoch differ from the new one's. The second call goes the other way: it makes the folder of a reproduction from what was
+kept, and `attnconv reproduce` then trains the runs that are missing in it.
 """
 
 import shutil
@@ -99,13 +99,20 @@ def finished(folder: Path, name: str) -> list[RunFolder]:
 
 
 def copy(run: RunFolder, target: RunFolder, weights: Path, new_weights: Path, dtype: torch.dtype) -> list[Path]:
-    """A run's records and weights; the files that were written, the record that marks it as finished last."""
-    new_weights.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(new_weights, in_precision(weights, dtype))
+    """A run's records and, where they are there, weights; the files that were written.
+
+    The record that marks the run as finished is written last.
+    """
+    target.path.mkdir(parents=True, exist_ok=True)
+    written = []
+    if weights.is_file():
+        new_weights.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(new_weights, in_precision(weights, dtype))
+        written.append(new_weights)
     names = [name for name in RECORDS if (run.path / name).is_file()]
     for name in names:
         write_atomically(target.path / name, (run.path / name).read_bytes())
-    return [new_weights, *(target.path / name for name in names)]
+    return [*written, *(target.path / name for name in names)]
 
 
 if __name__ == "__main__":

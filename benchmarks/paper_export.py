@@ -1,17 +1,18 @@
 """What leaves the machine that trained: records, and half-precision weights in parts of a size that travels.
 
-    records.tar.gz                settings, metrics, heads, results and logs of every run
+    records.tar.gz                settings, metrics, heads, results and logs of every run, tables and figures
     NAME.safetensors.part-00 ...  the weights after the last complete epoch, cut at a fixed number of bytes
-    parts.json                    per weights file its parts, bytes and SHA-256
+    parts.json                    per weights file its run, parts, bytes and SHA-256
 
-`join` puts the parts together again and checks them; the files then load with `attnconv.load`.
+`join` checks them and makes the folder of runs again, as `attnconv reproduce --draw` and `benchmarks.keep_reproduction`
+read it; of its checkpoints only those weights.
 """
 
 import hashlib
 import json
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.models.build import build
 from attnconv.models.checkpoint import read_checkpoint, restore, save_weights
+from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000
 RECIPE_RUNS = "recipes-kept/*/*"  # scale and epochs
@@ -33,8 +35,7 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
     Args:
         out: Folder of the runs, `runs` and `logs` in it.
         target: Folder to write.
-        weights_of: Names of the runs whose weights go along, where an epoch is complete; of a run that lies elsewhere
-            its path from the folder `runs`, whose last two parts then name it.
+        weights_of: Runs whose weights go along, where an epoch is complete: their paths from `out`.
         part_bytes: Most bytes of a part, at least 1.
 
     Raises:
@@ -47,16 +48,17 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
         old.unlink()
     listed: dict[str, Any] = {}
     for place in weights_of:
-        weights = out / "runs" / place / "checkpoints" / "last.safetensors"
+        weights = RunFolder(out / place).last_weights
         if not weights.is_file():
             continue
-        name = "-".join(Path(place).parts[-2:])
+        name = "-".join(Path(place).parts[-2:]).removeprefix("runs-")
         content = in_precision(weights, torch.float16)
         pieces = [content[start : start + part_bytes] for start in range(0, len(content), part_bytes)]
         parts = [f"{name}.safetensors.part-{number:02d}" for number in range(len(pieces))]
         for part, piece in zip(parts, pieces, strict=True):
             write_atomically(target / part, piece)
         listed[f"{name}.safetensors"] = {
+            "run": Path(place).as_posix(),
             "parts": parts,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
@@ -71,11 +73,10 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
 
 
 def record_files(out: Path) -> list[Path]:
-    """Files of runs that are text, tables and results of scripts, and logs."""
-    places = ("runs/*", f"{RECIPE_RUNS}/*")
-    found = [path for place in places for name in RECORDS for path in out.glob(f"{place}/{name}")]
-    found += [*out.glob("runs/*-not-trained.txt"), *out.glob("*/results.json"), *out.glob("*/table.md")]
-    return sorted({*found, *out.glob("logs/*")})
+    """Files of runs that are text, tables and figures, results of scripts, and logs."""
+    runs = [f"{place}/{name}" for place in ("runs/*", f"{RECIPE_RUNS}/*") for name in RECORDS]
+    others = ("runs/*-not-trained.txt", "*/results.json", "*/table.md", "logs/*", "tables/*", "figures/*.png", "*.md")
+    return sorted({path for place in (*runs, *others) for path in out.glob(place)})
 
 
 def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
@@ -97,28 +98,41 @@ def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
         return file.read_bytes()
 
 
-def join(folder: Path) -> list[Path]:
-    """Put weights together from their parts, beside them.
+def join(folder: Path, out: Path) -> list[Path]:
+    """Make the folder of runs again from its records and from the weights that came along.
 
     Args:
         folder: That `export` wrote.
+        out: Folder of the runs to be; files of the same names are replaced.
 
     Returns:
-        The files, in order.
+        The weights' files, in order.
 
     Raises:
-        ValueError: A part is missing, or the whole is not what was exported.
+        ValueError: A part is missing, or the whole is not what was exported. Then nothing is written.
     """
     listed = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
+    contents = {about["run"]: _whole(folder, name, about) for name, about in listed.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / "records.tar.gz") as tar:
+        tar.extractall(out, filter="data")
     made = []
-    for name, about in listed.items():
-        missing = [part for part in about["parts"] if not (folder / part).is_file()]
-        if missing:
-            raise ValueError(bad("folder", f"must hold all parts of {name}", f"none of {', '.join(missing)}"))
-        content = b"".join((folder / part).read_bytes() for part in about["parts"])
-        if hashlib.sha256(content).hexdigest() != about["sha256"]:
-            fix = "Fetch its parts again."
-            raise ValueError(bad("folder", f"must hold {name} as it was exported", "other bytes", fix))
-        write_atomically(folder / name, content)
-        made.append(folder / name)
+    for run, content in contents.items():
+        weights = RunFolder(out / run).last_weights
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(weights, content)
+        write_atomically(weights, in_precision(weights, torch.float32))
+        made.append(weights)
     return made
+
+
+def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
+    """The bytes of a weights file from its parts."""
+    missing = [part for part in about["parts"] if not (folder / part).is_file()]
+    if missing:
+        raise ValueError(bad("folder", f"must hold all parts of {name}", f"none of {', '.join(missing)}"))
+    content = b"".join((folder / part).read_bytes() for part in about["parts"])
+    if hashlib.sha256(content).hexdigest() != about["sha256"]:
+        fix = "Fetch its parts again."
+        raise ValueError(bad("folder", f"must hold {name} as it was exported", "other bytes", fix))
+    return content

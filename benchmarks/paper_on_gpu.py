@@ -11,16 +11,27 @@ last complete epoch, the others after their last complete part. A chunk must hol
     convolutional networks recast (`benchmarks.fast_recast`); 1-D sequences (`benchmarks.sequence`); better recipes for
     quadratic and resnet18 (`benchmarks.recipes`); resnet18 recast and trained on (`benchmarks.recast_resnet`)
 
+A job of the other scripts that was stopped three times without an end lets those behind it go first.
+
 Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fit`. Needed beside torch: what `pip
-install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. After every
-call `--export` holds records and half-precision weights; `--join` puts the weights' parts together again, and
-`attnconv reproduce --out OUT` draws figures and tables from the runs where they lie.
+install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. Where sources
+are copied without their history, the variable ATTNCONV_COMMIT names the commit.
+
+What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
+
+    attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
+    python -m benchmarks.paper_on_gpu --export exported --weights quadratic      # there: records, and these weights
+    python -m benchmarks.paper_on_gpu --join exported --out reproduction/paper   # here
+    python -m benchmarks.keep_reproduction --reproduction reproduction/paper --out results/paper
+
+A training goes on only where its checkpoints are: on another machine it begins anew.
 """
 
 import argparse
 import importlib
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,17 +43,17 @@ from pathlib import Path
 
 from attnconv._errors import bad
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
-from attnconv.models.settings import AttentionSettings
-from attnconv.training.reproduction import FIRST_SEED, PRUNED, SOURCE, PlannedRun, plan_runs
+from attnconv.training.reproduction import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
 from benchmarks.paper_export import RECIPE_RUNS, export, join
 from benchmarks.recipe_candidates import over_epochs
 
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
-CONTENT, DROPOUT = "learned-content", "quadratic-attention-dropout"
+CONTENT = "learned-content"
 DONE, FAILED, MORE = 0, 1, 3
 LEAST_SECONDS = 5.0  # with less time left no job is begun
+PATIENCE = 3  # stops after which a script lets the jobs behind it go first
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,20 @@ class Job:
         name: Of its log and, of a training, of its run folder.
         words: Its command line after the interpreter.
         done: Whether there is nothing left to do.
+        waits: Whether it lets others go first once it was stopped a few times.
     """
 
     name: str
     words: tuple[str, ...]
     done: Callable[[], bool]
+    waits: bool = False
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """One chunk, or one job of it; the exit code."""
     arguments = parse(words)
     if arguments.join is not None:
-        print("\n".join(str(path) for path in join(arguments.join)))
+        print("\n".join(str(path) for path in join(arguments.join, arguments.out)))
         return DONE
     if arguments.job is not None:
         train_job(arguments)
@@ -81,14 +94,18 @@ def main(words: Sequence[str] | None = None) -> int:
         return DONE
     work(jobs, arguments.out, seconds=60 * arguments.minutes, again=arguments.again)
     if arguments.export is not None:
-        trainings = [job.name for job in jobs if (arguments.out / "runs" / job.name).is_dir()]
-        chosen = [name for name in trainings if arguments.all_weights or "-seed-" not in name]
-        better = sorted(arguments.out.glob(f"{RECIPE_RUNS}/*-seed-{FIRST_SEED}"))
-        chosen += [str(Path("..") / path.relative_to(arguments.out)) for path in better]
-        export(arguments.out, arguments.export, weights_of=chosen)
+        export(arguments.out, arguments.export, weights_of=chosen_runs(arguments))
+        for path in sorted(arguments.export.iterdir()):
+            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     states = [state(job, arguments.out) for job in jobs]
     print(", ".join(f"{states.count(word)} {word}" for word in ("done", "failed", "to do")), flush=True)
     return MORE if "to do" in states else FAILED if "failed" in states else DONE
+
+
+def chosen_runs(arguments: argparse.Namespace) -> list[str]:
+    """Runs whose weights are asked for, as paths from the folder of all."""
+    places = [path for place in ("runs/*/", f"{RECIPE_RUNS}/*/") for path in sorted(arguments.out.glob(place))]
+    return [str(path.relative_to(arguments.out)) for path in places if path.name in arguments.weights]
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -115,10 +132,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--compile", action="store_true", help="compile the models")
     add("--only", nargs="*", default=[], help="jobs whose names begin so; none for all")
-    add("--all-weights", action="store_true", help="export the weights of every seed, not of the first alone")
+    add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are exported too")
     add("--again", action="store_true", help="try failed jobs once more")
     add("--plan", action="store_true", help="only say what would be done")
-    add("--join", type=Path, metavar="FOLDER", help="put exported weights together again, and do nothing else")
+    add("--join", type=Path, metavar="FOLDER", help="make OUT from what was exported, and do nothing else")
     add("--job", help=argparse.SUPPRESS)
     add("--script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("--parent", type=int, help=argparse.SUPPRESS)
@@ -157,35 +174,29 @@ def note_of(run: PlannedRun) -> Path:
 def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
     """The runs of the paper's models, the most wanted first."""
     seeds = max(arguments.seeds, arguments.other_seeds)
-    planned = plan_runs(arguments.scale, arguments.out, seeds=seeds, data_root=arguments.data_root)
+    names = (*RUNS, DROPPED)
+    planned = plan_runs(arguments.scale, arguments.out, names=names, seeds=seeds, data_root=arguments.data_root)
     known = {(run.name, run.settings.train.seed): run for run in planned}
     several = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     others = range(FIRST_SEED, FIRST_SEED + arguments.other_seeds)
     runs = [known[name, seed] for seed in several for name in FIRST]
     runs += [known[name, seed] for seed in others for name in NEXT]
-    runs += [shortened(known[CONTENT, seed], arguments.content_epochs) for seed in others]
-    runs.append(shortened(with_dropout(known["quadratic", FIRST_SEED]), arguments.content_epochs))
+    late = [known[CONTENT, seed] for seed in others] + [known[DROPPED, FIRST_SEED]]
     if arguments.epochs is not None:
         runs = [shortened(run, arguments.epochs) for run in runs]
+    runs += [shortened(run, min(arguments.content_epochs, arguments.epochs or math.inf)) for run in late]
     precision = arguments.precision or ("bf16" if arguments.scale == "paper" else None)
     return [adjusted(run, precision, compiled=arguments.compile) for run in runs]
 
 
-def shortened(run: PlannedRun, epochs: int) -> PlannedRun:
-    """A run on fewer epochs, named after them; as it is where it has no more."""
+def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
+    """A run on fewer epochs, named after them; as it is where it has no more. A pruned one goes on for a third."""
     settings, path = run.settings, run.folder.path
-    if settings.train.epochs <= epochs:
+    count = int(min(epochs // 3 or 1 if run.name == PRUNED else epochs, settings.train.epochs))
+    if settings.train.epochs == count:
         return run
-    settings = over_epochs(replace(settings, preset=f"{settings.preset}-{epochs}-epochs"), epochs)
-    return replace(run, settings=settings, folder=RunFolder(path.with_name(f"{path.name}-{epochs}-epochs")))
-
-
-def with_dropout(run: PlannedRun) -> PlannedRun:
-    """The quadratic model with the dropout of attention probabilities that the paper's code has."""
-    model = run.settings.model
-    assert isinstance(model, AttentionSettings)
-    settings = replace(run.settings, preset=DROPOUT, model=replace(model, attention_dropout=0.1))
-    return replace(run, name=DROPOUT, settings=settings, folder=RunFolder(run.folder.path.with_name(DROPOUT)))
+    settings = over_epochs(replace(settings, preset=f"{settings.preset}-{count}-epochs"), count)
+    return replace(run, settings=settings, folder=RunFolder(path.with_name(f"{path.name}-{count}-epochs")))
 
 
 def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
@@ -224,7 +235,9 @@ def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
     """A script of this folder, done when its results are written."""
     words = ("-m", "benchmarks.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
     target = out / name
-    return Job(name, (*words, "--kept", f"{target}-kept", "--out", str(target)), (target / "results.json").is_file)
+    return Job(
+        name, (*words, "--kept", f"{target}-kept", "--out", str(target)), (target / "results.json").is_file, waits=True
+    )
 
 
 def run_script(arguments: argparse.Namespace) -> None:
@@ -248,11 +261,17 @@ def failure_of(job: Job, out: Path) -> Path:
     return out / "logs" / f"{job.name}.failed.json"
 
 
+def stops(job: Job, out: Path) -> int:
+    """How often it was stopped because the time was over."""
+    file = out / "logs" / f"{job.name}.stops"
+    return int(file.read_text(encoding="utf-8")) if file.is_file() else 0
+
+
 def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None:
     """Run jobs one after the other until all are done or the time is over, then kill the one that runs."""
     end = time.monotonic() + seconds
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.waits and stops(job, out) >= PATIENCE):
         if again:
             failure_of(job, out).unlink(missing_ok=True)
         if state(job, out) != "to do":
@@ -266,6 +285,7 @@ def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None
                 code = subprocess.run([sys.executable, *job.words], stdout=log, stderr=log, timeout=left, check=False)
             except subprocess.TimeoutExpired:  # it was killed, which is what runs are made for
                 print(f"{job.name}: stopped, to be continued.", flush=True)
+                (out / "logs" / f"{job.name}.stops").write_text(str(stops(job, out) + 1), encoding="utf-8")
                 return
         if code.returncode or not job.done():
             failure_of(job, out).write_text(json.dumps({"code": code.returncode}), encoding="utf-8")
@@ -288,6 +308,7 @@ def train_job(arguments: argparse.Namespace) -> None:
     if arguments.parent is not None:
         end_with(arguments.parent)
     from attnconv.training.fit import fit
+    from attnconv.training.starting import measure_start
 
     run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
     settings, start = run.settings, None
@@ -304,7 +325,7 @@ def train_job(arguments: argparse.Namespace) -> None:
             return
         settings, start = begun.settings, begun.weights
     command = ["python", "-m", "benchmarks.paper_on_gpu", *sys.argv[1:]]
-    fit(settings, run.folder.path, resume=True, start_from=start, command=command)
+    measure_start(fit(settings, run.folder.path, resume=True, start_from=start, command=command))
 
 
 if __name__ == "__main__":

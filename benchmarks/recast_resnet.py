@@ -12,7 +12,6 @@ Finished trainings are kept, and a second call does only what is missing.
 
 import copy
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.data.load import load as load_data
 from attnconv.models.load import load as load_model
@@ -29,7 +27,7 @@ from attnconv.models.load import weights_of_run
 from attnconv.models.settings import ResNetSettings
 from attnconv.theorem import SOFT_ALPHA, recast
 from attnconv.training.run_folder import RunFolder
-from benchmarks.common import DeviceName, Images, device_of, spread, write_results
+from benchmarks.common import DeviceName, Images, device_of, kept, spread, write_results
 from benchmarks.fast_net import logits_of
 from benchmarks.fast_recast import part_right
 from benchmarks.finetune_recast import Result
@@ -37,6 +35,7 @@ from benchmarks.finetune_recast import Settings as TuningSettings
 from benchmarks.finetune_recast import run as tune
 
 CNN, SOFT = "CNN", "soft heads"
+_FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # no training depends on these
 
 
 @dataclass(frozen=True)
@@ -187,20 +186,11 @@ def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, ra
         augment=RunFolder(settings.run).settings().augment,
         seed=seed,
     )
-    file = settings.kept / digest(settings, how) / f"{name.replace(' ', '-')}.json"
-    if not file.is_file():
-        result = tune(name, copy.deepcopy(model), sets, how)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(asdict(result)).encode())
-    return Tuned(rate, seed, Result(**json.loads(file.read_text(encoding="utf-8"))))
-
-
-def digest(settings: Settings, how: TuningSettings) -> str:
-    """Of everything that a training depends on, the network's weights among it."""
-    free = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")
-    values = {name: str(value) for name, value in (asdict(how) | asdict(settings)).items() if name not in free}
-    words = json.dumps([values, device_of(settings.device).type])
-    return hashlib.sha256(words.encode() + weights_of_run(settings.run).read_bytes()).hexdigest()[:12]
+    values = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+    weights = hashlib.sha256(weights_of_run(settings.run).read_bytes()).hexdigest()
+    on = [values, str(asdict(how)), device_of(settings.device).type, weights]
+    result = kept(settings.kept, name, on, lambda: tune(name, copy.deepcopy(model), sets, how))
+    return Tuned(rate, seed, Result(**result))
 
 
 def final(tuned: Sequence[Tuned]) -> list[Result]:

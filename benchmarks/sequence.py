@@ -10,8 +10,6 @@ many of its shifts were found.
 Finished runs are kept, and a second call trains only what is missing.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,13 +22,12 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.analysis import RunningStatistics, visit_operators
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.report.fixed_shifts import heads_over_shifts
-from benchmarks.common import DeviceName, autocast, device_of, spread, write_results
+from benchmarks.common import DeviceName, autocast, device_of, kept, spread, write_results
 from benchmarks.sequence_figure import draw_shifts
 from benchmarks.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
 
@@ -129,15 +126,9 @@ def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Res
     other = "real_steps" if task.teacher is not None else "steps"
     free = ("root", "out", "kept", "tasks", "seeds", "control_seeds", other)
     values = {name: str(value) for name, value in asdict(settings).items() if name not in free}
-    digest = hashlib.sha256(json.dumps([values, device_of(settings.device).type]).encode()).hexdigest()[:12]
-    file = settings.kept / digest / f"{task.name}-{model.replace(' ', '-')}-{seed}.json"
-    if file.is_file():
-        return from_plain(json.loads(file.read_text(encoding="utf-8")))
-    result = train_and_look(task, model, seed, settings)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(asdict(result)).encode())
-    print(f"{task.name}, {model}, seed {seed}: {result.score:.4f} in {result.seconds:.0f} s", flush=True)
-    return result
+    on = [values, device_of(settings.device).type]
+    name = f"{task.name} {model} {seed}"
+    return from_plain(kept(settings.kept, name, on, lambda: train_and_look(task, model, seed, settings)))
 
 
 def from_plain(values: dict[str, Any]) -> Result:
@@ -172,6 +163,7 @@ def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) 
         )
         for (first, _), (heads, convolutional) in zip(before, after, strict=True)
     )
+    print(f"{task.name}, {model}, seed {seed}: {score:.4f} in {seconds:.0f} s", flush=True)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return Result(task.name, model, seed, parameters, score, seconds, layers)
 

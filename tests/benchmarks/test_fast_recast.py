@@ -58,7 +58,8 @@ def test_from_beginning_to_end_and_kept(cifar: None, tmp_path: Path, monkeypatch
     assert record["network"]["widths"] == [4, 4, 4]
     assert "largest difference of a logit" in (tmp_path / "out" / "table.md").read_text()
     monkeypatch.setattr(fast_recast, "train", None)  # a call would fail
-    (again,) = main(settings(tmp_path))
+    assert main(settings(tmp_path)) == [first]
+    (again,) = main(replace(settings(tmp_path), compare=1))
     assert (again.cnn, again.train_seconds) == (first.cnn, first.train_seconds)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from benchmarks.paper_export import export, join
-from benchmarks.paper_on_gpu import Job, main, parse, plan, shortened, state, trainings, work
+from benchmarks.paper_on_gpu import Job, main, parse, plan, shortened, state, stops, trainings, work
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,6 +81,12 @@ class TestPlan:
         assert shortened(run, 2).settings.schedule.milestones == (1,)  # none before the first epoch
         assert shortened(run, 300) is run
 
+    def test_a_shorter_schedule_is_named_once_and_a_pruned_model_goes_on_for_a_third(self) -> None:
+        runs = {run.folder.path.name: run.settings.train.epochs for run in trainings(parse(["--epochs", "20"]))}
+        assert runs["quadratic-seed-43-20-epochs"] == runs["learned-content-20-epochs"] == 20
+        assert runs["quadratic-attention-dropout-20-epochs"] == 20
+        assert runs["quadratic-generalized-pruned-6-epochs"] == 6
+
     def test_a_chunk_needs_time(self) -> None:
         with pytest.raises(ValueError, match=r"--minutes: must be above 0, got 0\.0"):
             main(["--minutes", "0"])
@@ -104,6 +111,14 @@ class TestChunks:
         (tmp_path / "never").touch()
         work(jobs, tmp_path, seconds=60.0, again=False)
         assert [state(job, tmp_path) for job in jobs] == ["failed", "done", "done"]
+
+    def test_a_script_that_does_not_end_lets_the_others_go_first(self, tmp_path: Path) -> None:
+        endless, quick = (replace(job, waits=job.name == "endless") for job in self.jobs(tmp_path)[1:])
+        for times in range(1, 4):
+            work([endless, quick], tmp_path, seconds=0.3, again=False)
+            assert (stops(endless, tmp_path), state(quick, tmp_path)) == (times, "to do")
+        work([endless, quick], tmp_path, seconds=10.0, again=False)
+        assert (stops(endless, tmp_path), state(quick, tmp_path)) == (4, "done")
 
     def test_failures_are_tried_again_when_asked(self, tmp_path: Path) -> None:
         job = Job("job", ("-c", ""), (tmp_path / "mended").is_file)
@@ -141,17 +156,17 @@ class TestExport:
 
     def test_parts_come_together_to_the_weights_in_half_precision(self, out: Path, tmp_path: Path) -> None:
         target = tmp_path / "exported"
-        export(out, target, weights_of=["one", "begun"], part_bytes=50_000)
+        export(out, target, weights_of=["runs/one", "runs/begun"], part_bytes=50_000)
         sizes = [path.stat().st_size for path in sorted(target.glob("one.*"))]
         assert len(sizes) > 1
         assert set(sizes[:-1]) == {50_000}
-        (whole,) = join(target)
-        wanted = load_file(out / "runs" / "one" / "checkpoints" / "last.safetensors")
-        found = load_file(whole)
-        assert {name: tensor.half() for name, tensor in wanted.items()}.keys() == found.keys()
+        again = tmp_path / "again"
+        assert join(target, again) == [again / "runs" / "one" / "checkpoints" / "last.safetensors"]
+        wanted, found = (load_file(RunFolder(folder / "runs" / "one").last_weights) for folder in (out, again))
+        assert wanted.keys() == found.keys()
         for name, tensor in wanted.items():
-            torch.testing.assert_close(found[name], tensor.half(), rtol=0, atol=0)
-        assert load(whole).classes == ("a",) * 10
+            torch.testing.assert_close(found[name], tensor.half().to(tensor.dtype), rtol=0, atol=0)
+        assert load(again / "runs" / "one").classes == ("a",) * 10
 
     def test_records_travel_and_checkpoints_do_not(self, out: Path, tmp_path: Path) -> None:
         export(out, tmp_path / "exported", weights_of=[])
@@ -162,29 +177,31 @@ class TestExport:
         kept = tmp_path / "recipes-kept" / "paper-32" / "9-epochs"
         kept.mkdir(parents=True)
         (tmp_path / "runs" / "one").rename(kept / "two")
-        export(out, tmp_path / "exported", weights_of=["../recipes-kept/paper-32/9-epochs/two"])
-        (whole,) = join(tmp_path / "exported")
-        assert whole.name == "9-epochs-two.safetensors"
+        export(out, tmp_path / "exported", weights_of=["recipes-kept/paper-32/9-epochs/two"])
+        assert (tmp_path / "exported" / "9-epochs-two.safetensors.part-00").is_file()
+        (whole,) = join(tmp_path / "exported", tmp_path / "again")
+        assert whole == RunFolder(tmp_path / "again" / "recipes-kept/paper-32/9-epochs/two").last_weights
         with tarfile.open(tmp_path / "exported" / "records.tar.gz") as tar:
             assert tar.getnames() == ["recipes-kept/paper-32/9-epochs/two/settings.json"]
 
     def test_what_an_earlier_export_left_is_gone(self, out: Path, tmp_path: Path) -> None:
-        export(out, tmp_path / "exported", weights_of=["one"], part_bytes=10_000)
+        export(out, tmp_path / "exported", weights_of=["runs/one"], part_bytes=10_000)
         many = len(list((tmp_path / "exported").glob("*.part-*")))
-        export(out, tmp_path / "exported", weights_of=["one"])
+        export(out, tmp_path / "exported", weights_of=["runs/one"])
         assert len(list((tmp_path / "exported").glob("*.part-*"))) == 1 < many
 
     def test_parts_that_are_missing_or_damaged_are_refused(self, out: Path, tmp_path: Path) -> None:
         target = tmp_path / "exported"
-        export(out, target, weights_of=["one"], part_bytes=50_000)
+        export(out, target, weights_of=["runs/one"], part_bytes=50_000)
         part = target / "one.safetensors.part-01"
         content = part.read_bytes()
         part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(ValueError, match=r"must hold one\.safetensors as it was exported, got other bytes"):
-            join(target)
+            join(target, tmp_path / "again")
         part.unlink()
         with pytest.raises(ValueError, match=r"all parts of one\.safetensors, got none of one\.safetensors\.part-01"):
-            join(target)
+            join(target, tmp_path / "again")
+        assert not (tmp_path / "again").exists()
 
     def test_a_part_holds_something(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"part_bytes: must be at least 1, got 0"):

@@ -12,6 +12,7 @@ import torch
 from attnconv import report
 from attnconv.analysis import pruning
 from attnconv.cli import main
+from attnconv.cli import reproduce_command as command
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.training import fit as fitting
@@ -121,6 +122,17 @@ def test_every_model_that_is_to_be_trained_is_timed_once(
     assert asked == ["quadratic-tiny", "learned-tiny"]
     assert "4 of 6 runs to train, on digits. About 8.0 h on this machine" in out
     assert out.count("2.0 h") == 6
+    assert not (finished / "runs" / "learned").exists()
+
+
+def test_runs_of_any_settings_are_drawn_and_their_differences_said(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pages(monkeypatch)
+    monkeypatch.setattr(command, "settings_at", KEPT)
+    status, out, _ = call(capsys, "reproduce", "--draw", "--only", "learned", "--out", str(finished))
+    assert status == 0
+    assert "quadratic, quadratic-seed-43: --data.limit 50 in place of None, --epochs 2 in place of 5." in out
     assert not (finished / "runs" / "learned").exists()
 
 

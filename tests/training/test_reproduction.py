@@ -7,7 +7,8 @@ from attnconv.models.counts import flops_all
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.paper_models import PAPER_MODELS, paper_model
 from attnconv.training.recipes import recipe
-from attnconv.training.reproduction import DROPPED, PRUNED, RUNS, SOURCE, plan_runs, settings_at
+from attnconv.training.reproduction import DROPPED, PRUNED, RUNS, SOURCE, plan_runs, runs_in, settings_at
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import problems
 
 
@@ -42,6 +43,22 @@ def test_seeds_have_folders_of_their_own(tmp_path: Path) -> None:
     assert {run.settings.data.root for run in runs} == {"elsewhere"}
     assert {run.state for run in runs} == {"new"}
     assert all(run.settings.train.test_curve for run in runs)
+
+
+def test_runs_are_found_by_their_names_and_of_a_seed_the_longest(tmp_path: Path) -> None:
+    names = ("quadratic", "quadratic-seed-44", "quadratic-seed-43-20-epochs", "quadratic-20-epochs", "other")
+    for name in (*names, "learned-content-100-epochs", "quadratic-generalized-pruned-seed-43"):
+        epochs = 20 if "-20-" in name else 100
+        settings = settings_at("tiny", "quadratic")
+        folder = RunFolder(tmp_path / "runs" / name)
+        folder.begin(replace(settings, train=replace(settings.train, epochs=epochs)), {})
+    (tmp_path / "runs" / "learned").mkdir()  # not begun
+    (tmp_path / "runs" / "quadratic-generalized-pruned-start.safetensors").touch()
+    assert {name: [run.path.name for run in several] for name, several in runs_in(tmp_path).items() if several} == {
+        "quadratic": ["quadratic", "quadratic-seed-43-20-epochs", "quadratic-seed-44"],
+        PRUNED: ["quadratic-generalized-pruned-seed-43"],
+        "learned-content": ["learned-content-100-epochs"],
+    }
 
 
 def test_the_pruned_model_brings_its_source(tmp_path: Path) -> None:

@@ -3,8 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from attnconv.analysis import pruning
+from attnconv.cli.reproduce_command import run as reproduce
 from attnconv.models.load import load
+from attnconv.training.environment import COMMIT
 from attnconv.training.run_folder import RunFolder
+from benchmarks.keep_reproduction import Settings as KeepSettings
+from benchmarks.keep_reproduction import main as keep
 from benchmarks.paper_on_gpu import DONE, FAILED, MORE, main
 
 
@@ -18,8 +25,7 @@ def test_digits_for_an_epoch_killed_and_resumed(tmp_path: Path) -> None:
     log = (tmp_path / "out" / "logs" / "resnet18-1-epochs.log").stat().st_size
     assert main([*words, "--minutes", "5"]) == DONE  # and nothing is trained
     assert (tmp_path / "out" / "logs" / "resnet18-1-epochs.log").stat().st_size == log
-    assert main(["--join", str(tmp_path / "exported")]) == DONE
-    assert load(tmp_path / "exported" / "resnet18-1-epochs.safetensors").settings == folder.settings().model
+    assert not list((tmp_path / "exported").glob("*.part-*"))  # no weights were asked for
 
 
 def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path) -> None:
@@ -39,9 +45,35 @@ def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path
     assert chosen == {"paper", best["candidate"]}
     recast = json.loads((out / "recast-resnet" / "results.json").read_text(encoding="utf-8"))
     assert recast["equality"]["cnn"] == recast["equality"]["attention"]
-    assert main(["--join", str(exported)]) == DONE
-    weights = load(exported / f"1-epochs-resnet18-{best['candidate']}-seed-42.safetensors")
-    assert weights.settings == RunFolder(out / "runs" / "resnet18-1-epochs").settings().model
+    name = f"resnet18-{best['candidate']}-seed-42"
+    assert main([*words, "--weights", name]) == DONE
+    assert main(["--join", str(exported), "--out", str(tmp_path / "joined")]) == DONE
+    (run,) = (tmp_path / "joined").glob(f"recipes-kept/*/1-epochs/{name}")
+    assert load(run).settings == RunFolder(out / "runs" / "resnet18-1-epochs").settings().model
+
+
+def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other settings than the plan's: another precision, fewer epochs."""
+    monkeypatch.setenv(COMMIT, "abc")
+    out, exported, joined, kept = (tmp_path / name for name in ("out", "exported", "joined", "kept"))
+    names = ["quadratic-1-epochs", "quadratic-generalized-1-epochs", "quadratic-generalized-pruned"]
+    words = ["--scale", "tiny", "--epochs", "1", "--precision", "bf16", "--seeds", "2", "--out", str(out)]
+    assert main([*words, "--only", *names[:2], "--minutes", "9"]) == DONE
+    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: (0,))
+    assert main([*words, "--job", names[2]]) == DONE
+    words += ["--only", "quadratic-seed", "--export", str(exported), "--minutes", "9", "--weights", *names]
+    assert main(words) == DONE
+    assert main(["--join", str(exported), "--out", str(joined)]) == DONE
+    assert reproduce(["--draw", "--scale", "tiny", "--out", str(joined)]) == 0
+    observations = json.loads((joined / "tables" / "observations.json").read_text(encoding="utf-8"))
+    rows = {row["observation"]: row for row in observations["rows"]}
+    assert list(rows["dip after pruning"]["seeds"]) == ["42"]
+    text = (joined / "README.md").read_text(encoding="utf-8")
+    assert "quadratic-generalized-1-epochs: --epochs 1 in place of 5, --precision bf16 in place of 32." in text
+    keep(KeepSettings(joined, kept))
+    assert (kept / "runs" / names[0] / "weights.safetensors").is_file()
+    assert not (kept / "runs" / "quadratic-seed-43-1-epochs" / "weights.safetensors").exists()
+    assert RunFolder(kept / "runs" / "quadratic-seed-43-1-epochs").result() is not None
 
 
 def test_a_job_that_cannot_run_is_said(tmp_path: Path) -> None:

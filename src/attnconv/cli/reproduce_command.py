@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._errors import bad
@@ -11,14 +11,14 @@ from attnconv.cli.parsing import parse
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.training.processes import await_result, is_first_process
 from attnconv.training.reproduction import (
-    EXTRA_RUNS,
     PRUNED,
-    RUNS,
     SOURCE,
     PlannedRun,
     ScaleName,
     folder_name,
     plan_runs,
+    runs_in,
+    settings_at,
 )
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import SettingsError
@@ -61,6 +61,9 @@ class Reproduce:
     time: bool = False
     """Only print what would be trained and how long that takes on this machine: every model is trained for some
     seconds. The pruned one is timed with all its heads."""
+    draw: bool = False
+    """Train nothing: write figures and tables of the runs that are in the folder, and say where they were trained in
+    other ways than this scale's."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -84,6 +87,9 @@ def run(words: Sequence[str]) -> int:
     if arguments.time and arguments.devices * arguments.nodes > 1:
         got = f"--devices {arguments.devices} --nodes {arguments.nodes}"
         raise SettingsError([bad("--time", "must go with one process, which is what it times", got)])
+    if arguments.draw:
+        _write(arguments, out, _departures(out, arguments.scale))
+        return 0
     if is_first_process():
         _print_plan(runs, _timed(runs) if arguments.time else {})
     if arguments.plan or arguments.time:
@@ -93,16 +99,38 @@ def run(words: Sequence[str]) -> int:
     for planned in runs:
         words_about = _train(planned, out)
         (failures if words_about.startswith("Failed") else notes).append(words_about)
-    if not is_first_process():
-        return 1 if failures else 0
+    if is_first_process():
+        _write(arguments, out, [note for note in (*notes, *failures) if note])
+    return 1 if failures else 0
+
+
+def _write(arguments: Reproduce, out: Path, said: list[str]) -> None:
+    """Figures and tables of all runs in the folder, those of earlier calls too."""
     from attnconv.report import write_paper
 
-    said = [note for note in (*notes, *failures) if note]
+    runs = {name: [run.path for run in several] for name, several in runs_in(out).items()}
     if arguments.scale != "paper":
-        said.insert(0, f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.")
-    page = write_paper(_runs_in(out), out, command=_command(arguments, out), notes=said)
+        said = [f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.", *said]
+    page = write_paper(runs, out, command=_command(arguments, out), notes=said)
     print("\n".join([*said, f"Figures and tables: {page}"]))
-    return 1 if failures else 0
+
+
+def _departures(out: Path, scale: ScaleName) -> list[str]:
+    """How the runs in the folder were trained otherwise than a scale's: a sentence for all that differ alike."""
+    from attnconv.training.checks import differences
+
+    alike: dict[str, list[str]] = {}
+    for name, several in runs_in(out).items():
+        planned = settings_at(scale, name)
+        for run in several:
+            train = replace(planned.train, seed=run.settings().train.seed, test_curve=True, tensorboard=False)
+            made = replace(run.settings(), model=planned.model)  # of a pruned one no two are alike
+            changed = differences(
+                replace(planned, train=train), replace(made, train=replace(made.train, tensorboard=False))
+            )
+            words = ", ".join(f"{flag} {now} in place of {before}" for flag, before, now in changed)
+            alike.setdefault(words, []).append(run.path.name)
+    return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]
 
 
 def _command(arguments: Reproduce, out: Path) -> str:
@@ -208,13 +236,3 @@ def _train(planned: PlannedRun, out: Path) -> str:
     else:
         await_result(folder)  # the next run may begin with it
     return said
-
-
-def _runs_in(out: Path) -> dict[str, list[Path]]:
-    """Model -> its run folders in a reproduction, first seed first; those of earlier calls too."""
-    found = {}
-    for name in (*RUNS, *EXTRA_RUNS):
-        several = [path for path in (out / "runs").glob(f"{name}-seed-*") if path.is_dir()]  # starts lie beside
-        several.sort(key=lambda path: int(path.name.rpartition("-")[2]))
-        found[name] = [path for path in (out / "runs" / name, *several) if (path / "settings.json").is_file()]
-    return found

@@ -1,6 +1,7 @@
 """What a run ran on, as plain values: versions, commit, device, command. A number without these is an anecdote."""
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 import attnconv
+
+COMMIT = "ATTNCONV_COMMIT"
+"""Environment variable that names the commit where sources were copied without their history."""
 
 
 def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        "commit": source_commit(Path(attnconv.__file__).parent),
+        "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get(COMMIT),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}",

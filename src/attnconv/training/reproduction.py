@@ -13,6 +13,7 @@ The paper's code drops attention probabilities with rate 0.1, the presets do not
 is trained where it is asked for by name.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ TINY_EPOCHS = 5
 # then has (a test counts both).
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
+
+_FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 
 
 @final
@@ -139,6 +142,26 @@ def folder_name(name: str, seed: int) -> str:
         ('learned', 'learned-seed-43')
     """
     return name if seed == FIRST_SEED else f"{name}-seed-{seed}"
+
+
+def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
+    """Model -> its runs in a reproduction, first seed first: one for each seed, that of the most epochs.
+
+    Args:
+        out: Folder of the reproduction. A run's folder is called as `folder_name` does, and may end in `-20-epochs`.
+    """
+    found: dict[str, list[RunFolder]] = {name: [] for name in (*RUNS, *EXTRA_RUNS)}
+    seeds: dict[tuple[str, int], tuple[int, RunFolder]] = {}
+    for path in sorted((Path(out) / "runs").glob("*/")):
+        matched = _FOLDER.fullmatch(path.name)
+        if matched is None or matched["name"] not in found or not (run := RunFolder(path)).exists():
+            continue
+        key, epochs = (matched["name"], int(matched["seed"] or FIRST_SEED)), run.settings().train.epochs
+        if key not in seeds or epochs > seeds[key][0]:
+            seeds[key] = epochs, run
+    for (name, _), (_, run) in sorted(seeds.items()):
+        found[name].append(run)
+    return found
 
 
 def settings_at(scale: ScaleName, name: str) -> RunSettings:
