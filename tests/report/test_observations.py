@@ -94,7 +94,7 @@ class TestQuestions:
 class TestVerdicts:
     def test_seeds_that_disagree_cannot_say(self) -> None:
         assert vote([True, True, True]) == "holds"
-        assert vote([False, False]) == "does not hold"
+        assert vote([False, False]) == "not seen"
         assert vote([True, False]) == vote([True, None]) == vote([]) == "cannot be said"
 
     def test_a_gain_is_judged_by_its_interval(self) -> None:
@@ -119,9 +119,9 @@ class TestHeads:
     def test_heads_that_all_look_alike_overlap(self, tmp_path: Path) -> None:
         run = hard(make_run(tmp_path / "run", NINE), lambda layer: [(1.0 - layer, 1.0 - layer)] * 9)
         found = answers({"quadratic": [run]})
-        assert found["overlap: 9 heads"].verdict == "does not hold"
-        assert found["coverage: 9 heads"].verdict == "does not hold"
-        assert found["centres: 9 heads"].verdict == "does not hold"  # the second layer looks at the query itself
+        assert found["overlap: 9 heads"].verdict == "not seen"
+        assert found["coverage: 9 heads"].verdict == "not seen"
+        assert found["centres: 9 heads"].verdict == "not seen"  # the second layer looks at the query itself
 
     def test_a_layer_of_kernels_covers_them(self, tmp_path: Path) -> None:
         run = hard(make_run(tmp_path / "run", NINE), lambda layer: KERNEL)
@@ -131,7 +131,7 @@ class TestHeads:
 
     def test_flat_heads_hold_no_shift(self, tmp_path: Path) -> None:
         run = hard(make_run(tmp_path / "run", NINE), lambda layer: KERNEL, spread=0.01)
-        assert answers({"quadratic": [run]})["fixed shifts: quadratic"].verdict == "does not hold"
+        assert answers({"quadratic": [run]})["fixed shifts: quadratic"].verdict == "not seen"
 
     def test_layers_that_there_are_not_cannot_be_judged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paper_figures, "IMAGES", 4)
@@ -140,7 +140,7 @@ class TestHeads:
         assert found["fixed shifts: learned + content"].verdict == "cannot be said"  # layers 2 and 3 of two
         assert all(0 <= share <= 1 for share in found["content"].found[42].layers)
 
-    @pytest.mark.parametrize(("axis", "verdict"), [(1, "holds"), (0, "does not hold")])
+    @pytest.mark.parametrize(("axis", "verdict"), [(1, "holds"), (0, "not seen")])
     def test_scores_that_are_even_along_an_axis_are_symmetric(self, tmp_path: Path, axis: int, verdict: str) -> None:
         def even(layer: SelfAttention, number: int) -> None:
             for name, table in layer.encoding.named_parameters():
@@ -194,8 +194,8 @@ class TestAccuracies:
     def test_a_loss_that_stays_is_no_recovery(self, pruned: dict[str, list[RunFolder]]) -> None:
         scored(pruned[PRUNED][0], start=0.8, last=0.79)
         found = answers(pruned)
-        assert found["recovery after pruning"].verdict == "does not hold"
-        assert found["dip after pruning"].verdict == "does not hold"  # nothing was lost at first
+        assert found["recovery after pruning"].verdict == "not seen"
+        assert found["dip after pruning"].verdict == "not seen"  # nothing was lost at first
 
     def test_a_start_that_nobody_measured_is_told(self, pruned: dict[str, list[RunFolder]]) -> None:
         result = dict(pruned[PRUNED][0].result() or {})

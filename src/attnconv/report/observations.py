@@ -1,6 +1,6 @@
 """The paper's observations answered: each question of `QUESTIONS` seed by seed, and whether it holds.
 
-    votes      it holds where every seed meets the criterion and does not hold where none does
+    votes      it holds where every seed meets the criterion and is not seen where none does
     no gain    with d the mean difference over seeds and e half the width of its 95 % interval (Student's t):
                it holds where d + e is below `MARGIN`, else it does not hold where d - e is above 0
 
@@ -20,7 +20,7 @@ from attnconv.analysis.layer_trends import LEVEL
 from attnconv.report.observed import Found, MeasuredRun
 from attnconv.report.questions import MARGIN, QUESTIONS, Question
 
-Verdict: TypeAlias = Literal["holds", "does not hold", "cannot be said"]
+Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
 
 
 @final
@@ -56,11 +56,11 @@ def vote(meets: Sequence[bool | None]) -> Verdict:
 
     Example:
         >>> vote([True, True]), vote([False]), vote([True, False]), vote([])
-        ('holds', 'does not hold', 'cannot be said', 'cannot be said')
+        ('holds', 'not seen', 'cannot be said', 'cannot be said')
     """
     if not meets or None in meets or len(set(meets)) > 1:
         return "cannot be said"
-    return "holds" if meets[0] else "does not hold"
+    return "holds" if meets[0] else "not seen"
 
 
 def no_gain(differences: Sequence[float]) -> Verdict:
