@@ -1,6 +1,6 @@
 """The recipes that `benchmarks.recipes` compares: changes of settings, each with a word why; free of torch.
 
-Of both networks the same number is tried: the paper's recipe; another to start from; and changes of that, one at a
+Of all networks the same number is tried: the paper's recipe; another to start from; and changes of that, one at a
 time. `short` is for few epochs, in which every network here underfits; `long` is for the full models over hundreds,
 where it overfits. Nothing changes how attention is defined: what belongs to a recipe of the model is where its norms
 stand, its dropout and where heads begin.
@@ -17,8 +17,12 @@ from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.reproduction import ScaleName, settings_at
 from attnconv.training.settings import RunSettings
 
-NetworkName = Literal["quadratic", "resnet18"]
+NetworkName = Literal[
+    "quadratic", "resnet18", "quadratic-generalized", "learned", "quadratic-16-heads", "learned-content"
+]
 NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
+FIRST: tuple[NetworkName, ...] = ("quadratic", "resnet18")
+"""What is compared where nothing else is asked for: attention and convolutions of as many operations."""
 Changes = Mapping[str, Mapping[str, Any]]
 
 # What a recipe of the library says of the attention model beside its sizes; the residual network has nothing such.
@@ -89,16 +93,19 @@ def _rate(value: float) -> Changes:
 _MODERN = Candidate("modern", "modern", {}, "the library's for small presets")
 _MILD = ("mild", {"augment": {"padding": 2}}, "few epochs hardly overfit: smaller shifts")
 _NEAR = ("near", {"model": {"centres": "near"}}, "heads begin as a 3 x 3 kernel, narrow")
+_EVEN = ("even", {"optim": {"position_rate": 1.0}}, "positions learn at the rate of the weights")
 _DECAY = ("decay", {"optim": {"weight_decay": 1e-3}}, "twice the weight decay")
 
+_RATES = ("fast", _rate(4e-3), "twice the rate: few steps"), ("slow", _rate(1e-3), "half the rate")
+_GAUSSIANS = _varied(_MODERN, *_RATES, _MILD, _NEAR)
+_TABLES = _varied(_MODERN, *_RATES, _MILD, _EVEN)
+
 SHORT: Mapping[NetworkName, Candidates] = {
-    "quadratic": _varied(
-        _MODERN,
-        ("fast", _rate(4e-3), "twice the rate: few steps"),
-        ("slow", _rate(1e-3), "half the rate"),
-        _MILD,
-        _NEAR,
-    ),
+    "quadratic": _GAUSSIANS,
+    "quadratic-generalized": _GAUSSIANS,
+    "quadratic-16-heads": _GAUSSIANS,
+    "learned": _TABLES,
+    "learned-content": _TABLES,
     "resnet18": _varied(
         _MODERN,
         ("fast", _rate(0.2), "twice the rate: few steps"),
@@ -113,14 +120,19 @@ _MIX = ("mix", {"augment": {"cutmix": 1.0}}, "CutMix on top: many epochs overfit
 _CUTOUT = ("cutout", {"augment": {"cutout": 16, "jitter": 0.0}}, "a larger square cut out, colours left alone")
 _LONG_MODEL: Changes = {"model": {"dropout": 0.1, "mlp_width": 504}, **_rate(1e-3)}
 
+_LONG_ATTENTION = Candidate(
+    "long", "modern", merged(_STRONG, _LONG_MODEL), "modern, slower, with dropout and stronger changes"
+)
+_LONG_COMMON = ("fast", _rate(2e-3), "twice the rate"), _MIX, _CUTOUT
+_LONG_GAUSSIANS = _varied(_LONG_ATTENTION, *_LONG_COMMON, _NEAR)
+_LONG_TABLES = _varied(_LONG_ATTENTION, *_LONG_COMMON, _EVEN)
+
 LONG: Mapping[NetworkName, Candidates] = {
-    "quadratic": _varied(
-        Candidate("long", "modern", merged(_STRONG, _LONG_MODEL), "modern, slower, with dropout and stronger changes"),
-        ("fast", _rate(2e-3), "twice the rate"),
-        _MIX,
-        _CUTOUT,
-        _NEAR,
-    ),
+    "quadratic": _LONG_GAUSSIANS,
+    "quadratic-generalized": _LONG_GAUSSIANS,
+    "quadratic-16-heads": _LONG_GAUSSIANS,
+    "learned": _LONG_TABLES,
+    "learned-content": _LONG_TABLES,
     "resnet18": _varied(
         Candidate("long", "modern", _STRONG, "modern with stronger changes"),
         ("fast", _rate(0.2), "twice the rate"),
@@ -136,7 +148,7 @@ def candidates(scale: ScaleName, network: NetworkName) -> Candidates:
 
     Example:
         >>> [len(candidates("mini", network).all) for network in NETWORKS]
-        [6, 6]
+        [6, 6, 6, 6, 6, 6]
     """
     return (LONG if scale == "paper" else SHORT)[network]
 
@@ -173,7 +185,7 @@ def settings_of(scale: ScaleName, network: NetworkName, candidate: Candidate) ->
         True
     """
     planned, base = settings_at(scale, network), recipe(network, candidate.base)
-    changes = merged({"model": _MODEL[candidate.base]} if network == "quadratic" else {}, candidate.changes)
+    changes = merged({"model": _MODEL[candidate.base]} if network != "resnet18" else {}, candidate.changes)
     model = replace(planned.model, **changes.pop("model", {}))
     groups = {"augment": base.augment, "optim": base.optim, "schedule": base.schedule}
     changed: Any = {name: replace(group, **changes.pop(name, {})) for name, group in groups.items()}  # type: ignore[type-var]

@@ -14,7 +14,7 @@ A search over fewer epochs than the final runs favours what learns fast and chan
 
 Each training is a run folder: after a kill it goes on after its last complete epoch, and finished ones are kept.
 Networks may be trained by two calls at once (`--networks quadratic`, `--networks resnet18`); a third then writes the
-table of both.
+table of both. The paper's other models have candidates too: `--networks quadratic-generalized learned`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from attnconv.training.settings import RunSettings
 from benchmarks.common import device_of, spread, write_results
 from benchmarks.keep_reproduction import KEPT_WEIGHTS, copy
 from benchmarks.recipe_candidates import (
-    NETWORKS,
+    FIRST,
     Candidate,
     NetworkName,
     candidates,
@@ -64,7 +64,7 @@ class Settings:
     """Folder of all runs."""
     paper_runs: Path | None = None
     """Run folders of `attnconv reproduce`: finished ones of the same settings are taken for the paper's recipe."""
-    networks: tuple[NetworkName, ...] = NETWORKS
+    networks: tuple[NetworkName, ...] = FIRST
     """Which networks."""
     search_epochs: int | None = None
     """Epochs of each candidate; None for 1, 3, 5, 60 at scale tiny, mini, small, paper, or --epochs if less."""
