@@ -20,7 +20,7 @@ are copied without their history, the variable ATTNCONV_COMMIT names the commit.
 What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
 
     attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
-    python -m benchmarks.paper_on_gpu --export exported --weights quadratic      # there: records, and these weights
+    python -m benchmarks.paper_on_gpu --export exported --weights quadratic --minutes 0.1  # there: with these weights
     python -m benchmarks.paper_on_gpu --join exported --out reproduction/paper   # here
     python -m benchmarks.keep_reproduction --reproduction reproduction/paper --out results/paper
 
