@@ -20,7 +20,7 @@ are copied without their history, the variable ATTNCONV_COMMIT names the commit.
 What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
 
     attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
-    python -m benchmarks.paper_on_gpu --export exported --weights quadratic --minutes 0.1  # there: with these weights
+    python -m benchmarks.paper_on_gpu --export exported --weights quadratic --minutes 0    # there: with these weights
     python -m benchmarks.paper_on_gpu --join exported --out reproduction/paper   # here
     python -m benchmarks.keep_reproduction --reproduction reproduction/paper --out results/paper
 
@@ -85,8 +85,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.script:
         run_script(arguments)
         return DONE
-    if arguments.minutes <= 0:
-        raise ValueError(bad("--minutes", "must be above 0", arguments.minutes))
+    if arguments.minutes < 0:
+        raise ValueError(bad("--minutes", "must be at least 0", arguments.minutes))
     jobs = plan(arguments)
     for job in jobs:
         print(f"{job.name}: {state(job, arguments.out)}")
@@ -121,7 +121,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("reproduction/paper"), help="folder of runs and logs, on a local disk")
     add("--export", type=Path, help="folder for records and half-precision weights, written anew after each chunk")
     add("--data-root", default="data", help="folder that holds CIFAR-10")
-    add("--minutes", type=float, default=9.0, help="how long a call may train; the export comes after it")
+    add(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="how long a call may train, 0 for not at all; the export comes after it",
+    )
     add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as of attnconv reproduce")
     add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the scripts")
     add("--other-seeds", type=int, default=1, help="runs of the other models")

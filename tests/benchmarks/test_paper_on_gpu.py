@@ -22,7 +22,7 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from benchmarks.paper_export import export, join
-from benchmarks.paper_on_gpu import Job, main, parse, plan, shortened, state, stops, trainings, work
+from benchmarks.paper_on_gpu import MORE, Job, main, parse, plan, shortened, state, stops, trainings, work
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,9 +87,11 @@ class TestPlan:
         assert runs["quadratic-attention-dropout-20-epochs"] == 20
         assert runs["quadratic-generalized-pruned-6-epochs"] == 6
 
-    def test_a_chunk_needs_time(self) -> None:
-        with pytest.raises(ValueError, match=r"--minutes: must be above 0, got 0\.0"):
-            main(["--minutes", "0"])
+    def test_a_chunk_of_no_time_trains_nothing(self, tmp_path: Path) -> None:
+        assert main(["--scale", "tiny", "--minutes", "0", "--out", str(tmp_path)]) == MORE
+        assert not (tmp_path / "runs").exists()
+        with pytest.raises(ValueError, match=r"--minutes: must be at least 0, got -1\.0"):
+            main(["--minutes", "-1"])
 
 
 class TestChunks:
