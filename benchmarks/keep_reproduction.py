@@ -55,15 +55,21 @@ def keep(settings: Settings) -> list[Path]:
     written: list[Path] = []
     for run in finished(made, "--reproduction"):
         target = RunFolder(out / "runs" / run.path.name)
-        if target.exists() and target.record()["started"] != run.record()["started"]:
+        kept, again = target.path / KEPT_WEIGHTS, target.exists() and started(target) != started(run)
+        if again:
             append_line(out / REPEATS, difference(target, run))
-        written += copy(run, target, run.last_weights, target.path / KEPT_WEIGHTS, torch.float16)
+        written += copy(run, target, run.last_weights, kept, torch.float16, anew=again or not kept.is_file())
     for path in [*sorted(made.glob("figures/*.png")), *sorted(made.glob("tables/*"))]:
         target_file = out / path.relative_to(made)
         target_file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target_file)
         written.append(target_file)
     return written
+
+
+def started(run: RunFolder) -> str:
+    """When the training began, which no other did."""
+    return str(run.record()["started"])
 
 
 def difference(first: RunFolder, second: RunFolder) -> dict[str, Any]:
@@ -98,14 +104,16 @@ def finished(folder: Path, name: str) -> list[RunFolder]:
     return runs
 
 
-def copy(run: RunFolder, target: RunFolder, weights: Path, new_weights: Path, dtype: torch.dtype) -> list[Path]:
-    """A run's records and, where they are there, weights; the files that were written.
+def copy(
+    run: RunFolder, target: RunFolder, weights: Path, new_weights: Path, dtype: torch.dtype, *, anew: bool = True
+) -> list[Path]:
+    """A run's records and, where they are there and wanted anew, weights; the files that were written.
 
     The record that marks the run as finished is written last.
     """
     target.path.mkdir(parents=True, exist_ok=True)
     written = []
-    if weights.is_file():
+    if anew and weights.is_file():
         new_weights.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(new_weights, in_precision(weights, dtype))
         written.append(new_weights)
