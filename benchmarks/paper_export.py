@@ -21,7 +21,7 @@ import torch
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.models.build import build
-from attnconv.models.checkpoint import read_checkpoint, restore, save_weights
+from attnconv.models.checkpoint import read_checkpoint, restore, weights_bytes
 from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000
@@ -84,18 +84,14 @@ def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
     checkpoint = read_checkpoint(weights)
     model = build(checkpoint.settings)
     restore(model, checkpoint)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / weights.name
-        save_weights(
-            file,
-            model.to(dtype),
-            checkpoint.settings,
-            classes=checkpoint.classes,
-            mean=checkpoint.mean,
-            std=checkpoint.std,
-            extra=checkpoint.extra,
-        )
-        return file.read_bytes()
+    return weights_bytes(
+        model.to(dtype),
+        checkpoint.settings,
+        classes=checkpoint.classes,
+        mean=checkpoint.mean,
+        std=checkpoint.std,
+        extra=checkpoint.extra,
+    )
 
 
 def join(folder: Path, out: Path) -> list[Path]:

@@ -3,8 +3,8 @@
     python -m benchmarks.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
 
 Call it again until it says that all is done: it then ends with 0; 3 means that there is more, 1 that a job failed. Each
-job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after its
-last complete epoch, the others after their last complete part. A chunk must hold at least one of them. In this order:
+job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after the
+epoch that it last wrote, the others after their last complete part. A chunk must hold one of them. In this order:
 
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
     fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
@@ -53,6 +53,7 @@ NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
 CONTENT = "learned-content"
 DONE, FAILED, MORE = 0, 1, 3
 LEAST_SECONDS = 5.0  # with less time left no job is begun
+CHECKPOINT_EVERY = 5  # epochs of a long training, some seconds each
 PATIENCE = 3  # stops after which a script lets the jobs behind it go first
 
 
@@ -205,8 +206,9 @@ def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
 
 
 def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
-    """A run with another precision, or compiled."""
-    train = replace(run.settings.train, compile=compiled, tensorboard=False)
+    """A run with another precision, or compiled; a long one is not written after every epoch."""
+    every = CHECKPOINT_EVERY if run.settings.train.epochs >= 100 else 1
+    train = replace(run.settings.train, compile=compiled, tensorboard=False, checkpoint_every=every)
     if precision is not None:
         train = replace(train, precision=precision)  # type: ignore[arg-type]  # argparse has checked it
     return replace(run, settings=replace(run.settings, train=train))

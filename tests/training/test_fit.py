@@ -1,13 +1,16 @@
 """Small trainings from beginning to end: what they leave, how they resume, what they refuse."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 
+from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.load import load
 from attnconv.training.fit import complete_epochs, fit
 from attnconv.training.recorder import DivergedError
@@ -73,6 +76,37 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
     plain = [{k: v for k, v in line.items() if k != "seconds"} for line in resumed.metrics()]
     assert plain == [{k: v for k, v in line.items() if k != "seconds"} for line in whole.metrics()]
     assert resumed.heads() == whole.heads()
+
+
+def test_a_run_that_is_written_every_second_epoch_is_the_same_run(whole: RunFolder, tmp_path: Path) -> None:
+    """Cut after one epoch it has nothing, after two what is written of both; how often may change when it goes on."""
+
+    class CutError(RuntimeError):
+        pass
+
+    def cut_at(epoch: int) -> Callable[..., None]:
+        def cut(self: object, trainer: Trainer, module: object) -> None:
+            if trainer.current_epoch == epoch:
+                raise CutError
+
+        return cut
+
+    folder = RunFolder(tmp_path / "rare")
+    for epoch, written in ((1, []), (2, [1, 2])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("attnconv.training.recorder.Recorder.on_train_epoch_start", cut_at(epoch), raising=False)
+            with pytest.raises(CutError):
+                fit(tiny(epochs=3, checkpoint_every=2), folder.path, resume=True, progress=False)
+        assert [line["epoch"] for line in folder.metrics() if line["split"] == "train"] == written
+        assert folder.last_weights.is_file() == folder.state_file.is_file() == bool(written)
+    fit(tiny(epochs=3, checkpoint_every=1), folder.path, resume=True, progress=False)
+    through = fit(tiny(epochs=3, checkpoint_every=5), tmp_path / "once", progress=False)
+    for run in (folder, through):
+        assert same_weights(whole, run)
+        assert load_file(run.best_weights).keys() == load_file(whole.best_weights).keys()
+        assert read_checkpoint(run.best_weights).extra == read_checkpoint(whole.best_weights).extra
+        assert run.heads() == whole.heads()
+        assert [line["loss"] for line in run.metrics()] == [line["loss"] for line in whole.metrics()]
 
 
 def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole: RunFolder, tmp_path: Path) -> None:

@@ -92,6 +92,22 @@ def save_weights(
         TypeError: if `extra` is not made of plain JSON values.
         OSError: if the file cannot be written.
     """
+    content = weights_bytes(model, settings, classes=classes, mean=mean, std=std, extra=extra)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+
+
+def weights_bytes(
+    model: nn.Module,
+    settings: ModelSettings,
+    *,
+    classes: tuple[str, ...] = (),
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What `save_weights` writes, for a later moment."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     check_tensors(tensors, settings, argument="model")
     _refuse_nonfinite(tensors, argument="model", origin="")
@@ -105,9 +121,7 @@ def save_weights(
         "attnconv_version": attnconv.__version__,
         "extra": _as_json(extra),
     }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    return safetensors.torch.save(tensors, metadata)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

@@ -16,8 +16,8 @@ from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, RunSettings, SettingsError
 
-# Moving the data, or fetching it, changes nothing about a run.
-_FREE = (("data", "root"), ("data", "cache"), ("data", "download"))
+# Moving the data, or fetching it, changes nothing about a run, nor does how often it is written.
+_FREE = (("data", "root"), ("data", "cache"), ("data", "download"), ("train", "checkpoint_every"))
 
 
 def machine_problems(settings: RunSettings) -> list[str]:
@@ -137,7 +137,7 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
-    """Settings in which two runs differ, as (flag, before, now). Where the data lie is no difference.
+    """Settings in which two runs differ, as (flag, before, now), but for what changes nothing about a run.
 
     Example:
         >>> from dataclasses import replace

@@ -1,8 +1,8 @@
 """What is kept of a run while it trains: a Lightning callback that writes the run folder.
 
-After every epoch, in this order: lines of metrics and heads, weights, and last the trainer's state. The state is what
-makes an epoch count. A kill before it is written leaves the state of the epoch before; whatever was already written of
-the lost epoch is dropped when the run is resumed, and the epoch is computed again, with the same bits.
+After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the trainer's state. The
+state is what makes an epoch count. A kill before it is written leaves the one before; whatever was already written of
+lost epochs is dropped when the run is resumed, and they are computed again, with the same bits.
 """
 
 import time
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, final
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from attnconv._atomic import write_atomically
 from attnconv._errors import bad
-from attnconv.models.checkpoint import save_weights
+from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluate import Score
 from attnconv.training.heads import head_record
 from attnconv.training.module import TrainingModule
 from attnconv.training.progress import Watcher
-from attnconv.training.run_folder import MetricsLine, RunFolder, append_line
+from attnconv.training.run_folder import HeadsLine, MetricsLine, RunFolder, append_line
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -51,6 +52,8 @@ class Recorder(Checkpoint):
         self.seconds = 0.0
         self._clock = 0.0
         self._board: "SummaryWriter | None" = None
+        self._waiting: list[tuple[list[MetricsLine], HeadsLine]] = []
+        self._best_weights: bytes | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What the trainer's state keeps of this callback, in plain values."""
@@ -100,10 +103,16 @@ class Recorder(Checkpoint):
         improved = "validation" in scores and scores["validation"].accuracy >= self.best[1]
         if improved:
             self.best = (epoch, scores["validation"].accuracy)
+        due = _due(epoch, module)
         if trainer.is_global_zero:
-            lines = self._lines(scores, trainer, module, epoch)
-            self._write(module, lines, epoch, improved=improved)
-        trainer.save_checkpoint(self.folder.state_file)
+            self._note(module, self._lines(scores, trainer, module, epoch), epoch)
+            if improved or due:
+                weights = self._weights(module, scores, epoch)
+                self._best_weights = weights if improved else self._best_weights
+                if due:
+                    self._write(weights)
+        if due:
+            trainer.save_checkpoint(self.folder.state_file)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
@@ -130,35 +139,45 @@ class Recorder(Checkpoint):
             for split, result in scores.items()
         ]
 
-    def _write(self, module: TrainingModule, lines: list[MetricsLine], epoch: int, *, improved: bool) -> None:
-        for line in lines:
-            append_line(self.folder.metrics_file, line)
-            if self._board is not None:
+    def _note(self, module: TrainingModule, lines: list[MetricsLine], epoch: int) -> None:
+        """An epoch's lines, for the next time that something is written; the curves are shown at once."""
+        self._waiting.append((lines, head_record(module.model, epoch)))
+        if self._board is not None:
+            for line in lines:
                 self._board.add_scalar(f"{line['split']}/loss", line["loss"], line["step"])
                 self._board.add_scalar(f"{line['split']}/accuracy", line["accuracy"], line["step"])
-        if self._board is not None:
             self._board.flush()
-        append_line(self.folder.heads_file, head_record(module.model, epoch))
-        accuracy = {line["split"]: line["accuracy"] for line in lines}
-        extra = {"preset": module.settings.preset, "epoch": epoch, "accuracy": accuracy}
-        targets = [self.folder.last_weights, *([self.folder.best_weights] if improved else [])]
-        for path in targets:
-            save_weights(
-                path,
-                module.model,
-                module.settings.model,
-                classes=self.classes,
-                mean=module.mean,
-                std=module.std,
-                extra=extra,
-            )
         self.watcher.epoch(lines)
+
+    def _weights(self, module: TrainingModule, scores: dict[str, Score], epoch: int) -> bytes:
+        accuracy = {split: result.accuracy for split, result in scores.items()}
+        extra = {"preset": module.settings.preset, "epoch": epoch, "accuracy": accuracy}
+        return weights_bytes(
+            module.model,
+            module.settings.model,
+            classes=self.classes,
+            mean=module.mean,
+            std=module.std,
+            extra=extra,
+        )
+
+    def _write(self, weights: bytes) -> None:
+        """All that was noted since the last time, the weights of now, and the best ones where they are new."""
+        for lines, heads in self._waiting:
+            for line in lines:
+                append_line(self.folder.metrics_file, line)
+            append_line(self.folder.heads_file, heads)
+        write_atomically(self.folder.last_weights, weights)
+        if self._best_weights is not None:
+            write_atomically(self.folder.best_weights, self._best_weights)
+        self._waiting, self._best_weights = [], None
 
     def _refuse_divergence(self, point: Score, trainer: Trainer, module: TrainingModule) -> None:
         if abs(point.loss) < float("inf"):  # false for NaN
             return
-        epoch = trainer.current_epoch
-        kept = f"The weights of epoch {epoch} are kept in {self.folder.last_weights}." if epoch else "None were kept."
+        epoch, every = trainer.current_epoch, module.settings.train.checkpoint_every
+        last = epoch // every * every
+        kept = f"The weights of epoch {last} are kept in {self.folder.last_weights}." if last else "None were kept."
         got = (
             f"{point.loss} at step {trainer.global_step} (epoch {epoch + 1}, learning rate {_rate(trainer, module):g})"
         )
@@ -175,6 +194,12 @@ class Recorder(Checkpoint):
 def _rate(trainer: Trainer, module: TrainingModule) -> float:
     """The learning rate of the last optimiser step."""
     return module.settings.optim.learning_rate * module.rate_factor(max(0, trainer.global_step - 1))
+
+
+def _due(epoch: int, module: TrainingModule) -> bool:
+    """Whether something is written after an epoch, counted from 1."""
+    train = module.settings.train
+    return epoch % train.checkpoint_every == 0 or epoch == train.epochs
 
 
 def _ours(module: LightningModule) -> TrainingModule:

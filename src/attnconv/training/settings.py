@@ -94,6 +94,9 @@ class TrainSettings:
     """Write curves for TensorBoard beside metrics.jsonl."""
     log_every: int = 50
     """Optimiser steps between two points of the training curve in TensorBoard, and between two looks at the loss."""
+    checkpoint_every: int = 1
+    """Epochs between two moments at which metrics, weights and what a resume needs are written. A run that is killed
+    loses at most so many; where an epoch takes seconds, writing every time takes a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +191,16 @@ def _schedule_problems(schedule: ScheduleSettings, epochs: Any) -> list[str]:
 
 def _train_problems(train: TrainSettings) -> list[str]:
     check = _Checks(train, "--")
-    for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "devices", "nodes", "log_every"):
+    for name in (
+        "epochs",
+        "batch_size",
+        "accumulate",
+        "eval_batch_size",
+        "devices",
+        "nodes",
+        "log_every",
+        "checkpoint_every",
+    ):
         check.whole(name, 1)
     check.whole("seed", 0)
     if check.good("seed") and train.seed >= 2**63:
