@@ -145,7 +145,7 @@ def _command(arguments: Reproduce, out: Path) -> str:
 
 
 def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
-    """Seconds that a run of each model takes on this machine that has one to train."""
+    """Seconds that a run takes on this machine, of each model that has one to train."""
     from rich.console import Console
 
     from attnconv.data.load import load

@@ -36,8 +36,8 @@ from attnconv.theorem.nearest import nearest_weights
 # The weight of a neighbour is eps^2 of float64: nothing of it is left in a sum, in any dtype that a layer is moved to,
 # and no smaller weight is a denormal number of float32.
 HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
-# For heads to train on: of the values tried (results/recast-finetune) the softest whose accuracy on held-out training
-# images is that of the best.
+# For heads to train on, a compromise between nearness to the convolution and movement (results/recast-finetune): softer
+# heads end further below the network that they came from, harder ones hardly move.
 SOFT_ALPHA = 3.0
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
