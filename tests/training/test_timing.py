@@ -23,7 +23,7 @@ def test_batches_of_training_and_of_evaluation_are_counted(test_curve: bool, acc
     held_out, test = len(data.validation) / 20, len(data.test) / 20
     epoch = len(data.train) // 20 * accumulate + held_out + test * test_curve
     expected = epochs * epoch + 2 * (held_out + test)
-    assert timing.training_seconds(settings, data, seconds=0) == pytest.approx(expected)
+    assert timing.training_seconds(settings, data, seconds=0.0) == pytest.approx(expected)
 
 
 def test_random_numbers_go_on_as_if_nothing_had_been_timed() -> None:
@@ -31,5 +31,5 @@ def test_random_numbers_go_on_as_if_nothing_had_been_timed() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    timing.training_seconds(settings, load(settings.data), seconds=0)
+    timing.training_seconds(settings, load(settings.data), seconds=0.0)
     assert torch.equal(torch.rand(3), expected)
