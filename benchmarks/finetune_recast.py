@@ -1,7 +1,7 @@
 """Does a recast CNN train on as attention? Accuracy before and after for several alpha, and how far heads move.
 
 A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and trained on a part of the training
-images; the CNN itself is trained in the same way. Alpha is chosen by held-out training images, never by the test set.
+images; the CNN itself is trained in the same way. Held-out training images speak for an alpha, never the test set.
 
     python -m benchmarks.finetune_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/NAME
 """

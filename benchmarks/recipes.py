@@ -255,9 +255,7 @@ def finished_alike(folder: Path | None, run: RunSettings) -> Mapping[str, Any] |
     if folder is None or result is None:
         return None
     other = RunFolder(folder).settings()
-    train = replace(
-        other.train, test_curve=run.train.test_curve, tensorboard=run.train.tensorboard, compile=run.train.compile
-    )
+    train = replace(other.train, test_curve=run.train.test_curve, compile=run.train.compile)
     return None if differences(replace(other, train=train), run) else result
 
 

@@ -147,11 +147,11 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, 
             schedule.step()
 
 
-def augmented(images: Tensor, generator: torch.Generator, *, padding: int = 4) -> Tensor:
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     """Each image shifted over zeros, by up to four pixels, and every second one mirrored."""
     count, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    down, right = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
+    padded = F.pad(images, (4,) * 4)
+    down, right = torch.randint(0, 9, (2, count), generator=generator)
     rows = down[:, None] + torch.arange(height)
     mirrored = torch.rand(count, generator=generator)[:, None] < 0.5
     across = torch.arange(width)

@@ -123,11 +123,9 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
     for name, several in runs_in(out).items():
         planned = settings_at(scale, name)
         for run in several:
-            train = replace(planned.train, seed=run.settings().train.seed, test_curve=True, tensorboard=False)
             made = replace(run.settings(), model=planned.model)  # of a pruned one no two are alike
-            changed = differences(
-                replace(planned, train=train), replace(made, train=replace(made.train, tensorboard=False))
-            )
+            train = replace(planned.train, seed=made.train.seed, test_curve=True)
+            changed = differences(replace(planned, train=train), made)
             words = ", ".join(f"{flag} {now} in place of {before}" for flag, before, now in changed)
             alike.setdefault(words, []).append(run.path.name)
     return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]

@@ -16,8 +16,14 @@ from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, RunSettings, SettingsError
 
-# Moving the data, or fetching it, changes nothing about a run, nor does how often it is written.
-_FREE = (("data", "root"), ("data", "cache"), ("data", "download"), ("train", "checkpoint_every"))
+# Moving the data, or fetching it, changes nothing about a run, nor does how often it is written, or curves beside it.
+_FREE = (
+    ("data", "root"),
+    ("data", "cache"),
+    ("data", "download"),
+    ("train", "checkpoint_every"),
+    ("train", "tensorboard"),
+)
 
 
 def machine_problems(settings: RunSettings) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from attnconv.data.images import ImageSet, Splits
+from attnconv.data.images import Splits
 from attnconv.training.fit import make_trainer, train_model
 from attnconv.training.numerics import numerics
 from attnconv.training.run_folder import RunFolder
@@ -36,7 +36,8 @@ def training_seconds(settings: RunSettings, data: Splits, *, seconds: float = 5.
     """
     train, clock = settings.train, _Clock(seconds)
     size = _EVALUATED * train.eval_batch_size
-    few = replace(data, validation=_first(data.validation, size), test=_first(data.test, size))
+    validation, test_images = (part.take(torch.arange(min(size, len(part)))) for part in (data.validation, data.test))
+    few = replace(data, validation=validation, test=test_images)
     with numerics(settings), tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         train_model(settings, few, make_trainer(settings, folder, clock), folder)
@@ -46,10 +47,6 @@ def training_seconds(settings: RunSettings, data: Splits, *, seconds: float = 5.
     held_out, test = len(data.validation), len(data.test)
     epoch = batches * each_batch + (held_out + test * train.test_curve) * each_image
     return train.epochs * epoch + 2 * (held_out + test) * each_image
-
-
-def _first(images: ImageSet, count: int) -> ImageSet:
-    return ImageSet(images.images[:count], images.labels[:count])
 
 
 @final
