@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias
@@ -16,6 +17,7 @@ from attnconv._atomic import write_atomically
 from attnconv.data.augment import augment, normalise
 from attnconv.data.images import ImageSet
 from attnconv.data.load import load as load_data
+from attnconv.data.randomness import WordsOfASet
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD
@@ -56,8 +58,21 @@ class Images:
             epoch: Likewise; every epoch changes them in other ways.
         """
         some = self.pixels.take(chosen)
-        x = augment(some.images, chosen, seed=seed, epoch=epoch, settings=changes, mean=self.mean, std=self.std)
+        x = augment(
+            some.images,
+            chosen,
+            seed=seed,
+            epoch=epoch,
+            settings=changes,
+            mean=self.mean,
+            std=self.std,
+            draw=self._draw,
+        )
         return x, some.labels
+
+    @cached_property
+    def _draw(self) -> WordsOfASet:
+        return WordsOfASet(len(self))
 
 
 def cifar10_images(

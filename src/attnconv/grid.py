@@ -67,13 +67,13 @@ class Axis:
 
     def query_positions(self, device: torch.device | None = None) -> Tensor:
         """Positions of the queries, (n,) int64: stride * i + offset."""
-        return torch.arange(self.queries, device=device) * self.stride + self.offset
+        return torch.arange(self.offset, self.offset + self.stride * self.queries, self.stride, device=device)
 
     def lattice_positions(self, device: torch.device | None = None) -> Tensor:
         """Positions of the lattice points in order, (lattice,) int64."""
         if self.border == "renormalise":
-            return torch.arange(self.size, device=device) * self.spacing
-        return torch.arange(self.lattice_size, device=device) - self.padding[0]
+            return torch.arange(0, self.spacing * self.size, self.spacing, device=device)
+        return torch.arange(-self.padding[0], self.lattice_size - self.padding[0], device=device)
 
     def shifts(self, device: torch.device | None = None) -> Tensor:
         """Lattice position minus query position, (n, lattice) int64."""
@@ -91,7 +91,7 @@ class Axis:
         """
         first = 0 if self.border == "renormalise" else -self.padding[0]
         last_query = self.offset + self.stride * (self.queries - 1)
-        return torch.arange(self.shift_count, device=device) + (first - last_query)
+        return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
 
     def sources(self, positions: Tensor) -> Tensor:
         """The image key that each position of the lattice shows, int64, -1 where it holds zeros."""

@@ -88,7 +88,7 @@ class Quadratic(SeparableEncoding):
             return tuple(tuple(int(v) for v in row) for row in nearest.clamp(-(2.0**40), 2.0**40).tolist())
 
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
-        alpha = self.alpha[:, axis if self.alpha.shape[1] > 1 else 0].to(shifts.dtype)[:, None, None]
+        alpha = self.alpha[:, axis if self.spread.shape[1] > 1 else 0].to(shifts.dtype)[:, None, None]
         centre = self.centres[:, axis].to(shifts.dtype)[:, None, None]
         nearest = centre.detach().round().clamp(shifts[:, :1], shifts[:, -1:])  # (h, n, 1)
         return -alpha * (shifts - nearest) * (shifts + nearest - 2 * centre)

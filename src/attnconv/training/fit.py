@@ -18,6 +18,7 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.data.images import ImageSet, Splits
 from attnconv.data.load import load as load_data
+from attnconv.data.randomness import WordsOfASet
 from attnconv.models.load import checkpoint_file
 from attnconv.models.load import load as load_model
 from attnconv.models.settings import ResNetSettings
@@ -176,6 +177,7 @@ def train_model(settings: RunSettings, data: Splits, trainer: Trainer, folder: R
         std=data.std,
         steps_per_epoch=len(batches) // train.accumulate,
         splits=splits,
+        draw=WordsOfASet(len(data.train)),
     )
     if train.compile:
         model.compile()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attnconv.data.augment import augment
 from attnconv.data.batches import Batch
 from attnconv.data.mixing import mix
-from attnconv.data.randomness import MASK, threefry
+from attnconv.data.randomness import MASK, Words, threefry, words
 from attnconv.data.settings import AugmentSettings
 from attnconv.training.evaluate import Score, score, tally
 from attnconv.training.optimisers import make_optimiser, make_scheduler
@@ -39,6 +39,7 @@ class TrainingModule(LightningModule):
         std: likewise.
         steps_per_epoch: optimiser steps of one epoch.
         splits: names of the sets that are measured after each epoch, in the order of their loaders.
+        draw: where the random numbers of images come from.
 
     Attributes:
         tallies: sums over what this process has seen since ``take``: for "train" and each of the splits, which are
@@ -54,6 +55,7 @@ class TrainingModule(LightningModule):
         std: tuple[float, ...],
         steps_per_epoch: int,
         splits: Sequence[str] = (),
+        draw: Words = words,
     ) -> None:
         super().__init__()
         self.model = model
@@ -61,11 +63,12 @@ class TrainingModule(LightningModule):
         self.mean, self.std = mean, std
         self.steps_per_epoch = steps_per_epoch
         self.splits = tuple(splits)
+        self.draw = draw
         self.tallies: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         seed, epoch = self.settings.train.seed, self.current_epoch
-        torch.manual_seed(step_seed(seed, epoch, index, self.global_rank))
+        seed_generators(step_seed(seed, epoch, index, self.global_rank), self.device)
         images, targets = self._prepare(batch, seed, epoch)
         logits = full(self.model(images))
         with torch.no_grad():
@@ -110,12 +113,20 @@ class TrainingModule(LightningModule):
             epoch=epoch,
             settings=changes,
             classes=self.settings.model.classes,
+            draw=self.draw,
         )
         return images, targets.to(images.dtype)
 
     def _augment(self, batch: Batch, seed: int, epoch: int, changes: AugmentSettings) -> Tensor:
         images = augment(
-            batch.images, batch.samples, seed=seed, epoch=epoch, settings=changes, mean=self.mean, std=self.std
+            batch.images,
+            batch.samples,
+            seed=seed,
+            epoch=epoch,
+            settings=changes,
+            mean=self.mean,
+            std=self.std,
+            draw=self.draw,
         )
         return images.to(next(self.model.parameters()).dtype)
 
@@ -128,6 +139,20 @@ class TrainingModule(LightningModule):
 def full(logits: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
     """Logits in at least 32 bits: the loss is not a matter for half precision."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` of the CPU and one device alone; of every other kind it keeps a stack trace, a millisecond.
+
+    Args:
+        seed: 63 bits.
+        device: where the model computes.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:

@@ -1,0 +1,100 @@
+"""A training step only hands work to its device: what looks at a number there makes a GPU's queue run empty."""
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import PropertyMock, patch
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnconv.data.batches import Batch
+from attnconv.data.images import ImageSet
+from attnconv.data.randomness import WordsOfASet
+from attnconv.data.settings import AugmentSettings
+from attnconv.models.build import build
+from attnconv.training.module import TrainingModule, seed_generators
+from attnconv.training.reproduction import RUNS, settings_at
+from attnconv.training.settings import RunSettings
+
+CASES = [(name, AugmentSettings("paper")) for name in RUNS]
+CASES.append(("quadratic", AugmentSettings("modern", mixup=0.2, cutmix=1.0)))
+
+
+class Copies(TorchDispatchMode):
+    """Notes every tensor that is made of numbers in Python: a GPU is sent each of them, and waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "lift_fresh":
+            self.found.append(str(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def step_of(settings: RunSettings, device: str) -> tuple[TrainingModule, Batch]:
+    """A module of a run and a batch for it."""
+    channels, side = settings.model.image_channels, settings.model.image_size
+    module = TrainingModule(
+        build(settings.model),
+        settings,
+        mean=(0.5,) * channels,
+        std=(0.2,) * channels,
+        steps_per_epoch=1,
+        splits=["test"],
+        draw=WordsOfASet(10),
+    )
+    images = torch.randint(0, 256, (3, channels, side, side), dtype=torch.uint8)
+    batch = Batch(*(part.to(device) for part in (images, torch.tensor([0, 1, 0]), torch.tensor([4, 9, 2]))))
+    return module.to(device), batch
+
+
+def take_steps(module: TrainingModule, batch: Batch) -> None:
+    """One of training, with its gradients, and one of evaluation."""
+    place = {"current_epoch": 1, "global_rank": 0}
+    patches = [patch.object(TrainingModule, name, PropertyMock(return_value=value)) for name, value in place.items()]
+    with patches[0], patches[1]:
+        module.training_step(batch, 0).backward()
+        with torch.no_grad():
+            module.validation_step(batch, 0)
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_no_step_waits_for_its_device(name: Any, changes: AugmentSettings) -> None:
+    settings = replace(settings_at("tiny", name), augment=changes)
+    take_steps(*step_of(settings, "meta"))  # which has no numbers to look at
+    module, batch = step_of(settings, "cpu")
+    take_steps(module, batch)  # makes what is made once
+    with Copies() as copies:
+        take_steps(module, batch)
+    assert not copies.found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_no_step_waits_for_a_gpu(name: Any, changes: AugmentSettings) -> None:
+    module, batch = step_of(replace(settings_at("tiny", name), augment=changes), "cuda")
+    take_steps(module, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        take_steps(module, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_seed_of_a_step_is_torchs_own() -> None:
+    for seed in (0, 2**63 - 1):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        seed_generators(seed, torch.device("cpu"))
+        assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.gpu
+def test_a_set_of_images_lies_on_the_gpu() -> None:
+    from attnconv.training.feed import nearby
+
+    images = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))
+    assert nearby(images, torch.device("cuda")).images.is_cuda
