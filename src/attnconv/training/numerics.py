@@ -1,4 +1,6 @@
-"""How a run computes: denormals flushed, the same bits every time on the CPU, and no noise that is not ours."""
+"""How a run computes: denormals flushed, the same bits every time on the CPU, convolutions of a GPU chosen by trial, and no
+noise that is not ours.
+"""
 
 import logging
 import warnings
@@ -30,6 +32,7 @@ def numerics(settings: RunSettings) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # a module with properties, which its stub does not know
     filled = memory.fill_uninitialized_memory
+    tried = torch.backends.cudnn.benchmark
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -41,10 +44,13 @@ def numerics(settings: RunSettings) -> Iterator[None]:
         if on_cpu(settings):
             torch.use_deterministic_algorithms(True, warn_only=True)
             memory.fill_uninitialized_memory = False  # nothing reads memory before it writes it
+        else:
+            torch.backends.cudnn.benchmark = True  # the batches of a run are of few sizes
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
             memory.fill_uninitialized_memory = filled
+            torch.backends.cudnn.benchmark = tried
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
