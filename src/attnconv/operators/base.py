@@ -12,7 +12,7 @@ Everything else (the dense matrix, statistics, figures) is made from these.
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -66,7 +66,6 @@ class AttentionOperator(abc.ABC):
     def device(self) -> torch.device:
         """Where the operator's tensors live."""
 
-    @final
     def to_dense(self) -> Float[Tensor, "#b h n m"]:
         """The matrix of all probabilities: n * m numbers per head, so for small grids only."""
         return self.rows(all_queries(self.grid, self.device))

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, all_queries, check_queries, score_dtype
+from attnconv.operators.base import AttentionOperator, check_queries, score_dtype
 from attnconv.operators.products import apply_rows, contract_rows
 
 
@@ -23,7 +23,8 @@ class Dense(AttentionOperator):
     Args:
         grid: Where the queries stand over the keys.
         probabilities: Over the image's keys, (1 or b, h, n, m).
-        padding_mass: What the rows put on lattice points that hold zeros, (1 or b, h, n); None for nothing.
+        padding_mass: What the rows put on lattice points that hold zeros, (1 or b, h, n), or an operator that is asked
+            for it; None for nothing.
 
     Example:
         >>> import torch
@@ -37,12 +38,12 @@ class Dense(AttentionOperator):
         self,
         grid: Grid,
         probabilities: Float[Tensor, "#b h n m"],
-        padding_mass: Float[Tensor, "#b h n"] | None = None,
+        padding_mass: Float[Tensor, "#b h n"] | AttentionOperator | None = None,
     ) -> None:
         self.grid = grid
         self.probabilities = probabilities
         self.batch, self.heads = probabilities.shape[:2]
-        self._padding_mass = probabilities.new_zeros(probabilities.shape[:-1]) if padding_mass is None else padding_mass
+        self._padding_mass = padding_mass
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
@@ -53,9 +54,7 @@ class Dense(AttentionOperator):
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
         """Another operator's matrix, stored."""
-        return Dense(
-            operator.grid, operator.to_dense(), operator.padding_mass(all_queries(operator.grid, operator.device))
-        )
+        return Dense(operator.grid, operator.to_dense(), operator)
 
     @property
     def device(self) -> torch.device:
@@ -76,4 +75,9 @@ class Dense(AttentionOperator):
 
     def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
         check_queries(queries, self.grid)
-        return self._padding_mass.index_select(2, queries)
+        known = self._padding_mass
+        if isinstance(known, AttentionOperator):
+            return known.padding_mass(queries)
+        if known is None:
+            return self.probabilities.new_zeros((self.batch, self.heads, len(queries)))
+        return known.index_select(2, queries)

@@ -82,9 +82,13 @@ class Kronecker(AttentionOperator):
         rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
         for factor, index in zip(self.factors[1:], indices[1:], strict=True):
             rows = (rows[..., None] * factor.index_select(1, index)[..., None, :]).flatten(2)
-        if len(self.factors) > 2:  # eps^6 is denormal in float32, and far below what a row's sum holds
-            rows = rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0)
-        return rows[None]
+        return _without_denormals(rows, len(self.factors))[None]
+
+    def to_dense(self) -> Float[Tensor, "1 h n m"]:
+        matrix = self.factors[0]  # (h, queries so far, keys so far)
+        for factor in self.factors[1:]:
+            matrix = (matrix[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3).flatten(1, 2)
+        return _without_denormals(matrix, len(self.factors))[None]
 
     def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
         check_queries(queries, self.grid)
@@ -93,3 +97,8 @@ class Kronecker(AttentionOperator):
         for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
             mass = mass + (1 - mass) * factor.index_select(1, index)
         return mass[None]
+
+
+def _without_denormals(rows: Tensor, axes: int) -> Tensor:
+    """Products of so many weights: eps^6 is denormal in float32, and far below what a row's sum holds."""
+    return rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0) if axes > 2 else rows

@@ -88,10 +88,15 @@ def contract_rows(
     if weight.shape[2] < keys.shape[-1]:
         values = project_heads(keys, weight, groups)  # (b, m, h, d)
         wide = probabilities.transpose(1, 2).flatten(2)  # (1 or b, n, h m)
-        return wide @ values.transpose(1, 2).flatten(1, 2)
+        return _of_each_image(wide, values.transpose(1, 2).flatten(1, 2))
     tall = probabilities.transpose(1, 2).flatten(1, 2)  # (1 or b, n h, m)
-    mixed = tall @ keys  # (b, n h, c), already in the order that the projection wants
+    mixed = _of_each_image(tall, keys)  # (b, n h, c), already in the order that the projection wants
     return project(mixed.unflatten(1, (-1, heads)), weight, groups)
+
+
+def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
+    """A product for every image; of one left side for all `@` would make a single product between two large copies."""
+    return torch.bmm(left.expand(right.shape[0], -1, -1), right)
 
 
 def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:

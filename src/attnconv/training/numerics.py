@@ -1,6 +1,4 @@
-"""How a run computes: denormals flushed, the same bits every time on the CPU, convolutions of a GPU chosen by trial, and no
-noise that is not ours.
-"""
+"""How a run computes: the same bits every time on the CPU, the fastest convolutions on a GPU, and no noise not ours."""
 
 import logging
 import warnings
