@@ -114,7 +114,7 @@ def _normalise(
 ) -> Float32[Tensor, "b c height width"]:
     """(pixels - mean) / std in place: the pixels are always a fresh tensor of this module.
 
-    Channel by channel: constants in a tensor would be copied to the device, which a GPU's queue is emptied for.
+    Channel by channel: constants in a tensor would be copied to the device, and a GPU's queue runs empty for that.
     """
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):

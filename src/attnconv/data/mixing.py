@@ -56,7 +56,7 @@ def mix(
         >>> soft.sum(dim=1)
         tensor([1., 1., 1., 1.])
     """
-    # To look at them would make a GPU's queue run empty; there a wrong class fails in the loss.
+    # On a GPU a look at them would wait for all work that it was handed.
     if labels.device.type == "cpu" and len(labels) > 0 and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         got = f"{int(labels.min())} to {int(labels.max())}"
         raise ValueError(bad("labels", f"must be 0 to {classes - 1}", got))
