@@ -13,6 +13,7 @@ from attnconv.data.images import ImageSet
 from attnconv.data.randomness import WordsOfASet
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.build import build
+from attnconv.training.feed import nearby
 from attnconv.training.module import TrainingModule, seed_generators
 from attnconv.training.reproduction import RUNS, settings_at
 from attnconv.training.settings import RunSettings
@@ -94,7 +95,5 @@ def test_the_seed_of_a_step_is_torchs_own() -> None:
 
 @pytest.mark.gpu
 def test_a_set_of_images_lies_on_the_gpu() -> None:
-    from attnconv.training.feed import nearby
-
     images = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))
     assert nearby(images, torch.device("cuda")).images.is_cuda
