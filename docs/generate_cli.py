@@ -33,10 +33,9 @@ SECTION = """
 
 
 def commands() -> list[str]:
-    """Names of the subcommands, in the order of the help's first line: ``usage: attnconv [-h] {demo,train}``."""
-    found = re.search(r"usage: attnconv[^{]*\{([^}]+)\}", help_text())
-    assert found is not None, "the help of attnconv lists no subcommands in its usage"
-    return [name.strip() for name in found.group(1).split(",")]
+    """Names of the subcommands, from the lines under ``commands:`` in the help."""
+    _, _, after = help_text().partition("commands:\n")
+    return [line.split()[0] for line in after.partition("\n\n")[0].splitlines()]
 
 
 def tyro_version() -> str:
@@ -51,8 +50,8 @@ def made_with(page: str) -> str | None:
 
 
 def help_text(*arguments: str) -> str:
-    """The help of one subcommand, 100 columns wide and without colours, whatever terminal this runs in."""
-    settled = {"COLUMNS": "100", "LINES": "50", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": SOURCES}
+    """The help of one subcommand, 90 columns wide and without colours, whatever terminal this runs in."""
+    settled = {"COLUMNS": "90", "LINES": "50", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": SOURCES}
     environment = {**os.environ, **settled}
     environment.pop("FORCE_COLOR", None)
     program = "import sys; sys.argv[0] = 'attnconv'; from attnconv.cli import main; main()"

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import itertools
 import os
 import re
 import resource
@@ -21,6 +22,7 @@ else:
 import attnconv
 from attnconv._errors import bad
 from attnconv._lazy import attach
+from attnconv.cli import COMMANDS, main
 from tests.layering import violations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,6 +156,31 @@ class TestHelp:
     def test_help_answers_in_well_under_half_a_second(self) -> None:
         seconds = min(processor_seconds("-c", "from attnconv.cli import main; main()", "--help") for _ in range(3))
         assert seconds < 0.5
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_what_a_command_does_is_wrapped_at_the_terminals_width(
+        self, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        about, _, _ = capsys.readouterr().out.partition("examples:")
+        lines = about.splitlines()[2:]  # after the usage
+        assert lines[0].strip()
+        assert all(len(line) <= 60 for line in lines)
+
+    def test_arguments_are_explained_in_one_line_or_above_their_class(self) -> None:
+        """The help keeps the line breaks of an explanation that stands below its field."""
+        paths = [*sorted((ROOT / "src/attnconv/cli").glob("*.py")), *sorted((ROOT / "src").rglob("settings.py"))]
+        broken = [
+            f"{path.relative_to(ROOT)}:{text.lineno}"
+            for path in paths
+            for found in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(found, ast.ClassDef)
+            for field, text in itertools.pairwise(found.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and text.lineno != text.end_lineno
+        ]
+        assert broken == []
 
     def test_the_reference_of_the_command_line_is_not_stale(self) -> None:
         script = cli_pages()

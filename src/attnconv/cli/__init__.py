@@ -80,7 +80,7 @@ def _run(name: str, words: list[str]) -> int:
 def _help() -> str:
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    usage = f"usage: attnconv [-h] [--version] {{{','.join(COMMANDS)}}} ..."
+    usage = "usage: attnconv [-h] [--version] COMMAND ..."
     about = "Self-attention that performs convolution, and learns it."
     return "\n".join(
         [usage, "", about, "", "commands:", *lines, "", "`attnconv COMMAND --help` says more.", "", _EXAMPLES]

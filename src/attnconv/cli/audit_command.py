@@ -39,36 +39,41 @@ ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts mo
 
 @dataclass(frozen=True)
 class Audit:
-    """Arguments of `attnconv audit`."""
+    """Arguments of `attnconv audit`.
+
+    Attributes:
+        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        data: Images to look at: a folder of pictures (or of folders of pictures), digits or cifar10. Only a model whose
+            attention looks at positions alone does without.
+        root: Folder that holds CIFAR-10.
+        images: How many images to look at, at most.
+        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
+            Hugging Face are made for it where they are made for one size.
+        queries: How many queries of each image to look at, at most.
+        layers: Names of the modules to read, with commas between; None for all.
+        grid: Tokens of the image, N or HxW, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        skip_broken: Pass over files that cannot be read or are of one colour, instead of stopping; they are named
+            either way.
+        skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
+            named.
+        pretrained: Fetch the trained weights of a model from a library.
+        out: Folder for the page, the figures and audit.json; None for audits/MODEL.
+    """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
-    """Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function."""
     data: str | None = None
-    """Images to look at: a folder of pictures (or of folders of pictures), digits or cifar10. Only a model whose
-    attention looks at positions alone does without."""
     root: Path = Path("data")
-    """Folder that holds CIFAR-10."""
     images: int = 64
-    """How many images to look at, at most."""
     size: str | None = None
-    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
-    Hugging Face are made for it where they are made for one size."""
     queries: int = 256
-    """How many queries of each image to look at, at most."""
     layers: str | None = None
-    """Names of the modules to read, with commas between; None for all."""
     grid: str | None = None
-    """Tokens of the image, N or HxW, for models that do not say it."""
     prefix: int | None = None
-    """Class tokens and registers before the image's tokens, for models that do not say it."""
     skip_broken: bool = False
-    """Pass over files that cannot be read or are of one colour, instead of stopping; they are named either way."""
     skip_unreadable: bool = False
-    """Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is named."""
     pretrained: bool = False
-    """Fetch the trained weights of a model from a library."""
     out: Path | None = None
-    """Folder for the page, the figures and audit.json; None for audits/MODEL."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -34,23 +34,27 @@ attnconv bench relative-bias --device cuda --relative-bias.dtypes float32 bfloat
 
 @dataclass(frozen=True)
 class Bench:
-    """Arguments of `attnconv bench`."""
+    """Arguments of `attnconv bench`.
+
+    Attributes:
+        names: Which questions to measure. None measures all.
+        calibrate: First measure what the planner needs to know of this machine, and keep it in the user's cache folder;
+            without names, only that.
+        quick: Small sizes, some ten seconds in all: shows that every question runs here, and what it prints and writes.
+            Its numbers say nothing about the claims.
+        device: Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there.
+        keep_memory: Have the C library keep freed memory (Linux, glibc), so that no step pays for pages. Equal work
+            then takes equal time, where by chance it may else differ twofold; what avoids large tensors gains less.
+            Takes gigabytes more.
+        out: Folder for results.json, a page README.md with the tables, and a figure per question; None prints only.
+    """
 
     names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
-    """Which questions to measure. None measures all."""
     calibrate: bool = False
-    """First measure what the planner needs to know of this machine, and keep it in the user's cache folder; without
-    names, only that."""
     quick: bool = False
-    """Small sizes, some ten seconds in all: shows that every question runs here, and what it prints and writes. Its
-    numbers say nothing about the claims."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there."""
     keep_memory: bool = False
-    """Have the C library keep freed memory (Linux, glibc), so that no step pays for pages. Equal work then takes equal
-    time, where by chance it may else differ twofold; what avoids large tensors gains less. Takes gigabytes more."""
     out: Path | None = None
-    """Folder for results.json, a page README.md with the tables, and a figure per question; None prints only."""
     settings: Annotated[BenchSettings, tyro.conf.arg(name="")] = field(default_factory=BenchSettings)
 
 
@@ -61,7 +65,7 @@ def run(words: Sequence[str]) -> int:
         "peers in the same run. Without --quick this takes minutes and gigabytes."
     )
     for name, question in QUESTIONS.items():
-        about += f" {name}: {question}"
+        about += f"\n{name}: {question}"
     default = Bench(quick=True, settings=QUICK) if "--quick" in words else None
     arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
     wrong = [

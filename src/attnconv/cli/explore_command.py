@@ -35,40 +35,43 @@ _MOST_BUDGET = 10_000  # megabytes: far beyond what a browser opens
 
 @dataclass(frozen=True)
 class Explore:
-    """Arguments of `attnconv explore`."""
+    """Arguments of `attnconv explore`.
+
+    Attributes:
+        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for
+            the run of `attnconv demo`, or where there is none, for what such a run left in the package.
+        data: Images to begin with: a folder of pictures, digits or cifar10; None for the digits where a run was trained
+            on them. Only a model whose attention looks at positions alone does without.
+        root: Folder that holds CIFAR-10.
+        images: How many images to begin with, at most.
+        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
+            Hugging Face are made for it where they are made for one size.
+        layers: Names of the modules to show, with commas between; None for all.
+        grid: Tokens of the image, N or HxW, for models that do not say it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        moments: Most epochs of a run to show its heads at; 0 for none.
+        budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
+            an even lattice of queries are kept.
+        pretrained: Fetch the trained weights of a model from a library.
+        export: Write the page into this folder instead of serving it: it opens from disk and can be hosted.
+        port: Where to serve it, on this machine alone; 0 for any port that is free.
+        browser: Open the page in a browser.
+    """
 
     model: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="MODEL")]] = None
-    """Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for the run
-    of `attnconv demo`, or where there is none, for what such a run left in the package."""
     data: str | None = None
-    """Images to begin with: a folder of pictures, digits or cifar10; None for the digits where a run was trained on
-    them. Only a model whose attention looks at positions alone does without."""
     root: Path = Path("data")
-    """Folder that holds CIFAR-10."""
     images: int = 4
-    """How many images to begin with, at most."""
     size: str | None = None
-    """Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
-    Hugging Face are made for it where they are made for one size."""
     layers: str | None = None
-    """Names of the modules to show, with commas between; None for all."""
     grid: str | None = None
-    """Tokens of the image, N or HxW, for models that do not say it."""
     prefix: int | None = None
-    """Class tokens and registers before the image's tokens, for models that do not say it."""
     moments: int = 24
-    """Most epochs of a run to show its heads at; 0 for none."""
     budget: float = 3.5
-    """Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of an even
-    lattice of queries are kept."""
     pretrained: bool = False
-    """Fetch the trained weights of a model from a library."""
     export: Path | None = None
-    """Write the page into this folder instead of serving it: it opens from disk and can be hosted."""
     port: int = 8765
-    """Where to serve it, on this machine alone; 0 for any port that is free."""
     browser: bool = True
-    """Open the page in a browser."""
 
 
 def run(words: Sequence[str]) -> int:

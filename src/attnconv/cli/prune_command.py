@@ -29,15 +29,18 @@ attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --opt
 
 @dataclass(frozen=True)
 class Prune:
-    """Arguments of `attnconv prune`."""
+    """Arguments of `attnconv prune`.
+
+    Attributes:
+        model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
+        criterion: What counts as degenerate: condition number of the covariance above 1e5 (paper) or 1000 (the authors'
+            code), or largest eigenvalue of its inverse below 1e-5 (both).
+        out: New folder for the pruned weights and settings; None only says what would be removed.
+    """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
-    """Run folder or weights file of a model with quadratic or generalised quadratic heads."""
     criterion: Literal["paper", "code"] = "paper"
-    """What counts as degenerate: condition number of the covariance above 1e5 (paper) or 1000 (the authors' code), or
-    largest eigenvalue of its inverse below 1e-5 (both)."""
     out: Path | None = None
-    """New folder for the pruned weights and settings; None only says what would be removed."""
 
 
 def run(words: Sequence[str]) -> int:

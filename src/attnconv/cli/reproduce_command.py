@@ -36,34 +36,37 @@ attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --devices 4
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Arguments of `attnconv reproduce`."""
+    """Arguments of `attnconv reproduce`.
+
+    Attributes:
+        scale: tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small
+            presets, 10 epochs. small: the small presets on CIFAR-10, for two CPU cores overnight. paper: the paper's
+            models and hyper-parameters, for one GPU.
+        only: Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
+            quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads. By name only, beside them:
+            quadratic-attention-dropout, which drops attention probabilities with rate 0.1 as the paper's code does.
+        seeds: Runs of each model; Table 1 gives their mean and deviation.
+        out: Folder for the runs and the pages; None for reproduction/SCALE.
+        data_root: Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none.
+        devices: Processes on this machine that share each training, one for each GPU, or sharing the CPU's cores.
+        nodes: Machines. Start the same command on each of them through torchrun; all must see the same folder.
+        plan: Only print what would be trained.
+        time: Only print what would be trained and how long that takes on this machine: every model is trained for some
+            seconds. The pruned one is timed with all its heads.
+        draw: Train nothing: write figures and tables of the runs that are in the folder, and say where they were
+            trained in other ways than this scale's.
+    """
 
     scale: ScaleName = "tiny"
-    """tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small presets,
-    10 epochs. small: the small presets on CIFAR-10, for two CPU cores overnight. paper: the paper's models and
-    hyper-parameters, for one GPU."""
     only: tuple[str, ...] = ()
-    """Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
-    quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads. By name only, beside them:
-    quadratic-attention-dropout, which drops attention probabilities with rate 0.1 as the paper's code does."""
     seeds: int = 1
-    """Runs of each model; Table 1 gives their mean and deviation."""
     out: Path | None = None
-    """Folder for the runs and the pages; None for reproduction/SCALE."""
     data_root: str = "data"
-    """Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none."""
     devices: int = 1
-    """Processes on this machine that share each training, one for each GPU, or sharing the CPU's cores."""
     nodes: int = 1
-    """Machines. Start the same command on each of them through torchrun; all must see the same folder."""
     plan: bool = False
-    """Only print what would be trained."""
     time: bool = False
-    """Only print what would be trained and how long that takes on this machine: every model is trained for some
-    seconds. The pruned one is timed with all its heads."""
     draw: bool = False
-    """Train nothing: write figures and tables of the runs that are in the folder, and say where they were trained in
-    other ways than this scale's."""
 
 
 def run(words: Sequence[str]) -> int:

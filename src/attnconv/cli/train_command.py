@@ -33,21 +33,24 @@ torchrun --nnodes 2 --nproc-per-node 4 ... -m attnconv train quadratic --nodes 2
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Arguments of `attnconv train` that are no settings of the run."""
+    """Arguments of `attnconv train` that are no settings of the run.
+
+    Attributes:
+        preset: Name of the model and of its recipe; `attnconv models` lists them.
+        recipe: Where the defaults come from: the paper's hyper-parameters, or the modern recipe of the small presets.
+            None takes the one that the preset is made for.
+        out: Run folder; None for runs/PRESET.
+        resume: Continue the run in the folder after its last complete epoch, with the settings it has; begin it if
+            there is none.
+        start_from: Run folder or weights file (.safetensors) whose model to train on, as `attnconv prune` leaves;
+            PRESET then only says the recipe. None begins with fresh parameters.
+    """
 
     preset: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PRESET")]]
-    """Name of the model and of its recipe; `attnconv models` lists them."""
     recipe: RecipeName | None = None
-    """Where the defaults come from: the paper's hyper-parameters, or the modern recipe of the small presets. None takes
-    the one that the preset is made for."""
     out: Path | None = None
-    """Run folder; None for runs/PRESET."""
     resume: bool = False
-    """Continue the run in the folder after its last complete epoch, with the settings it has; begin it if there is
-    none."""
     start_from: Path | None = None
-    """Run folder or weights file (.safetensors) whose model to train on, as `attnconv prune` leaves; PRESET then only
-    says the recipe. None begins with fresh parameters."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -21,75 +21,72 @@ LARGEST_IMAGE = 1024
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which images a run sees, and how they are divided."""
+    """Which images a run sees, and how they are divided.
+
+    Attributes:
+        name: The data set: digits (8 x 8, embedded, needs nothing), cifar10, cifar100, or folder (one folder per
+            class).
+        root: Folder that holds the data (digits need none). CIFAR: the official archive (.tar.gz), what it unpacks to,
+            or parquet files in the hub's layout. Image folders: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png.
+        validation: Training images held out to select models and draw curves; 0 trains on all and leaves nothing to
+            select by. None: 5000 for CIFAR, 200 for digits, a tenth of a folder.
+        split_seed: Seed of the held-out split. It is apart from the training seed, so that runs compare on the same
+            images.
+        stratify: Hold out the same share of every class.
+        limit: Train on only this many images, chosen by the split's seed; validation and test stay whole. None takes
+            all.
+        labels: CIFAR-100 only: the 100 fine or the 20 coarse labels.
+        normalisation: CIFAR-10 only: divide channels by the paper's .2023 .1994 .2010, or by the measured
+            deviations .2470 .2435 .2616. The paper's are means of each image's own deviation. Other data sets are
+            normalised by what is measured.
+        image_size: Image folders only: side in pixels of the square that images are scaled to cover and cropped to.
+        download: Fetch CIFAR from its home when the folder does not hold it.
+        cache: Where decoded images are kept, to load faster: auto (the user's cache folder), off, or a folder. Nothing
+            is written beside the data except a download.
+    """
 
     name: DataName = "cifar10"
-    """The data set: digits (8 x 8, embedded, needs nothing), cifar10, cifar100, or folder (one folder per class)."""
-
     root: str = "data"
-    """Folder that holds the data (digits need none).
-    CIFAR: the official archive (.tar.gz), what it unpacks to, or parquet files in the hub's layout.
-    Image folders: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png."""
-
     validation: int | None = None
-    """Training images held out to select models and draw curves; 0 trains on all and leaves nothing to select by.
-    None: 5000 for CIFAR, 200 for digits, a tenth of a folder."""
-
     split_seed: int = 0
-    """Seed of the held-out split. It is apart from the training seed, so that runs compare on the same images."""
-
     stratify: bool = True
-    """Hold out the same share of every class."""
-
     limit: int | None = None
-    """Train on only this many images, chosen by the split's seed; validation and test stay whole. None takes all."""
-
     labels: Literal["fine", "coarse"] = "fine"
-    """CIFAR-100 only: the 100 fine or the 20 coarse labels."""
-
     normalisation: Literal["paper", "measured"] = "paper"
-    """CIFAR-10 only: divide channels by the paper's .2023 .1994 .2010, or by the measured deviations .2470 .2435 .2616.
-    The paper's are means of each image's own deviation. Other data sets are normalised by what is measured."""
-
     image_size: int = 32
-    """Image folders only: side in pixels of the square that images are scaled to cover and cropped to."""
-
     download: bool = True
-    """Fetch CIFAR from its home when the folder does not hold it."""
-
     cache: str = "auto"
-    """Where decoded images are kept, to load faster: auto (the user's cache folder), off, or a folder.
-    Nothing is written beside the data except a download."""
 
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Random changes to training images; the recipe fills in whatever is left at None."""
+    """Random changes to training images; the recipe fills in whatever is left at None.
+
+    Attributes:
+        recipe: none: normalise only. paper: shifted crops with a black border, mirroring. modern: shifted crops with a
+            reflected border, mirroring, cutout, colour jitter.
+        padding: Largest shift of the crop, in pixels to each side. None: an eighth of the image (4 for CIFAR, 1 for
+            digits).
+        border: What a shifted crop sees outside the image: zero (black, before normalisation) or reflect.
+        flip: Mirror left and right with probability 1/2. None: the recipe's, for colour images; digits are never
+            mirrored.
+        cutout: Side of a square that is set to the mean colour, in pixels; 0 turns it off. None: modern takes a
+            quarter.
+        jitter: Strength of random brightness, contrast and saturation, 0 to 1. None: modern takes 0.2, colour images
+            only.
+        mixup: Parameter of mixup's Beta(a, a) distribution, 0 to 1; 0 turns mixup off.
+        cutmix: Parameter of CutMix's Beta(a, a) distribution, 0 to 1; 0 turns CutMix off. With both on, each image
+            takes one.
+    """
 
     recipe: Recipe = "paper"
-    """none: normalise only. paper: shifted crops with a black border, mirroring.
-    modern: shifted crops with a reflected border, mirroring, cutout, colour jitter."""
-
     padding: int | None = None
-    """Largest shift of the crop, in pixels to each side. None: an eighth of the image (4 for CIFAR, 1 for digits)."""
-
     border: CropBorder | None = None
-    """What a shifted crop sees outside the image: zero (black, before normalisation) or reflect."""
-
     flip: bool | None = None
-    """Mirror left and right with probability 1/2. None: the recipe's, for colour images; digits are never mirrored."""
-
     cutout: int | None = None
-    """Side of a square that is set to the mean colour, in pixels; 0 turns it off. None: modern takes a quarter."""
-
     jitter: float | None = None
-    """Strength of random brightness, contrast and saturation, 0 to 1. None: modern takes 0.2, colour images only."""
-
     mixup: float = 0.0
-    """Parameter of mixup's Beta(a, a) distribution, 0 to 1; 0 turns mixup off."""
-
     cutmix: float = 0.0
-    """Parameter of CutMix's Beta(a, a) distribution, 0 to 1; 0 turns CutMix off. With both on, each image takes one."""
 
 
 @dataclass(frozen=True)

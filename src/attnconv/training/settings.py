@@ -25,29 +25,32 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """The optimiser. Centres and spreads of heads never get weight decay: it would pull every head to its own pixel."""
+    """The optimiser. Centres and spreads of heads never get weight decay: it would pull every head to its own pixel.
+
+    Attributes:
+        name: Stochastic gradient descent with momentum, or Adam with decoupled weight decay.
+        learning_rate: The highest learning rate; the schedule multiplies it by a factor between 0 and 1.
+        momentum: Momentum of SGD, and the first beta of AdamW; from 0 up to but not including 1.
+        nesterov: Look ahead along the momentum (SGD only).
+        second_beta: Decay of AdamW's second moment, from 0 up to but not including 1.
+        weight_decay: Strength of weight decay, at least 0.
+        decay_vectors: Also decay biases and the scales of normalisation layers, as the paper's code does.
+        position_rate: Learning rate of centres and spreads, as a multiple of the others'. Pixels are a larger unit than
+            weights: with AdamW 1 leaves heads almost where they began in a short run.
+        clip: Scale the gradient down to this norm when it is longer; None never does.
+        label_smoothing: Part of each label that is spread over all classes, from 0 up to but not including 1.
+    """
 
     name: OptimiserName = "sgd"
-    """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     learning_rate: float = 0.1
-    """The highest learning rate; the schedule multiplies it by a factor between 0 and 1."""
     momentum: float = 0.9
-    """Momentum of SGD, and the first beta of AdamW; from 0 up to but not including 1."""
     nesterov: bool = False
-    """Look ahead along the momentum (SGD only)."""
     second_beta: float = 0.999
-    """Decay of AdamW's second moment, from 0 up to but not including 1."""
     weight_decay: float = 1e-4
-    """Strength of weight decay, at least 0."""
     decay_vectors: bool = True
-    """Also decay biases and the scales of normalisation layers, as the paper's code does."""
     position_rate: float = 1.0
-    """Learning rate of centres and spreads, as a multiple of the others'. Pixels are a larger unit than weights: with
-    AdamW 1 leaves heads almost where they began in a short run."""
     clip: float | None = None
-    """Scale the gradient down to this norm when it is longer; None never does."""
     label_smoothing: float = 0.0
-    """Part of each label that is spread over all classes, from 0 up to but not including 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,37 +69,43 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How long, how exactly and on what to train."""
+    """How long, how exactly and on what to train.
+
+    Attributes:
+        epochs: Passes over the training images, at least 1.
+        batch_size: Images of one optimiser step, over all processes and accumulated parts together.
+        accumulate: Parts into which each process cuts its share of a batch, to need less memory; the step stays the
+            same.
+        eval_batch_size: Images at once when measuring accuracy.
+        precision: Numbers of 32 bits, bf16 in matrix products (mixed precision), or 64 bits.
+        accelerator: Where to train; "auto" takes a GPU when there is one.
+        devices: Processes on this machine, one for each GPU, or sharing the CPU's cores.
+        nodes: Machines. Start the same command on each of them through torchrun.
+        seed: All randomness is a function of this, the epoch and the sample, at least 0.
+        compile: Compile the model with torch.compile before training: slower to start, then faster.
+        test_curve: Also measure the test set after every epoch. The choice of an epoch never looks at it.
+        tensorboard: Write curves for TensorBoard beside metrics.jsonl.
+        log_every: Optimiser steps between two points of the training curve in TensorBoard, and between two looks at the
+            loss.
+        checkpoint_every: Epochs between two moments at which metrics, weights and what a resume needs are written. A
+            run that is killed loses at most so many; where an epoch takes seconds, writing every time takes a part of
+            them.
+    """
 
     epochs: int = 300
-    """Passes over the training images, at least 1."""
     batch_size: int = 100
-    """Images of one optimiser step, over all processes and accumulated parts together."""
     accumulate: int = 1
-    """Parts into which each process cuts its share of a batch, to need less memory; the step stays the same."""
     eval_batch_size: int = 500
-    """Images at once when measuring accuracy."""
     precision: PrecisionName = "32"
-    """Numbers of 32 bits, bf16 in matrix products (mixed precision), or 64 bits."""
     accelerator: AcceleratorName = "auto"
-    """Where to train; "auto" takes a GPU when there is one."""
     devices: int = 1
-    """Processes on this machine, one for each GPU, or sharing the CPU's cores."""
     nodes: int = 1
-    """Machines. Start the same command on each of them through torchrun."""
     seed: int = 42
-    """All randomness is a function of this, the epoch and the sample, at least 0."""
     compile: bool = False
-    """Compile the model with torch.compile before training: slower to start, then faster."""
     test_curve: bool = False
-    """Also measure the test set after every epoch. The choice of an epoch never looks at it."""
     tensorboard: bool = True
-    """Write curves for TensorBoard beside metrics.jsonl."""
     log_every: int = 50
-    """Optimiser steps between two points of the training curve in TensorBoard, and between two looks at the loss."""
     checkpoint_every: int = 1
-    """Epochs between two moments at which metrics, weights and what a resume needs are written. A run that is killed
-    loses at most so many; where an epoch takes seconds, writing every time takes a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
