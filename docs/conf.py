@@ -34,6 +34,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-m
 python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attributes as one list, like parameters
 napoleon_use_rtype = False
 add_module_names = False
 default_role = "code"  # docstrings put `names` in single backticks
