@@ -12,6 +12,7 @@ from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker, blocks, short_axes
 from attnconv.operators.contraction import contract_factors, contract_plainly
 from attnconv.operators.long_axes import contract_long, pull_long
+from attnconv.operators.products import contract_rows
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -112,6 +113,18 @@ def test_no_tensor_outgrows_a_block_and_the_inputs(
     exact = [4 * tensor.numel() for tensor in (*inputs, out)]  # sums are in float32
     assert forward.bytes <= max(2**17, *exact)
     assert backward.bytes <= max(2**17, *exact)
+
+
+@pytest.mark.parametrize(("keys", "channels", "outputs"), [(40, 6, 6), (40, 6, 3), (4, 20, 20)])
+def test_rows_for_all_images_have_no_gradient_of_each_image_where_there_are_more_keys_than_channels(
+    keys: int, channels: int, outputs: int
+) -> None:
+    batch, heads = 16, 3
+    rows = torch.rand(1, heads, keys, keys, requires_grad=True)
+    x, weight = torch.randn(batch, keys, channels), torch.randn(heads, channels, outputs)
+    with Largest(rows, x, weight) as largest:
+        contract_rows(rows, x, weight, 1).sum().backward()
+    assert largest.bytes <= 4 * max(rows.numel(), batch * heads * keys * channels)
 
 
 @pytest.fixture(params=["short", "long"])

@@ -95,7 +95,13 @@ def contract_rows(
 
 
 def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
-    """A product for every image; of one left side for all `@` would make a single product between two large copies."""
+    """A product for every image.
+
+    Of one left side for all, whose gradient is wanted, `@` makes a single product between copies of b i k numbers; a
+    product for each image makes that gradient image by image, b i j numbers. The fewer are the faster.
+    """
+    if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:
+        return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)
 
 
