@@ -13,6 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from attnconv.cli import COMMANDS
+
 PAGE = Path(__file__).with_name("cli.md")
 SOURCES = str(PAGE.parent.parent / "src")
 HEAD = """\
@@ -30,12 +32,6 @@ SECTION = """
 {text}
 ```
 """
-
-
-def commands() -> list[str]:
-    """Names of the subcommands, from the lines under ``commands:`` in the help."""
-    _, _, after = help_text().partition("commands:\n")
-    return [line.split()[0] for line in after.partition("\n\n")[0].splitlines()]
 
 
 def tyro_version() -> str:
@@ -67,7 +63,7 @@ def help_text(*arguments: str) -> str:
 
 def render() -> str:
     """The whole page."""
-    calls = [(), *((name,) for name in commands())]
+    calls = [(), *((name,) for name in COMMANDS)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         texts = list(pool.map(lambda call: help_text(*call), calls))
     sections = (

@@ -53,11 +53,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
 
 
-def commands() -> list[str]:
-    """The subcommands, as the script that writes docs/cli.md finds them."""
-    return list(cli_pages().commands())
-
-
 def cli_pages() -> Any:
     """The module docs/generate_cli.py, a script, loaded by its path."""
     spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
@@ -148,10 +143,9 @@ class TestHelp:
             "        except SystemExit as end:\n            status = end.code\n"
             "    print(*words, status, 'usage' in printed.getvalue().lower(), 'torch' in sys.modules)\n"
         )
-        names = commands()
-        result = python("-c", program, *names)
+        result = python("-c", program, *COMMANDS)
         assert result.stderr == ""
-        assert result.stdout.splitlines() == ["0 True False", *(f"{name} 0 True False" for name in names)]
+        assert result.stdout.splitlines() == ["0 True False", *(f"{name} 0 True False" for name in COMMANDS)]
 
     def test_help_answers_in_well_under_half_a_second(self) -> None:
         seconds = min(processor_seconds("-c", "from attnconv.cli import main; main()", "--help") for _ in range(3))

@@ -100,7 +100,7 @@ def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"])
     Of one left side for all, whose gradient is wanted, `@` makes a single product between copies of b i k numbers; a
     product for each image makes that gradient image by image, b i j numbers. The fewer are the faster.
     """
-    if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:
+    if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # there sizes may be free
         return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)
 
