@@ -41,6 +41,12 @@ def shift(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator
     return Shift(grid, shifts, anchor), [anchor]
 
 
+def kernel(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    """Shifts that lie close together run as a convolution."""
+    anchor = numbers(2, dtype=dtype)
+    return Shift(grid, [[step % 2] * (grid.dims - 1) + [step] for step in range(HEADS)], anchor), [anchor]
+
+
 def toeplitz(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
     table = numbers(HEADS, *(axis.shift_count for axis in grid.axes), dtype=dtype)
     return Toeplitz(grid, table), [table]
@@ -72,6 +78,7 @@ OPERATORS: dict[str, Maker] = {
     "dense": dense,
     "kronecker": kronecker,
     "shift": shift,
+    "kernel": kernel,
     "toeplitz": toeplitz,
     "content": content,
     **{name: _named(name) for name in ENCODING_NAMES},
@@ -86,7 +93,7 @@ class Layout:
 
     sizes: tuple[int, ...]
     border: Border
-    stride: int = 1
+    stride: int | tuple[int, ...] = 1
     padding: Padding = 1
     window: tuple[int, ...] | None = None
     transposed: bool = False
@@ -114,6 +121,15 @@ LAYOUTS = [
     Layout((4,), "zero", 3, 0, window=(4,), transposed=True),
     Layout((3, 2), "zero", 2, ((1, 0), (0, 2)), window=(3, 5), transposed=True),
     Layout((2, 1, 3), "zero", 2, 0, window=(2, 1, 3), transposed=True),
+]
+
+NARROW = [  # one query along the last axis
+    Layout((10, 3), "renormalise", 3),
+    Layout((17, 3), "replicate", (1, 2), ((0, 0), (0, 0)), window=(3, 3)),
+    Layout((2, 9, 3), "replicate", (1, 1, 2), ((0, 0), (1, 0), (0, 0)), window=(1, 3, 3)),
+    Layout((12, 1), "zero"),
+    Layout((9,), "zero", 1, 0, window=(9,)),
+    Layout((8, 1), "zero", 2, 0, window=(3, 1), transposed=True),
 ]
 
 WITH_CONTENT = {"learned-content", "sinusoidal", "absolute-sinusoidal", "absolute-learned"}

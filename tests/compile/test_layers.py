@@ -10,6 +10,7 @@ from attnconv import SelfAttention2d, from_conv, recast
 from attnconv.encodings import ENCODING_NAMES
 from attnconv.grid import Border
 from attnconv.layers import GatedPositionalAttention
+from tests.drawn_recasts import dirty_memory
 from tests.tolerances import tolerance
 
 every_encoding = pytest.mark.parametrize("name", ENCODING_NAMES)
@@ -82,6 +83,15 @@ def test_recast_networks_compile_whole(conv: nn.Module, backend: str, fast: bool
     for sizes in ((6, 5), (9, 8), (7, 7)):
         x = torch.randn(2, 3, *sizes)
         torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_exported_convolutions_of_one_channel_write_narrow_outputs() -> None:
+    conv = nn.Conv2d(1, 2, 3, stride=(1, 2), padding=(1, 0), padding_mode="replicate")
+    x = torch.randn(2, 8, 3, 1).movedim(-1, 1)
+    expected = conv.double()(x.double()).float()
+    program = export(recast(conv.float()), (x,))
+    dirty_memory()
+    torch.testing.assert_close(program.module()(x), expected, **tolerance(torch.float32))
 
 
 def test_gated_positional_attention_compiles_whole_and_exports_with_free_batches() -> None:

@@ -1,13 +1,16 @@
 """Every operator of the registry keeps the contract, on every border rule, stride and size."""
 
 import copy
+import random
 
 import pytest
 import torch
 
+from attnconv.encodings import ENCODING_NAMES
 from attnconv.operators import AttentionOperator, Dense
 from attnconv.operators.base import all_queries
-from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout, contracted, contracted_by, images
+from tests.drawn_recasts import MEMORY, dirty_memory, laid_out
+from tests.laws import CASES, CHANNELS, HEADS, NARROW, OPERATORS, Layout, contracted, contracted_by, images
 from tests.tolerances import tolerance
 
 every_operator = pytest.mark.parametrize("name", list(OPERATORS))
@@ -31,6 +34,29 @@ def test_contract_and_apply_equal_the_dense_matrix(name: str, layout: Layout) ->
         values = torch.randn(batch, HEADS, *grid.sizes, 5, dtype=DOUBLE)
         mixed = (matrix @ values.flatten(2, -2)).unflatten(2, grid.query_sizes)
         torch.testing.assert_close(operator.apply(values), mixed, **tolerance(DOUBLE, scale=10))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in ENCODING_NAMES])
+def test_contract_of_narrow_images_and_few_channels_in_any_memory(name: str, dtype: torch.dtype) -> None:
+    """Forward and backward do not depend on strides; those of axes of size 1 are arbitrary."""
+    for number, layout in enumerate(NARROW):
+        source, grid = random.Random(number), layout.grid()
+        operator, _ = OPERATORS[name](grid, torch.float32, 2)
+        matrix = operator.to_dense().detach().double()
+        for channels, outputs, groups in ((1, 1, 1), (1, 2, 1), (3, 1, 1), (8, 8, 8)):
+            leaves = [images(grid, dtype, 2, channels), torch.randn(HEADS, channels // groups, outputs).to(dtype)]
+            x, weight = (leaf.double().requires_grad_() for leaf in leaves)
+            expected = contracted_by(matrix, grid, x, weight, groups)
+            wanted = torch.autograd.grad(expected.sum(), [x, weight])
+            for memory in MEMORY[:-1]:  # expanded images are equal
+                x, weight = (laid_out(leaf.movedim(-1, 1), memory, source).movedim(1, -1) for leaf in leaves)
+                dirty_memory()
+                out = operator.contract(x.requires_grad_(), weight.requires_grad_(), groups)
+                gradient = laid_out(torch.ones_like(out).movedim(-1, 1), memory, source).movedim(1, -1)
+                got = torch.autograd.grad(out, [x, weight], gradient)
+                for mine, theirs in zip([out, *got], [expected, *wanted], strict=True):
+                    torch.testing.assert_close(mine.double(), theirs, **tolerance(dtype, scale=30))  # sums of 30
 
 
 @every_case

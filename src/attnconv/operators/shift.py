@@ -176,8 +176,8 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
             length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
             x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
     out: Tensor = _CONVOLUTIONS[grid.dims](
-        _plain(x.permute(0, -1, *range(1, grid.dims + 1))),
-        _plain(kernel),
+        _canonical(x.movedim(-1, 1), grid),
+        _canonical(kernel, grid),
         stride=route.strides,
         padding=paddings,
         dilation=route.steps,
@@ -191,7 +191,13 @@ def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, gro
     grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
     kernel = grouped.flatten(0, 1).flip(2).unflatten(2, route.counts)  # the largest shift first
     spacings, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
-    out: Tensor = convolution(x.movedim(-1, 1), kernel, stride=spacings, dilation=route.steps, groups=groups)
+    out: Tensor = convolution(
+        _canonical(x.movedim(-1, 1), grid),
+        _canonical(kernel, grid),
+        stride=spacings,
+        dilation=route.steps,
+        groups=groups,
+    )
     edges: list[int] = []
     for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
         start = axis.offset + first + step * (count - 1)  # where the first query's output stands
@@ -254,9 +260,24 @@ def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farth
     return axis.take(image, dim, torch.arange(length, device=image.device) + start)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor, copied to contiguous memory if compiled: inductor cannot order other strides of free sizes."""
-    return tensor.contiguous() if torch.compiler.is_compiling() else tensor
+def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
+    """Return an image or a kernel, channels second, with the strides that PyTorch gives to its memory format.
+
+    The stride of an axis of size 1 is arbitrary, so a view can be contiguous and channels-last at once, or neither in
+    name. Given such strides, oneDNN leaves part of the output or of the weight's gradient unwritten where the last
+    output axis has size 1 (compare PyTorch issue 82060), and other backward passes raise. Flattening resets them,
+    without a copy where memory is contiguous.
+
+    A compiled convolution gets row-major memory: inductor cannot order other strides of symbolic sizes.
+    """
+    if torch.compiler.is_compiling() or grid.axes[-1].queries == 1:
+        return tensor.flatten().view(tensor.shape)
+    if 1 not in tensor.shape:
+        return tensor
+    if tensor.is_contiguous():
+        return tensor.flatten().view(tensor.shape)
+    last = tensor.movedim(1, -1)
+    return last.flatten().view(last.shape).movedim(-1, 1) if last.is_contiguous() else tensor
 
 
 def _taps(shifts: tuple[tuple[int, ...], ...]) -> Taps:
