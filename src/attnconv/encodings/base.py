@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
+from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.products import axis_sum, below_largest
-from attnconv.operators.toeplitz import Toeplitz
+from attnconv.operators.toeplitz import SMALL, Toeplitz
 
 POSITION = "position-position"
 MOST_DIMS = 3
+FACTOR = 64  # entries of an axis's factor per query of the grid, up to which factors are stored
 
 
 class Encoding(nn.Module, abc.ABC):
@@ -117,7 +118,11 @@ class SeparableEncoding(Encoding):
         """
 
     @final
-    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker:
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker | Toeplitz:
+        """A Kronecker product, or on one long axis, whose factor would be the whole matrix, a table over shifts."""
+        largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
+        if largest > FACTOR * grid.query_count and self.heads * largest > SMALL and has_values(x):
+            return Toeplitz(grid, self._table(grid, x.device), dtype=score_dtype(x.dtype))
         return Kronecker.from_scores(grid, self._scores(grid, x))
 
     @final
@@ -129,6 +134,13 @@ class SeparableEncoding(Encoding):
         dtype = score_dtype(x.dtype)
         with full_precision(x.device):
             return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
+
+    def _table(self, grid: Grid, device: torch.device) -> Float[Tensor, "h *shifts"]:
+        """The score of every shift that occurs."""
+        shifts = [axis.all_shifts(device)[None].to(_widest(device)) for axis in grid.axes]
+        with full_precision(device):
+            parts = [self.axis_scores(axis, row)[:, 0] for axis, row in enumerate(shifts)]
+        return axis_sum(parts).unflatten(-1, [row.shape[1] for row in shifts])
 
 
 class JointEncoding(Encoding):
