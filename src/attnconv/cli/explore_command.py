@@ -19,6 +19,7 @@ from attnconv.cli.looking import (
     require_positions_alone,
     sides,
 )
+from attnconv.cli.outputs import mark, require_room
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -84,11 +85,14 @@ def run(words: Sequence[str]) -> int:
             raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
     if not 0 < arguments.budget <= _MOST_BUDGET:
         raise ValueError(bad("--budget", f"must lie above 0 and be at most {_MOST_BUDGET} megabytes", arguments.budget))
+    if arguments.export is not None:
+        require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show
     content, answer = _look(arguments)
     if arguments.export is not None:
+        mark(arguments.export)
         print(f"Explorer: {export(content, arguments.export)}")
         return 0
     return _serve(arguments, content, answer, page)

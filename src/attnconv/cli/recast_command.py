@@ -9,6 +9,7 @@ import tyro
 
 from attnconv._errors import bad
 from attnconv.cli.comparing import example_images, print_comparison
+from attnconv.cli.outputs import require_new
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def run(words: Sequence[str]) -> int:
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
+    for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
+        if path is not None:
+            require_new(flag, path)
     for flag, path in (("--export", arguments.export), ("--onnx", arguments.onnx)):
         if path is not None and not path.parent.is_dir():
             raise ValueError(bad(flag, "must lie in a folder that exists", str(path)))
