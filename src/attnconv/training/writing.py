@@ -65,12 +65,13 @@ def writing(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file
-            folder.lock_file.unlink()
-        with suppress(OSError):
-            folder.path.rmdir()
-        _held.remove(descriptor)
-        os.close(descriptor)
+        if descriptor in _held:  # not so in a fork
+            with suppress(OSError):  # Windows removes no open file
+                folder.lock_file.unlink()
+            with suppress(OSError):
+                folder.path.rmdir()
+            _held.remove(descriptor)
+            os.close(descriptor)
 
 
 def _acquire(file: Path) -> int:
