@@ -132,7 +132,7 @@ def contest(run: RunFolder, draw: random.Random, seconds: float, kills: int) -> 
     while True:
         while len(live) < 2:
             live.append(start(settings_for(run, draw), run.path, resume=draw.random() < 0.8))
-        end = time.monotonic() + draw.uniform(0.0, 1.3 * seconds)  # the two share the cores
+        end = time.monotonic() + draw.uniform(0.0, 1.1 * seconds)  # the two share the cores
         while time.monotonic() < end and any(process.exitcode is None for process in live):
             time.sleep(0.002)
         if not kills:

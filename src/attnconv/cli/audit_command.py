@@ -59,7 +59,7 @@ class Audit:
         skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
             named.
         pretrained: Fetch the trained weights of a model from a library.
-        out: Folder for the page, the figures and audit.json; None for audits/MODEL.
+        out: Folder for the page, the figures and audit.json, new or of an earlier audit; None for audits/MODEL.
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]

@@ -19,7 +19,7 @@ class Demo:
     """Arguments of `attnconv demo`."""
 
     out: Path = Path("runs/demo")
-    """Run folder; an earlier demo in it is replaced."""
+    """Run folder; an earlier demo in it is replaced, unless it holds files of yours."""
     epochs: int | None = None
     """Epochs of training; None for the recipe's."""
 

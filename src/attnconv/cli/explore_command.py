@@ -54,7 +54,8 @@ class Explore:
         budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
             an even lattice of queries are kept.
         pretrained: Fetch the trained weights of a model from a library.
-        export: Write the page into this folder instead of serving it: it opens from disk and can be hosted.
+        export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
+            and can be hosted.
         port: Where to serve it, on this machine alone; 0 for any port that is free.
         browser: Open the page in a browser.
     """

@@ -30,11 +30,11 @@ class Recast:
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
     """The network, in any form that `attnconv.load` knows."""
     out: Path | None = None
-    """Weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
+    """New weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
     export: Path | None = None
-    """Also write a program of torch.export (.pt2), which PyTorch runs without this library."""
+    """Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library."""
     onnx: Path | None = None
-    """Also write an ONNX file; needs the packages onnx and onnxscript."""
+    """Also write an ONNX file, a new one; needs the packages onnx and onnxscript."""
     alpha: float | None = None
     """How hard the heads are; None for hard ones, which equal the convolutions."""
     weights: Literal["slices", "nearest"] = "slices"

@@ -18,7 +18,7 @@ class Report:
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
     """Run folder, as `attnconv train` leaves it; the run may still be going."""
     out: Path | None = None
-    """Folder for the page and the figures; None for `report` inside the run folder."""
+    """Folder for the page and the figures, new or of an earlier report; None for `report` inside the run folder."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """What a run leaves behind, and how it is read back. No torch is needed for any of it.
 
-    settings.json     all settings, and what they ran on: versions, commit, device, command
+    settings.json     all settings, the run's name, and what it ran on: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
     heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
     checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs), and
@@ -9,6 +9,7 @@
                       weights that a pruned model began with (`start`)
     tensorboard/      the same curves for TensorBoard
     report/           figures and tables, written by ``attnconv report``
+    .writer           while a process writes here: which one (see ``attnconv.training.writing``)
 
 Epochs are counted by how many are complete: 1 is the end of the first one.
 """
