@@ -33,12 +33,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         partial.replace(path)
     except OSError as error:
         kept = "The file that was there is unchanged." if path.exists() else "No file was made."
-        size = f"{len(content):,} bytes".replace(",", " ")
-        message = bad("path", f"must take {size}", f"{error.strerror} for {path}", kept)
-        raise OSError(error.errno, message) from error
+        raise cannot_write(path, len(content), error, kept) from error
     finally:
         partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def cannot_write(path: Path, size: int, error: OSError, kept: str) -> OSError:
+    """The system's error with the file's name, which errors of writing do not have.
+
+    Args:
+        path: the file.
+        size: bytes to be written.
+        error: what the system said.
+        kept: one sentence about what is in the file now.
+    """
+    got = f"{error.strerror} for {path}"
+    return OSError(error.errno, bad("path", f"must take {size:,} bytes".replace(",", " "), got, kept))
 
 
 def _sync_folder(folder: Path) -> None:

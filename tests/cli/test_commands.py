@@ -128,15 +128,29 @@ def test_demo_performs_learns_shows_and_clears_an_earlier_one_when_all_is_well(
     assert "as 9 heads in float64: largest relative difference" in out
     assert "test accuracy" in out
     assert Path(out.split("Report: ")[1].strip()).is_file()
-    result = tmp_path / "demo" / "result.json"
-    (tmp_path / "demo" / "of-the-first").write_text("")
+    run = RunFolder(tmp_path / "demo")
+    of_the_first = run.report / "figures" / "figure-99-of-the-first.png"
+    of_the_first.write_text("")
     status, _, err = call(capsys, *words, "0")
     assert (status, "--epochs: must be" in err) == (2, True)
-    assert result.is_file()
-    assert (tmp_path / "demo" / "of-the-first").exists()
+    assert run.result_file.is_file()
+    assert of_the_first.exists()
     assert call(capsys, *words, "2")[0] == 0
-    assert not (tmp_path / "demo" / "of-the-first").exists()
-    assert RunFolder(tmp_path / "demo").settings().train.epochs == 2
+    assert not of_the_first.exists()
+    assert run.settings().train.epochs == 2
+    before = set(run.path.rglob("*"))
+    assert run.foreign_files() == []
+    for name in ("notes.txt", "report/notes.txt", "checkpoints/mine.safetensors", "mine/settings.json"):
+        mine = run.path / name
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        status, _, err = call(capsys, *words, "1")
+        assert (status, f"--out: must be new, empty or an earlier demo, got {run.path}, which holds {name}" in err) == (
+            1,
+            True,
+        )
+        assert before < set(run.path.rglob("*"))
+        mine.unlink()
 
 
 def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv.models.build import build
-from attnconv.models.checkpoint import FORMAT_VERSION, Contents, migrate, read_checkpoint, restore, save_weights
+from attnconv.models.checkpoint import (
+    FORMAT_VERSION,
+    Contents,
+    migrate,
+    read_checkpoint,
+    restore,
+    save_weights,
+    weights_bytes,
+)
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
 TINY = AttentionSettings(layers=1, heads=3, width=8, mlp_width=8, image_size=8, classes=2)
@@ -234,3 +242,13 @@ def test_every_older_version_has_its_migration() -> None:
     from attnconv.models.checkpoint import MIGRATIONS
 
     assert sorted(MIGRATIONS) == list(range(1, FORMAT_VERSION))
+
+
+def test_equal_weights_are_equal_bytes_in_every_process() -> None:
+    """The format's own writer orders the map of strings by a hash that differs between calls."""
+    model = build(TINY)
+    files = {weights_bytes(model, TINY, classes=("a", "ü")) for _ in range(8)}
+    assert len(files) == 1
+    (content,) = files
+    assert int.from_bytes(content[:8], "little") % 8 == 0
+    assert safetensors.torch.load(content).keys() == model.state_dict().keys()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from attnconv.data.images import ImageSet
 from attnconv.models.build import build
-from attnconv.training.checkpoints import AtomicIO, read_state
+from attnconv.training.checkpoints import AtomicIO, read_state, sealed
 from attnconv.training.evaluate import evaluate
 from attnconv.training.module import step_seed
 from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, undecayed_names
@@ -158,6 +158,12 @@ class Foreign:
         return (print, ("executed",))
 
 
+def saved(values: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
 def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "state.ckpt"
     with pytest.raises(
@@ -167,19 +173,21 @@ def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pyte
     AtomicIO().save_checkpoint({"epoch": 3, "weights": torch.ones(2)}, path)
     assert read_state(path)["epoch"] == 3
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="state: must be a whole file that torch wrote, got"):
-        read_state(path)
-    path.write_bytes(b"hello")
+    for content in (whole[: len(whole) // 2], whole[:-1], whole + b"x", b"", b"hello", saved({"epoch": 3})):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"state: must match its checksum, got .*state\.ckpt"):
+            read_state(path)
+    path.write_bytes(sealed(b"hello"))
     with pytest.raises(ValueError, match="state: must be a whole file that torch wrote, got 101"):
         read_state(path)
-    torch.save({"epoch": Foreign()}, path)
+    path.write_bytes(sealed(saved({"epoch": Foreign()})))
     with pytest.raises(ValueError, match="state: must hold tensors and plain values only, got something else"):
         read_state(path)
-    path.write_bytes(pickle.dumps(Foreign()))
-    with pytest.raises(ValueError, match="state: must"):
-        read_state(path)
-    torch.save([1, 2], path)
+    for content in (pickle.dumps(Foreign()), sealed(pickle.dumps(Foreign()))):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="state: must"):
+            read_state(path)
+    path.write_bytes(sealed(saved([1, 2])))
     with pytest.raises(ValueError, match="state: must hold the trainer's state, got list"):
         read_state(path)
     assert "executed" not in capsys.readouterr().out

@@ -2,12 +2,16 @@
 
 `--help` answers without importing torch: this file and the top of each command's file know settings only, and the
 commands' bodies import what they run. Errors that a user can cause are printed as one sentence each, without a
-traceback, and end with status 2 for a wrong call and 1 for a failure at work.
+traceback, and end with status 2 for a wrong call and 1 for a failure at work. Ctrl-C ends a command with status 130 and
+SIGTERM with 143.
 """
 
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -64,17 +68,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(name: str, words: list[str]) -> int:
     """A command's status, with its errors as sentences."""
-    command = importlib.import_module(f"attnconv.cli.{name}_command")
     try:
-        return int(command.run(words))
-    except KeyboardInterrupt:
-        print("attnconv: stopped.", file=sys.stderr)
-        return 130
+        with _terminable():
+            return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
+    except KeyboardInterrupt as stop:
+        from attnconv.training.processes import is_first_process
+
+        if is_first_process():
+            print(stop if stop.args else "attnconv: stopped.", file=sys.stderr)
+        return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         from attnconv.training.settings import SettingsError
 
         print(f"attnconv {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, but for its status."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `TerminatedError` at SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():  # only the main one is asked to handle signals
+        yield
+        return
+
+    def terminate(*_: object) -> None:
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _help() -> str:

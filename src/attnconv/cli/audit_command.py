@@ -20,6 +20,7 @@ from attnconv.cli.looking import (
     require_positions_alone,
     sides,
 )
+from attnconv.cli.outputs import mark, require_room
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Audit:
         skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
             named.
         pretrained: Fetch the trained weights of a model from a library.
-        out: Folder for the page, the figures and audit.json; None for audits/MODEL.
+        out: Folder for the page, the figures and audit.json, new or of an earlier audit; None for audits/MODEL.
     """
 
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -85,6 +86,8 @@ def run(words: Sequence[str]) -> int:
         if getattr(arguments, flag) < 1:
             raise ValueError(bad(f"--{flag}", "must be at least 1", getattr(arguments, flag)))
     sizes, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
+    out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
+    require_room("--out", out)
     from attnconv.analysis import audit
     from attnconv.models.load import load
     from attnconv.report.audit_page import write_audit
@@ -99,7 +102,7 @@ def run(words: Sequence[str]) -> int:
     for note in (*notes, *found.omissions()):
         print(note)
     _print(found, about)
-    out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
+    mark(out)
     command = shlex.join(["attnconv", "audit", *words])
     print(f"Audit: {write_audit(found, out, title=arguments.model, about=about, command=command, notes=notes)}")
     return 0

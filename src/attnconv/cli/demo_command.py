@@ -1,6 +1,5 @@
 """`attnconv demo`: attention performs a convolution, attention learns, and pictures of where its heads went."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ class Demo:
     """Arguments of `attnconv demo`."""
 
     out: Path = Path("runs/demo")
-    """Run folder; an earlier demo in it is replaced."""
+    """Run folder; an earlier demo in it is replaced, unless it holds files of yours."""
     epochs: int | None = None
     """Epochs of training; None for the recipe's."""
 
@@ -90,13 +89,16 @@ def _learn(arguments: Demo, settings: "RunSettings") -> None:
 def _make_room(folder: Path) -> None:
     """Take an earlier demo away; anything else in the folder stays and stops the demo."""
     from attnconv.training.run_folder import RunFolder
+    from attnconv.training.writing import writing
 
     run = RunFolder(folder)
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not (run.exists() and run.record().get("command") == ["attnconv", "demo"]):
-        fix = "Name another folder with --out."
-        raise ValueError(
-            bad("--out", "must be new, empty or an earlier demo", f"{folder}, which holds other things", fix)
-        )
-    shutil.rmtree(folder)
+    with writing(run):
+        if run.is_empty():
+            return
+        is_demo = run.exists() and run.record().get("command") == ["attnconv", "demo"]
+        foreign = run.foreign_files()
+        if not is_demo or foreign:
+            held = foreign[0].relative_to(folder) if is_demo else "other things"
+            got, fix = f"{folder}, which holds {held}", "Name another folder with --out."
+            raise ValueError(bad("--out", "must be new, empty or an earlier demo", got, fix))
+        run.clear()

@@ -19,6 +19,7 @@ from attnconv.cli.looking import (
     require_positions_alone,
     sides,
 )
+from attnconv.cli.outputs import mark, require_room
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Explore:
         budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
             an even lattice of queries are kept.
         pretrained: Fetch the trained weights of a model from a library.
-        export: Write the page into this folder instead of serving it: it opens from disk and can be hosted.
+        export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
+            and can be hosted.
         port: Where to serve it, on this machine alone; 0 for any port that is free.
         browser: Open the page in a browser.
     """
@@ -84,11 +86,14 @@ def run(words: Sequence[str]) -> int:
             raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
     if not 0 < arguments.budget <= _MOST_BUDGET:
         raise ValueError(bad("--budget", f"must lie above 0 and be at most {_MOST_BUDGET} megabytes", arguments.budget))
+    if arguments.export is not None:
+        require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show
     content, answer = _look(arguments)
     if arguments.export is not None:
+        mark(arguments.export)
         print(f"Explorer: {export(content, arguments.export)}")
         return 0
     return _serve(arguments, content, answer, page)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,16 +49,22 @@ def run(words: Sequence[str]) -> int:
     about = "Remove heads that attend a thin stripe or everything alike (appendix E of the paper), and say what that "
     about += "saves and which layers can then no longer express a 3 x 3 kernel."
     arguments = parse(Prune, "prune", words, about=about, examples=_EXAMPLES)
+    from attnconv.training.run_folder import RunFolder
+    from attnconv.training.writing import writing
+
+    with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
+        if arguments.out is not None and not RunFolder(arguments.out).is_empty():
+            raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
+        _prune(arguments)
+    return 0
+
+
+def _prune(arguments: Prune) -> None:
+    """The work, with the folder held for writing."""
     from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
     from attnconv.models.load import load
     from attnconv.models.settings import AttentionSettings
 
-    if (
-        arguments.out is not None
-        and arguments.out.exists()
-        and (not arguments.out.is_dir() or any(arguments.out.iterdir()))
-    ):
-        raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
     loaded = load(arguments.model)
     before = loaded.settings
     if not isinstance(before, AttentionSettings):
@@ -72,7 +79,6 @@ def run(words: Sequence[str]) -> int:
     _print_counts(before, after)
     if arguments.out is not None:
         _write(arguments, replace(loaded, model=pruned, settings=after), removed)
-    return 0
 
 
 def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapping[str, tuple[int, ...]]) -> None:

@@ -9,6 +9,7 @@ import tyro
 
 from attnconv._errors import bad
 from attnconv.cli.comparing import example_images, print_comparison
+from attnconv.cli.outputs import require_new
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ class Recast:
     model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
     """The network, in any form that `attnconv.load` knows."""
     out: Path | None = None
-    """Weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
+    """New weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
     export: Path | None = None
-    """Also write a program of torch.export (.pt2), which PyTorch runs without this library."""
+    """Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library."""
     onnx: Path | None = None
-    """Also write an ONNX file; needs the packages onnx and onnxscript."""
+    """Also write an ONNX file, a new one; needs the packages onnx and onnxscript."""
     alpha: float | None = None
     """How hard the heads are; None for hard ones, which equal the convolutions."""
     weights: Literal["slices", "nearest"] = "slices"
@@ -59,6 +60,9 @@ def run(words: Sequence[str]) -> int:
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
+    for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
+        if path is not None:
+            require_new(flag, path)
     for flag, path in (("--export", arguments.export), ("--onnx", arguments.onnx)):
         if path is not None and not path.parent.is_dir():
             raise ValueError(bad(flag, "must lie in a folder that exists", str(path)))

@@ -29,7 +29,7 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
-from attnconv.models.weights_file import read_metadata
+from attnconv.models.weights_file import in_order, read_metadata
 
 FORMAT = "attnconv"
 FORMAT_VERSION = 1
@@ -121,7 +121,7 @@ def weights_bytes(
         "attnconv_version": attnconv.__version__,
         "extra": _as_json(extra),
     }
-    return safetensors.torch.save(tensors, metadata)
+    return in_order(safetensors.torch.save(tensors, metadata))
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

@@ -28,7 +28,7 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
-from attnconv.models.weights_file import read_metadata
+from attnconv.models.weights_file import in_order, read_metadata
 from attnconv.theorem import plan_shifts, recast
 
 FORMAT = "attnconv-recast"
@@ -84,7 +84,7 @@ def save_recast(
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    write_atomically(path, in_order(safetensors.torch.save(tensors, metadata)))
 
 
 def is_recast(metadata: dict[str, str]) -> bool:

@@ -45,6 +45,20 @@ def read_metadata(path: Path) -> dict[str, str]:
     return _checked_metadata(path, header, size=size, data_start=8 + length)
 
 
+def in_order(content: bytes) -> bytes:
+    """A safetensors file with its map of strings in alphabetical order: equal contents are then equal bytes.
+
+    Args:
+        content: what `safetensors.torch.save` gives, whose map is in another order each time.
+    """
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)

@@ -18,6 +18,8 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 
+from attnconv._atomic import write_atomically
+
 INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
@@ -93,8 +95,9 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
     with house_style():
-        figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": "attnconv"})
-        page = io.BytesIO()
-        figure.savefig(page, format="svg", metadata={"Date": None, "Creator": "attnconv"})
-    svg.write_bytes(page.getvalue())
+        bitmap, drawing = io.BytesIO(), io.BytesIO()
+        figure.savefig(bitmap, format="png", dpi=_DPI, metadata={"Software": "attnconv"})
+        figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": "attnconv"})
+    write_atomically(png, bitmap.getvalue())
+    write_atomically(svg, drawing.getvalue())
     return png, svg

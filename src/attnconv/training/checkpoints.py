@@ -1,5 +1,10 @@
-"""The trainer's own state on disk: written in one step, read without executing anything."""
+"""The trainer's own state on disk: written in one step, checked as a whole, read without executing anything.
 
+attnconv state 1 sha256 HEX   a line with the checksum of all that follows
+what torch.save wrote         a dictionary; under `run` it names its run and holds that run's settings
+"""
+
+import hashlib
 import io
 import os
 import pickle
@@ -13,6 +18,8 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+
+_HEAD = b"attnconv state 1 sha256 "
 
 
 @final
@@ -36,7 +43,7 @@ class AtomicIO(CheckpointIO):
         """
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        write_atomically(Path(path), buffer.getvalue())
+        write_atomically(Path(path), sealed(buffer.getvalue()))
 
     def load_checkpoint(
         self,
@@ -52,20 +59,31 @@ class AtomicIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
+def sealed(content: bytes) -> bytes:
+    """Content behind a line with its checksum."""
+    return _HEAD + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """The trainer's state, of tensors and plain values only.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, or holds anything but tensors and plain values (none of which is executed).
+        ValueError: if one bit of it is not as it was written, or it holds anything but tensors and plain values (none
+            of which is executed).
     """
     if not path.is_file():
         raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
     fix = "Restore the file, or start the run anew in another folder; its weights files can still be read."
+    file = path.read_bytes()
+    content = file.partition(b"\n")[2]
+    if sealed(content) != file:
+        got = "a damaged or truncated file" if file.startswith(_HEAD) else "a file without a checksum"
+        raise ValueError(bad("state", "must match its checksum", got, fix, origin=str(path)))
     try:
         with warnings.catch_warnings():  # torch asks for bug reports about pickles that are not its own
             warnings.simplefilter("ignore", UserWarning)
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         got = "something else in it; none of it was executed"
         raise ValueError(bad("state", "must hold tensors and plain values only", got, fix, origin=str(path))) from error

@@ -1,5 +1,6 @@
 """What can only be found wrong with a run on the machine, in the data or in its folder; all before any work."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from attnconv.data.settings import settle
 from attnconv.models.checkpoint import check_tensors, read_checkpoint
 from attnconv.models.load import LoadedModel, checkpoint_file
 from attnconv.models.settings import AttentionSettings
-from attnconv.training.plain import to_plain
+from attnconv.training.checkpoints import read_state
+from attnconv.training.plain import from_plain, to_plain
 from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, RunSettings, SettingsError
@@ -101,29 +103,49 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
 
     Raises:
         ValueError: if the folder holds anything but a run that can be resumed: without ``resume`` anything at all, with
-            it other files or a run of other settings.
+            it other files, a run of other settings, or one whose state is lost, damaged or of another run.
     """
     if not is_first_process():
         return
     path = folder.path
-    if path.exists() and not path.is_dir():
-        raise ValueError(bad("--out", "must be a folder", f"the file {path}"))
-    if not resume and path.exists() and any(path.iterdir()):
+    if not resume and not folder.is_empty():
         held = "a run" if folder.exists() else "other files"
         fix = "Add --resume to continue it, or name another folder." if folder.exists() else "Name another folder."
         raise ValueError(bad("--out", "must be new or empty", f"{path}, which holds {held}", fix))
-    if resume and not folder.exists() and path.exists() and (foreign := folder.foreign_files()):
-        raise ValueError(
-            bad("--out", "must hold a run to resume, or nothing", f"{path}, which holds {foreign[0].name}")
-        )
+    if resume and not folder.exists() and (foreign := folder.foreign_files()):
+        name = foreign[0].relative_to(path)
+        raise ValueError(bad("--out", "must hold a run to resume, or nothing", f"{path}, which holds {name}"))
     if resume and folder.exists():
-        fix = "Leave it as it was, or start anew in another folder."
-        changed = [
-            bad(name, f"must stay {before!r} when a run is resumed", repr(now), fix, origin=f"run {path}")
-            for name, before, now in differences(folder.settings(), settings)
-        ]
-        if changed:
-            raise SettingsError(changed)
+        _refuse_changes(folder.settings(), settings, origin=f"run {path}")
+        _check_state(folder, settings)
+
+
+def _refuse_changes(before: RunSettings, now: RunSettings, *, origin: str) -> None:
+    fix = "Leave it as it was, or start anew in another folder."
+    changed = [
+        bad(name, f"must stay {old!r} when a run is resumed", repr(new), fix, origin=origin)
+        for name, old, new in differences(before, now)
+    ]
+    if changed:
+        raise SettingsError(changed)
+
+
+def _check_state(folder: RunFolder, settings: RunSettings) -> None:
+    """Refuse a state that this run with these settings did not write, or one that it did write and that is gone."""
+    file, fix = folder.state_file, "Restore it, or start anew in another folder."
+    if not file.is_file():
+        if folder.result() is not None or not folder.checkpoints.is_dir():
+            where = f"the run in {folder.path}"
+            raise FileNotFoundError(bad("state", f"must be there to resume {where}", f"nothing at {file}", fix))
+        return  # killed before its first epoch was complete
+    run = read_state(file).get("run")
+    if not isinstance(run, Mapping) or not isinstance(run.get("settings"), Mapping):
+        raise ValueError(bad("state", "must name its run", repr(run), fix, origin=str(file)))
+    _refuse_changes(from_plain(run["settings"], origin=f"from {file}"), settings, origin=f"state {file}")
+    if run.get("name") != folder.record().get("run"):
+        raise ValueError(
+            bad("state", f"must be of the run in {folder.path}", "that of another run", fix, origin=str(file))
+        )
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:

@@ -30,11 +30,13 @@ from attnconv.training.module import TrainingModule
 from attnconv.training.numerics import numerics
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress import Watcher, downloading
-from attnconv.training.recorder import Recorder
+from attnconv.training.recorder import Recorder, stopped
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings, SettingsError, problems
 from attnconv.training.starting import first_model, measure
+from attnconv.training.writing import writing
 
+_TERMINATED = 128 + 15  # status of a process that SIGTERM ended
 _PRECISIONS: Mapping[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}
 
 
@@ -66,18 +68,28 @@ def fit(
 
     Raises:
         SettingsError: if anything is wrong with the settings, naming all of it; nothing was done.
-        ValueError: if the folder holds something else, its state cannot be read, or the weights to begin with are not
-            those of such a model.
+        ValueError: if another process writes to the folder, it holds something else, its state is damaged or of another
+            run, or the weights to begin with are not those of such a model.
         OSError: if the data are not there, or the folder cannot be written; what was saved before stays good.
         DivergedError: if the loss is no longer finite; the last good checkpoint stays.
+        KeyboardInterrupt: at Ctrl-C; the last complete epoch is kept.
+        SystemExit: at SIGTERM likewise, with status 143.
     """
     wrong = problems(settings) or machine_problems(settings)
     if wrong:
         raise SettingsError(wrong)
     folder = RunFolder(Path(run_dir))
-    check_folder(folder, settings, resume=resume)
-    check_start(folder, settings, start_from)
-    shown = progress and is_first_process()
+    with writing(folder):
+        check_folder(folder, settings, resume=resume)
+        check_start(folder, settings, start_from)
+        _fit(settings, folder, start_from, shown=progress and is_first_process(), command=command)
+    return folder
+
+
+def _fit(
+    settings: RunSettings, folder: RunFolder, start_from: str | Path | None, *, shown: bool, command: Sequence[str]
+) -> None:
+    """From the data to the result, in a folder that is held for writing and can take the run."""
     with downloading(shown=shown) as report:
         data = load_data(settings.data, progress=report)
     wrong = data_problems(settings, data)
@@ -97,7 +109,6 @@ def fit(
             result = _measure(settings, data, recorder, device)
             write_json(folder.result_file, result)
             watcher.say(_sentence(result))
-    return folder
 
 
 def make_trainer(settings: RunSettings, folder: RunFolder, callback: Callback) -> Trainer:
@@ -183,7 +194,12 @@ def train_model(settings: RunSettings, data: Splits, trainer: Trainer, folder: R
         model.compile()
     state = folder.state_file
     loaders = [evaluation_batches(measured[name], train, trainer) for name in splits]
-    trainer.fit(module, batches, loaders or None, ckpt_path=str(state) if state.is_file() else None)
+    try:
+        trainer.fit(module, batches, loaders or None, ckpt_path=str(state) if state.is_file() else None)
+    except SystemExit as end:  # what Lightning makes of Ctrl-C (status 1) and of SIGTERM (status 0)
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise type(end.__context__)(stopped(folder)) from None
+        raise SystemExit(_TERMINATED) from None
 
 
 def _measure(settings: RunSettings, data: Splits, recorder: Recorder, device: torch.device) -> dict[str, Any]:

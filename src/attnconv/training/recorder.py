@@ -6,6 +6,8 @@ lost epochs is dropped when the run is resumed, and they are computed again, wit
 """
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,6 +19,7 @@ from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluate import Score
 from attnconv.training.heads import head_record
 from attnconv.training.module import TrainingModule
+from attnconv.training.plain import to_plain
 from attnconv.training.progress import Watcher
 from attnconv.training.run_folder import HeadsLine, MetricsLine, RunFolder, append_line
 
@@ -74,7 +77,8 @@ class Recorder(Checkpoint):
         if module.settings.train.tensorboard:
             from torch.utils.tensorboard.writer import SummaryWriter  # takes a second: only where it is used
 
-            self._board = SummaryWriter(str(self.folder.tensorboard), purge_step=trainer.global_step + 1)
+            with self._curves_may_fail():
+                self._board = SummaryWriter(str(self.folder.tensorboard), purge_step=trainer.global_step + 1)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -88,9 +92,9 @@ class Recorder(Checkpoint):
         if trainer.global_step % train.log_every == 0:
             point = module.take("window")
             self._refuse_divergence(point, trainer, module)
-            if self._board is not None:
-                self._board.add_scalar("train/loss of steps", point.loss, trainer.global_step)
-                self._board.add_scalar("learning rate", _rate(trainer, module), trainer.global_step)
+            self._draw(
+                {"train/loss of steps": point.loss, "learning rate": _rate(trainer, module)}, trainer.global_step
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = _ours(pl_module)
@@ -119,8 +123,14 @@ class Recorder(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._close()
-        if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            self.watcher.say(f"Stopped. The last complete epoch is kept in {self.folder.path}; --resume continues.")
+        if isinstance(exception, SystemExit) and trainer.is_global_zero:  # SIGTERM; Ctrl-C says it as an exception
+            self.watcher.say(stopped(self.folder))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Tie the trainer's state to its run."""
+        if trainer.is_global_zero:
+            settings = to_plain(_ours(pl_module).settings)
+            checkpoint["run"] = {"name": self.folder.record().get("run"), "settings": settings}
 
     def _lines(
         self, scores: dict[str, Score], trainer: Trainer, module: TrainingModule, epoch: int
@@ -142,11 +152,9 @@ class Recorder(Checkpoint):
     def _note(self, module: TrainingModule, lines: list[MetricsLine], epoch: int) -> None:
         """An epoch's lines, for the next time that something is written; the curves are shown at once."""
         self._waiting.append((lines, head_record(module.model, epoch)))
-        if self._board is not None:
-            for line in lines:
-                self._board.add_scalar(f"{line['split']}/loss", line["loss"], line["step"])
-                self._board.add_scalar(f"{line['split']}/accuracy", line["accuracy"], line["step"])
-            self._board.flush()
+        for line in lines:
+            values = {f"{line['split']}/{name}": line[name] for name in ("loss", "accuracy")}
+            self._draw(values, line["step"], flush=True)
         self.watcher.epoch(lines)
 
     def _weights(self, module: TrainingModule, scores: dict[str, Score], epoch: int) -> bytes:
@@ -184,11 +192,37 @@ class Recorder(Checkpoint):
         fix = f"Lower --optim.learning-rate, raise --schedule.warmup, or set --optim.clip. {kept}"
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
+    def _draw(self, values: Mapping[str, float], step: int, *, flush: bool = False) -> None:
+        """Points of TensorBoard's curves, where there are any."""
+        if self._board is None:
+            return
+        with self._curves_may_fail():
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+            if flush:
+                self._board.flush()
+
+    @contextmanager
+    def _curves_may_fail(self) -> Iterator[None]:
+        """The same numbers are in `metrics.jsonl`: where the curves cannot be written, the run goes on without them."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            text = f"TensorBoard: no curves in {self.folder.tensorboard} from now on ({error.strerror or error})."
+            self.watcher.say(text)
+
     def _close(self) -> None:
         self.watcher.end()
         if self._board is not None:
-            self._board.close()
+            with self._curves_may_fail():
+                self._board.close()
             self._board = None
+
+
+def stopped(folder: RunFolder) -> str:
+    """What is said when a training ends before its time."""
+    return f"Stopped. The last complete epoch is kept in {folder.path}; --resume continues."
 
 
 def _rate(trainer: Trainer, module: TrainingModule) -> float:

@@ -1,6 +1,6 @@
 """What a run leaves behind, and how it is read back. No torch is needed for any of it.
 
-    settings.json     all settings, and what they ran on: versions, commit, device, command
+    settings.json     all settings, the run's name, and what it ran on: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
     heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
     checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs), and
@@ -9,22 +9,43 @@
                       weights that a pruned model began with (`start`)
     tensorboard/      the same curves for TensorBoard
     report/           figures and tables, written by ``attnconv report``
+    .writer           while a process writes here: which one (see ``attnconv.training.writing``)
 
 Epochs are counted by how many are complete: 1 is the end of the first one.
 """
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypedDict
 
-from attnconv._atomic import PARTIAL, write_atomically
+from attnconv._atomic import PARTIAL, cannot_write, write_atomically
 from attnconv._errors import bad
 from attnconv.training.plain import from_plain, to_plain
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1
+LOCK = ".writer"  # see `attnconv.training.writing`
+
+# Patterns of what a run leaves, below its folder, and of what one leaves that is killed before its settings are there.
+_OWN = (
+    "settings.json",
+    "metrics.jsonl",
+    "heads.jsonl",
+    "result.json",
+    "checkpoints/last.safetensors",
+    "checkpoints/best.safetensors",
+    "checkpoints/start.safetensors",
+    "checkpoints/state.ckpt",
+    "tensorboard/events.out.tfevents.*",
+    "report/index.html",
+    "report/figures/figure-*.png",
+    "report/figures/figure-*.svg",
+)
+_BEFORE = ("checkpoints/start.safetensors",)
 
 
 class MetricsLine(TypedDict):
@@ -108,6 +129,11 @@ class RunFolder:
         return self.checkpoints / "start.safetensors"
 
     @property
+    def lock_file(self) -> Path:
+        """What the one process that writes here holds."""
+        return self.path / LOCK
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -158,7 +184,9 @@ class RunFolder:
             environment: plain values about what it runs on; see ``attnconv.training.environment``.
         """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(self.settings_file, {"format": FORMAT, "settings": to_plain(settings), **environment})
+        # The name ties the state to its run: another run of equal settings may have begun with other weights.
+        values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": to_plain(settings)}
+        write_json(self.settings_file, {**values, **environment})
 
     def metrics(self) -> list[MetricsLine]:
         """All lines of ``metrics.jsonl``, in the order written; empty before the first epoch is complete."""
@@ -209,16 +237,49 @@ class RunFolder:
         folders = (RunFolder(folder) for folder in (path, path.parent, path.parent.parent))
         return next((folder for folder in folders if path.exists() and folder.exists()), None)
 
+    def is_empty(self) -> bool:
+        """Whether the folder is missing, or holds nothing but the lock of its writer."""
+        return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
+
     def foreign_files(self) -> list[Path]:
-        """What lies in the folder and is not what a run leaves there that was killed before its first line."""
-        own = (self.checkpoints, *self.path.glob(PARTIAL))
-        return sorted(path for path in self.path.iterdir() if path not in own)
+        """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
+        own = (LOCK, *(_OWN if self.exists() else _BEFORE))
+        return sorted(
+            path
+            for path in self.path.rglob("*")
+            if not (path.is_dir() and not path.is_symlink())
+            and not path.match(PARTIAL)
+            and not any(_matches(path.relative_to(self.path), pattern) for pattern in own)
+        )
+
+    def clear(self) -> None:
+        """Remove the run's files, and folders that are empty then. Its lock stays."""
+        foreign = {self.lock_file, *self.foreign_files()}
+        for path in sorted(self.path.rglob("*"), reverse=True):  # what is in a folder before the folder
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # it holds other files
+                    path.rmdir()
+            elif path not in foreign:
+                path.unlink()
+
+
+def _matches(path: PurePath, pattern: str) -> bool:
+    """Whether a path is as a pattern says, all of it."""
+    return len(path.parts) == pattern.count("/") + 1 and path.match(pattern)
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Add one JSON line to a file."""
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line, allow_nan=False) + "\n")
+    """Add one JSON line to a file.
+
+    Raises:
+        OSError: if it cannot be written, with the file's name; the lines before it are as they were.
+    """
+    text = json.dumps(line, allow_nan=False) + "\n"
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise cannot_write(file, len(text), error, "Its earlier lines are unchanged.") from error
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ class TrainSettings:
         seed: All randomness is a function of this, the epoch and the sample, at least 0.
         compile: Compile the model with torch.compile before training: slower to start, then faster.
         test_curve: Also measure the test set after every epoch. The choice of an epoch never looks at it.
-        tensorboard: Write curves for TensorBoard beside metrics.jsonl.
+        tensorboard: Write curves for TensorBoard beside metrics.jsonl. Where they cannot be written, training goes on.
         log_every: Optimiser steps between two points of the training curve in TensorBoard, and between two looks at the
             loss.
         checkpoint_every: Epochs between two moments at which metrics, weights and what a resume needs are written. A

@@ -21,6 +21,7 @@ from attnconv.training.heads import head_record
 from attnconv.training.numerics import numerics
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings
+from attnconv.training.writing import writing
 
 
 def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
@@ -78,14 +79,16 @@ def measure_start(run: RunFolder) -> None:
         run: A run. Nothing is done where it is not complete or began with fresh parameters.
 
     Raises:
+        ValueError: Another process writes to the run's folder.
         OSError: The images are not where the run found them; nothing is downloaded.
     """
     result = run.result()
     if result is None or "start" in result or not run.start_weights.is_file():
         return
     settings = run.settings()
-    data = load_data(replace(settings.data, download=False))
-    model = load_model(run.start_weights).model
-    with numerics(settings):
-        result["start"] = {"epoch": 0, **measure(model, settings, data, device_of(settings.train.accelerator))}
-    write_json(run.result_file, result)
+    with writing(run):
+        data = load_data(replace(settings.data, download=False))
+        model = load_model(run.start_weights).model
+        with numerics(settings):
+            result["start"] = {"epoch": 0, **measure(model, settings, data, device_of(settings.train.accelerator))}
+        write_json(run.result_file, result)

@@ -1,0 +1,190 @@
+"""What a resume refuses: a state that is damaged, lost or of another run, changed settings, a folder in use."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnconv.training.checkpoints import AtomicIO, read_state
+from attnconv.training.fit import fit
+from attnconv.training.run_folder import RunFolder, append_line, write_json
+from attnconv.training.settings import RunSettings, SettingsError
+from attnconv.training.writing import writing
+from tests.training.making import MODEL, tiny
+
+
+def fails_before_epoch(epoch: int, failure: Callable[[], None], folder: Path, settings: RunSettings) -> RunFolder:
+    """A run to which something happens before an epoch, counted from 0."""
+
+    def start(self: object, trainer: Any, module: object) -> None:
+        if trainer.current_epoch == epoch:
+            failure()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnconv.training.recorder.Recorder.on_train_epoch_start", start, raising=False)
+        fit(settings, folder, progress=False)
+    return RunFolder(folder)
+
+
+class CutError(RuntimeError):
+    pass
+
+
+def cut_after_one(folder: Path, settings: RunSettings) -> RunFolder:
+    def fail() -> None:
+        raise CutError
+
+    with pytest.raises(CutError):
+        fails_before_epoch(1, fail, folder, settings)
+    return RunFolder(folder)
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of three epochs that was cut after the first."""
+    return cut_after_one(tmp_path_factory.mktemp("runs") / "cut", tiny(epochs=3))
+
+
+@pytest.fixture
+def copy(cut: RunFolder, tmp_path: Path) -> RunFolder:
+    shutil.copytree(cut.path, tmp_path / "copy")
+    return RunFolder(tmp_path / "copy")
+
+
+def contents(folder: RunFolder) -> Mapping[str, bytes]:
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def refused(folder: RunFolder, settings: RunSettings, error: type[Exception], match: str) -> None:
+    """A resume is refused and leaves the folder as it was."""
+    before = contents(folder)
+    with pytest.raises(error, match=match):
+        fit(settings, folder.path, resume=True, progress=False)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"train": {"seed": 7}}, ["--seed: .* 42 .* 7"]),
+        ({"train": {"batch_size": 30}}, ["--batch-size: .* 20 .* 30"]),
+        ({"train": {"epochs": 1}}, ["--epochs: .* 3 .* 1"]),
+        (
+            {"train": {"epochs": 30}, "optim": {"clip": 2.0}},
+            ["--epochs: .* 3 .* 30", r"--optim\.clip: .* 1\.0 .* 2\.0"],
+        ),
+        ({"model": {"width": 32}}, ["--width: .* 16 .* 32"]),
+        ({"model": {"heads": 4}, "data": {"limit": 100}}, ["--heads: .* 3 .* 4", r"--data\.limit: .* 120 .* 100"]),
+    ],
+)
+def test_settings_that_were_edited_are_named(
+    copy: RunFolder, changes: Mapping[str, Mapping[str, Any]], names: list[str]
+) -> None:
+    record = json.loads(copy.settings_file.read_text())
+    for group, values in changes.items():
+        record["settings"][group] |= values
+    write_json(copy.settings_file, record)
+    settings = copy.settings()
+    for name in names:
+        refused(copy, settings, SettingsError, rf"{name} \(state .*state\.ckpt\)")
+
+
+def test_what_changes_nothing_about_a_run_may_be_edited(copy: RunFolder) -> None:
+    record = json.loads(copy.settings_file.read_text())
+    record["settings"]["train"] |= {"checkpoint_every": 2}
+    record["settings"]["data"] |= {"root": "elsewhere"}
+    write_json(copy.settings_file, record)
+    assert fit(copy.settings(), copy.path, resume=True, progress=False).result() is not None
+
+
+def test_a_state_of_another_run_is_refused(copy: RunFolder, tmp_path: Path) -> None:
+    seeded = cut_after_one(tmp_path / "seeded", tiny(epochs=3, seed=7))
+    shutil.copy(seeded.state_file, copy.state_file)
+    refused(copy, tiny(epochs=3), SettingsError, r"--seed: .* 7 .* 42 \(state .*state\.ckpt\)")
+    wider = cut_after_one(tmp_path / "wider", replace(tiny(epochs=3), model=replace(MODEL, width=32)))
+    shutil.copy(wider.state_file, copy.state_file)
+    refused(copy, tiny(epochs=3), SettingsError, r"--width: .* 32 .* 16 \(state .*state\.ckpt\)")
+    twin = cut_after_one(tmp_path / "twin", tiny(epochs=3))
+    shutil.copy(twin.state_file, copy.state_file)
+    refused(copy, tiny(epochs=3), ValueError, rf"state: must be of the run in {copy.path}, got .*state\.ckpt")
+
+
+def test_a_state_that_names_no_run_is_refused(copy: RunFolder) -> None:
+    state = read_state(copy.state_file)
+    for run in (None, {}, {"name": "x", "settings": 3}):
+        AtomicIO().save_checkpoint({**state, "run": run}, copy.state_file)
+        refused(copy, tiny(epochs=3), ValueError, r"state: must name its run, got .*state\.ckpt")
+
+
+def test_a_damaged_state_is_refused(copy: RunFolder) -> None:
+    content = bytearray(copy.state_file.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.state_file.write_bytes(content)
+    refused(copy, tiny(epochs=3), ValueError, r"state: must match its checksum, got .*state\.ckpt")
+
+
+def test_a_state_that_is_lost_is_not_begun_again(copy: RunFolder) -> None:
+    shutil.rmtree(copy.checkpoints)
+    refused(copy, tiny(epochs=3), FileNotFoundError, r"state: must be there .* got nothing at .*state\.ckpt")
+    copy.checkpoints.mkdir()
+    write_json(copy.result_file, {})
+    refused(copy, tiny(epochs=3), FileNotFoundError, r"state: must be there .* got nothing at .*state\.ckpt")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_in_use_is_refused(copy: RunFolder, resume: bool) -> None:
+    with writing(copy):
+        before = contents(copy)
+        with pytest.raises(ValueError, match=rf"--out: .* {copy.path}, .*process {os.getpid()} "):
+            fit(tiny(epochs=3), copy.path, resume=resume, progress=False)
+        assert contents(copy) == before
+
+
+def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    """Of a script without a handler; the command line has its own."""
+    with pytest.raises(SystemExit) as end:
+        fails_before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM), tmp_path / "run", tiny(epochs=3))
+    assert end.value.code == 143
+    run = RunFolder(tmp_path / "run")
+    assert not run.lock_file.exists()
+    assert fit(tiny(epochs=3), run.path, resume=True, progress=False).result() is not None
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; --resume"):
+        fails_before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGINT), tmp_path / "run", tiny(epochs=3))
+
+
+def test_a_full_disk_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"path: must take 13 bytes, got No space left on device for .*metrics") as caught:
+        append_line(tmp_path / "metrics.jsonl", {"epoch": 1})
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_curves_that_cannot_be_written_do_not_stop_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    def blocked() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SummaryWriter, "flush", lambda _: blocked())
+    run = fit(tiny(tensorboard=True), tmp_path / "later")
+    said = capsys.readouterr().err
+    assert run.result() is not None
+    assert said.count(f"TensorBoard: no curves in {run.tensorboard}") == 1
+    monkeypatch.setattr(SummaryWriter, "__init__", lambda *_, **__: blocked())
+    assert fit(tiny(tensorboard=True), tmp_path / "at-once").result() is not None
+    assert capsys.readouterr().err.count("No space left on device") == 1
