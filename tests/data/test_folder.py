@@ -137,7 +137,7 @@ class TestOneImage:
         file = io.BytesIO()
         Image.fromarray(pixels(1)[0].transpose(1, 2, 0).copy()).save(file, kind)
         (tmp_path / "half.img").write_bytes(file.getvalue()[:600])
-        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*[Tt]runcated"):
+        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*([Tt]runcated|cut off)"):
             read_image(tmp_path / "half.img", 8)
 
     def test_more_than_8_bits(self, tmp_path: Path) -> None:
@@ -145,19 +145,11 @@ class TestOneImage:
         with pytest.raises(ValueError, match=r"deep\.png: must have 8 bits a channel, got an image of mode I;16"):
             read_image(tmp_path / "deep.png", 8)
 
-    def test_a_huge_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "LARGEST_FILE", 100)
-        put(tmp_path / "huge.png")
-        with pytest.raises(ValueError, match=r"huge\.png: must have at most 100 pixels, got 12 x 10"):
-            read_image(tmp_path / "huge.png", 8)
-
     def test_a_bomb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(tmp_path / "bomb.png")
         for limit in (100, 30):  # Pillow warns above its limit, and raises above twice the limit
             monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-            with pytest.raises(
-                ValueError, match=r"bomb\.png: must be a whole image, got Image size \(120 pixels\) exceeds"
-            ):
+            with pytest.raises(ValueError, match=r"bomb\.png: must have .* pixels, got Image size \(120 pixels\)"):
                 read_image(tmp_path / "bomb.png", 8)
 
     def test_arguments(self, tmp_path: Path) -> None:

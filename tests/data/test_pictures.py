@@ -91,7 +91,9 @@ def test_no_folder_and_no_image(tmp_path: Path) -> None:
         read_pictures(tmp_path, (4, 4), count=1)
 
 
-@pytest.mark.parametrize(("sizes", "count", "words"), [((0, 4), 1, r"size: must be at least 1"), ((4, 4), 0, r"count")])
+@pytest.mark.parametrize(
+    ("sizes", "count", "words"), [((0, 4), 1, r"sizes: must be at least 1, got \(0, 4\)"), ((4, 4), 0, r"count")]
+)
 def test_counts_below_one(tmp_path: Path, sizes: tuple[int, int], count: int, words: str) -> None:
     picture(tmp_path / "a.png")
     with pytest.raises(ValueError, match=words):
