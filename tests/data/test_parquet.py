@@ -195,7 +195,7 @@ class TestBombs:
         taken: list[int] = []
         monkeypatch.setattr("attnconv.data.parquet._decode", lambda *_: taken.append(pa.total_allocated_bytes()))
         before = pa.total_allocated_bytes()
-        with pytest.raises(ValueError, match="need at least one array|zero-dimensional"):  # of what is patched above
+        with pytest.raises(ValueError, match=r"array"):  # of what is patched above
             read_parquet({"test": [tmp_path / TEST]}, "label", {"test": 400})
         assert len(taken) == 11
         assert max(taken) - before < 10_000_000

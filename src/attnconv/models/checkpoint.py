@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._json import read_json
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import read_metadata
@@ -227,7 +228,7 @@ def _interpret(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], path:
 def _json_value(metadata: Mapping[str, str], name: str, kind: type, path: Path) -> Any:
     text = metadata.get(name)
     try:
-        value = None if text is None else json.loads(text)
+        value = None if text is None else read_json(text)
     except ValueError:
         value = None
     if not isinstance(value, kind):

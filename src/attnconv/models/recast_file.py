@@ -26,6 +26,7 @@ from torch import nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._json import read_json
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import read_metadata
@@ -108,7 +109,7 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         got = repr(metadata.get("format_version"))
         raise ValueError(bad("checkpoint", f"must have format version {FORMAT_VERSION}", got, origin=origin))
     try:
-        values = {name: json.loads(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
+        values = {name: read_json(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
         source, spec = values["model"], values["model"].get("spec")
     except (KeyError, ValueError, AttributeError) as error:
         raise ValueError(bad("checkpoint", "must say what was recast", repr(error), origin=origin)) from error
