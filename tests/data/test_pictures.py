@@ -1,5 +1,6 @@
 """Pictures of a folder, for looking at a model."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> No
     assert read_pictures(tmp_path, (12, 32), count=10).notes == (
         "Enlarged to 12 x 32 pixels: narrow.png 4.0 times, small.png 3.6 times.",
     )
+
+
+def test_names_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
+    picture(tmp_path / os.fsdecode(b"\xff\x1b[2J.png"))
+    found = read_pictures(tmp_path, (32, 32), count=10)
+    assert found.names == ("\\udcff\\x1b[2J.png",)
+    assert found.notes == ("Enlarged to 32 x 32 pixels: \\udcff\\x1b[2J.png 8.0 times.",)
 
 
 def test_of_many_enlarged_files_some_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv.cli.parsing import parse
 
 
@@ -44,9 +44,11 @@ def run(words: Sequence[str]) -> int:
     dtype = next(parameter.dtype for parameter in loaded.model.parameters())
     with torch.inference_mode():
         logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
+    if not bool(logits.isfinite().all()):
+        raise ValueError(bad("--model", "must give finite logits for the image", str(logits.tolist())))
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        print(f"{probability:7.2%}  {loaded.classes[index]}")
+        print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
     return 0
 
 

@@ -100,7 +100,7 @@ def open_picture(
     name = name or ("image" if isinstance(source, bytes) else str(source))
     try:
         with (
-            io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file,
+            _opened(source, name) as file,
             Image.open(file, formats=formats) as image,
         ):
             _check_size(image, name, largest)
@@ -113,8 +113,6 @@ def open_picture(
                 yield image
     except PictureError:
         raise
-    except FileNotFoundError as error:
-        raise PictureError(bad(name, "must be an image file", "nothing of that name")) from error
     except UnidentifiedImageError as error:
         raise UnsupportedTypeError(bad(name, "must be a whole image", f"none of {', '.join(formats)}")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
@@ -123,6 +121,14 @@ def open_picture(
     except _BROKEN as error:
         first = str(error).partition("\n")[0][:200].rstrip(".") or type(error).__name__
         raise PictureError(bad(name, "must be a whole image", first)) from error
+
+
+def _opened(source: Path | str | bytes, name: str) -> io.BufferedIOBase:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if not Path(source).is_file():  # a pipe might never end
+        raise PictureError(bad(name, "must be an image file", "no file of that name"))
+    return Path(source).open("rb")
 
 
 def fit_picture(

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv.data.cache import cache_folder, cached, key_of
 from attnconv.data.decoding import fit_picture, open_picture
 from attnconv.data.images import ImageSet, held_out
@@ -48,7 +48,8 @@ def read_folders(settings: DataSettings) -> FolderSets:
         settings: root, image size, the seed of splits, and where the cache is.
 
     Returns:
-        The sets and the names of the classes, which are those of the folders in alphabetical order.
+        The sets and the names of the classes, which are those of the folders in alphabetical order, with
+        escapes for what cannot be printed.
 
     Raises:
         ValueError: if a folder is missing or empty, test images are of unknown classes, images are broken (the message
@@ -62,13 +63,14 @@ def read_folders(settings: DataSettings) -> FolderSets:
     if train_folder != root and (root / "test").is_dir():
         apart.append(root / "test")
     classes = _classes(train_folder)
+    names = tuple(map(printable, classes))
     train = _read_set(train_folder, classes, settings)
     others = [_read_set(folder, classes, settings) for folder in apart]
     if not others:
         count = max(1, len(train) // 5)
         kept, out = held_out(train.labels, count, seed=settings.split_seed, stratify=settings.stratify)
-        return FolderSets(train.take(kept), None, train.take(out), classes)
-    return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], classes)
+        return FolderSets(train.take(kept), None, train.take(out), names)
+    return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], names)
 
 
 def read_image(

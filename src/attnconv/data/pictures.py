@@ -14,7 +14,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv._values import whole
 from attnconv.data.decoding import enlargement, fit_picture, open_picture
 from attnconv.data.folder import SUFFIXES
@@ -30,7 +30,7 @@ class FolderPictures:
 
     Attributes:
         pixels: Bytes.
-        names: Of the files, below the folder.
+        names: Of the files, below the folder, as they can be printed.
         notes: What was wrong with each file that was passed over, and which files had to be enlarged more than twice,
             which shows a model little of what it was made for.
     """
@@ -79,9 +79,9 @@ def read_pictures(
         try:
             pixels, factor = _read(path, sizes, channels, varied)
             images.append(pixels)
-            names.append(path.relative_to(folder).as_posix())
+            names.append(printable(path.relative_to(folder).as_posix()))
             if factor > MOST_ENLARGED:
-                enlarged.append(f"{path.name} {factor:.1f} times")
+                enlarged.append(f"{printable(path.name)} {factor:.1f} times")
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:

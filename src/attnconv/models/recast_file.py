@@ -28,6 +28,7 @@ from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv._json import read_json
 from attnconv.models.build import build
+from attnconv.models.checkpoint import check_about
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import read_metadata
 from attnconv.theorem import plan_shifts, recast
@@ -123,6 +124,7 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={values['alpha']}, only={values['only']}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({path.name!r}))."
         raise ValueError(bad("checkpoint", "must name a model of a library; no function is run", spec, fix))
+    check_about(settings, values, origin=origin)
     with torch.random.fork_rng(devices=[]):
         base = build(settings) if settings is not None else build_named(str(spec))
     tensors = safetensors.torch.load_file(path)
@@ -134,5 +136,5 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         fix = "The model's library may have changed since."
         raise ValueError(bad("checkpoint", "must fit the model it names", str(error), fix, origin=origin)) from error
     plan_shifts(model)
-    names = {name: tuple(values[name]) for name in _LISTS}
-    return RecastFile(model.eval(), settings, **names)
+    mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+    return RecastFile(model.eval(), settings, tuple(values["classes"]), mean, std)
