@@ -16,7 +16,8 @@ from attnconv._errors import bad, printable
     ],
 )
 def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert printable(text, lines=True) == shown
+    assert "\n" not in printable(text)
     assert bad("name", "must be fine", text) == f"name: must be fine, got {shown}."
     shown.encode()
 

@@ -31,14 +31,18 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
     if len(value) > _LONGEST:
         value = f"{value[:_LONGEST]}... ({len(value):,} characters)"
     where = f" ({origin})" if origin else ""
-    return printable(f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else ""))
+    return printable(f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else ""), lines=True)
 
 
-def printable(text: str) -> str:
-    r"""Text for a terminal: what is no visible character is written as its escape, but for the ends of lines.
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Text for a terminal, with escapes for what is not visible.
 
     Names of files and classes come from others. Printed as they are, they could move the cursor, or rename the window;
     and those that are not UTF-8 could not be printed at all.
+
+    Args:
+        text: the text.
+        lines: whether the ends of lines stay.
 
     Example:
         >>> printable("caf\u00e9 \x1b[2J")
@@ -46,4 +50,6 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode("ascii") for c in text
+    )

@@ -75,7 +75,7 @@ def _run(name: str, words: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         from attnconv.training.settings import SettingsError
 
-        print(f"attnconv {name}: {printable(str(error))}", file=sys.stderr)
+        print(f"attnconv {name}: {printable(str(error), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
 
 

@@ -143,16 +143,25 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     metadata = read_metadata(path)
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
+    tensors = read_tensors(path)
     version = _format_version(metadata, path)
     metadata, tensors = migrate(metadata, tensors, version=version, origin=str(path))
     checkpoint = _interpret(metadata, tensors, path)
     check_tensors(checkpoint.tensors, checkpoint.settings, argument="checkpoint", origin=str(path))
     _refuse_nonfinite(checkpoint.tensors, argument="checkpoint", origin=str(path))
     return checkpoint
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Raises:
+        ValueError: if the file is none.
+    """
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
 
 
 def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
