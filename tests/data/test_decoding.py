@@ -2,8 +2,10 @@
 
 import io
 import sys
+import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_other_formats_are_refused(form: str) -> None:
 def test_only_the_formats_that_are_asked_for() -> None:
     with (
         pytest.raises(UnsupportedTypeError, match=r"image: must be a whole image, got none of PNG"),
-        open_picture(saved(Image.new("RGB", (4, 4)), "GIF"), formats=["PNG"]),
+        open_picture(saved(Image.new("RGB", (4, 4)), "GIF"), formats=("PNG",)),
     ):
         pass
 
@@ -189,6 +191,27 @@ def test_fewer_bits_are_taken() -> None:
 def test_errors_inside_the_block_carry_the_name() -> None:
     with pytest.raises(PictureError, match=r"it: must be a whole image, got broken"), open_picture(png_of(2, 2), "it"):
         raise OSError("broken.\nmore")
+
+
+def test_large_pictures_are_open_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the memory of a folder of them is that of one, however many threads decode it."""
+    inside, most = 0, []
+
+    def hold(content: bytes) -> None:
+        nonlocal inside
+        with open_picture(content):
+            inside += 1
+            most.append(inside)
+            time.sleep(0.01)
+            inside -= 1
+
+    for limit, together in ((16, 4), (15, 1)):
+        monkeypatch.setattr("attnconv.data.decoding.LARGE_PICTURE", limit)
+        most.clear()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(hold, [png_of(4, 4)] * 4))
+        assert max(most) <= together
+    assert len(most) == 4
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -74,5 +74,6 @@ def became(case: Case) -> str:
 if __name__ == "__main__":
     bound = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize() + 6 * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))  # so that a bomb harms nobody else
+    seed, first, count = map(int, sys.argv[1:4])
     with tempfile.TemporaryDirectory() as home:
-        print(json.dumps(attack(*map(int, sys.argv[1:4]), Path(home))))
+        print(json.dumps(attack(seed, first, count, Path(home))))

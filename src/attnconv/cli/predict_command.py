@@ -16,7 +16,7 @@ class Predict:
     """Arguments of `attnconv predict`."""
 
     image: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGE")]]
-    """Picture file; it is scaled and cropped to the model's image size."""
+    """Picture file, of at most 80 million pixels; it is scaled and cropped to the model's image size."""
     model: str | None = None
     """Run folder or weights file (.safetensors); None takes the newest run in runs/."""
     top: int = 5

@@ -18,7 +18,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class TooLargeError(PictureError):
 
 @contextmanager
 def open_picture(
-    source: Path | str | bytes, name: str = "", *, formats: Sequence[str] = FORMATS, largest: int = LARGEST_PICTURE
+    source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
     """Open a picture and check its header; what Pillow raises inside the `with` block becomes a `PictureError`.
 
@@ -123,7 +123,7 @@ def open_picture(
         raise PictureError(bad(name, "must be a whole image", first)) from error
 
 
-def _opened(source: Path | str | bytes, name: str) -> io.BufferedIOBase:
+def _opened(source: Path | str | bytes, name: str) -> io.BytesIO | io.BufferedReader:
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if not Path(source).is_file():  # a pipe might never end
@@ -189,7 +189,7 @@ def _check_depth(image: ImageFile.ImageFile, name: str) -> None:
         raise PictureError(bad(name, "must have 8 bits a channel", f"an image of mode {image.mode}, {arguments}"))
 
 
-def _check_png(file: io.BufferedIOBase) -> None:
+def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
     """Hold a PNG's chunks to their checksums, and count the bytes that its pixels unpack to.
 
     Raises:

@@ -4,8 +4,9 @@
     root/test/CLASS/*.png
 
 ``test`` is what a run is tested on; without it ``val`` (or ``valid``, ``validation``) is, and with both ``val`` is the
-validation set. With neither, every fifth image is held out for testing, by the split's seed. Images of any size are
-turned upright (EXIF), converted to RGB, scaled until they cover the chosen square, and cropped to it about the centre.
+validation set. With neither, every fifth image is held out for testing, by the split's seed. Images of at most
+80 million pixels are turned upright (EXIF), converted to RGB, scaled until they cover the chosen square, and cropped to
+it about the centre.
 """
 
 import os

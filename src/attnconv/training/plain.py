@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from attnconv._errors import bad
+from attnconv._values import is_real
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models import settings as model_settings
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, SettingsError, TrainSettings
@@ -116,7 +117,7 @@ def fits(value: Any, hint: Any) -> bool:
         known = get_type_hints(hint)
         return isinstance(value, dict) and all(name in value and fits(value[name], known[name]) for name in known)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, float) or is_real(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
