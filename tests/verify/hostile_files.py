@@ -239,7 +239,7 @@ def recast_weights(folder: Path, draw: random.Random) -> Case:
     save_recast(path, recast(build(settings).eval()), settings, about=_ABOUT)
     hostile_weights(path, draw)
     if draw.random() < 0.2:
-        with contextlib.suppress(safetensors.SafetensorError, OSError, TypeError):
+        with contextlib.suppress(safetensors.SafetensorError, OSError, TypeError):  # harmed so far that it has none
             spec = json.dumps({"spec": draw.choice(("os:abort", "builtins:breakpoint", "../x:y", ""))})
             with_metadata(path, lambda metadata: {**metadata, "model": spec})
     return Case(path, lambda: load(path), lambda found: same(path, found.model.state_dict()))
@@ -359,7 +359,6 @@ def _program(draw: random.Random) -> bytes:
         (open, "executed", "w"),
         (os.mkdir, "executed"),
         (__import__, "antigravity"),
-        (np.fromfile, "/etc/passwd"),
         (torch.hub.load, "x/y", "z"),
     )
     protocol = draw.randrange(2, 6)
@@ -396,6 +395,5 @@ def drawn(seed: int, number: int, folder: Path) -> Case:
     """The case of that number, written below the folder."""
     draw = random.Random(f"{seed}/{number}")
     (kind,) = draw.choices(list(KINDS), list(KINDS.values()))
-    folder = folder / f"{number}-{kind.__name__}"
-    folder.mkdir()
-    return kind(folder, draw)
+    (home := folder / f"{number}-{kind.__name__}").mkdir()
+    return kind(home, draw)
