@@ -7,6 +7,7 @@ from pathlib import Path
 # Lowest first. A room imports from rooms of earlier lines only, and freely within itself.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_errors"}),
+    frozenset({"_json"}),
     frozenset({"_atomic"}),
     frozenset({"_values"}),
     frozenset({"_cache"}),

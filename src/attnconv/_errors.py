@@ -4,6 +4,8 @@
 satisfy, what arrived instead, and what to do, in that order and in one line.
 """
 
+_LONGEST = 4000  # characters of a value in a message
+
 
 def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: str = "") -> str:
     """Format an error message; the caller raises ``ValueError`` or ``TypeError`` with it.
@@ -11,8 +13,8 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
     Args:
         argument: name of the offending argument, in the user's spelling (``heads``, ``--batch-size``).
         requirement: what the argument must satisfy (``must be at least 1``).
-        got: the value that arrived. Strings are taken as they stand, everything else through ``repr``; pass
-            ``repr(value)`` for a string value that needs its quotes.
+        got: the value that arrived, cut where it is very long. Strings are taken as they stand, everything else through
+            ``repr``; pass ``repr(value)`` for a string value that needs its quotes.
         fix: one sentence that says what to do, with its full stop. Optional.
         origin: where the value came from (``from settings.json``). Optional.
 
@@ -26,5 +28,28 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
         '--lr: must be positive, got -0.1 (from settings.json).'
     """
     value = got if isinstance(got, str) else repr(got)
+    if len(value) > _LONGEST:
+        value = f"{value[:_LONGEST]}... ({len(value):,} characters)"
     where = f" ({origin})" if origin else ""
-    return f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else "")
+    return printable(f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else ""), lines=True)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Text for a terminal, with escapes for what is not visible.
+
+    Names of files and classes come from others. Printed as they are, they could move the cursor, or rename the window;
+    and those that are not UTF-8 could not be printed at all.
+
+    Args:
+        text: the text.
+        lines: whether the ends of lines stay.
+
+    Example:
+        >>> printable("caf\u00e9 \x1b[2J")
+        'café \\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode("ascii") for c in text
+    )

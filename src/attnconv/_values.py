@@ -13,8 +13,13 @@ def is_whole(value: object, minimum: int) -> bool:
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a finite int or float, no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite int or float, no bool, and within the range of floats."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int above the largest float
+        return False
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:

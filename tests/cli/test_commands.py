@@ -300,6 +300,31 @@ def test_a_model_in_64_bits_predicts(
     assert call(capsys, "predict", str(picture), "--model", str(tmp_path / "double.safetensors"))[0] == 0
 
 
+def test_predict_prints_names_that_a_terminal_would_obey_as_escapes(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
+    named = {"classes": ("\x1b]0;x\x07", "\udcff", *"cdefghij"), "mean": checkpoint.mean, "std": checkpoint.std}
+    path = tmp_path / "named.safetensors"
+    save_weights(path, model_of(checkpoint), checkpoint.settings, **named)  # type: ignore[arg-type]
+    out = call(capsys, "predict", str(picture), "--model", str(path), "--top", "10")[1]
+    assert "  \\x1b]0;x\\x07\n" in out
+    assert "  \\udcff\n" in out
+
+
+def test_predict_refuses_a_model_that_gives_no_numbers(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
+    model = model_of(checkpoint)
+    model.get_parameter("head.weight").data.fill_(3e38)
+    named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
+    save_weights(tmp_path / "w.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
+    status, out, err = call(capsys, "predict", str(picture), "--model", str(tmp_path / "w.safetensors"))
+    assert (status, out) == (1, "")
+    assert "--model: must give finite logits for the image, got [" in err
+
+
 @pytest.mark.parametrize(
     ("table", "line"), [("2", "| linear warm up ratio | 0.05 |"), ("4", "| SA quadratic emb. | 0.938")]
 )

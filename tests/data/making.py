@@ -6,6 +6,7 @@ import hashlib
 import io
 import struct
 import tarfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,3 +110,21 @@ def write_hub_folder(folder: Path, *, column: str = "label") -> None:
     for seed, (name, rows) in enumerate(zip(names, (12, 8, 10), strict=True)):
         images = [png(image) for image in pixels(rows, seed)]
         write_parquet(folder / f"{name}.parquet", images, [row % 10 for row in range(rows)], column=column)
+
+
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    """One chunk of a PNG."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png_of(
+    width: int, height: int, *, depth: int = 8, colour: int = 2, rows: int | None = None, interlaced: bool = False
+) -> bytes:
+    """A white PNG as its header says, with all of its rows or fewer; colour 2 is RGB, 0 grey, 3 a palette, 6 RGBA."""
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    rows = height if rows is None else rows
+    pack, row = zlib.compressobj(1), b"\0" + b"\xff" * -(-width * bits // 8) if rows else b""
+    data = b"".join(pack.compress(row) for _ in range(rows)) + pack.flush()
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
+    palette = png_chunk(b"PLTE", bytes(768)) if colour == 3 else b""
+    return b"\x89PNG\r\n\x1a\n" + head + palette + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")

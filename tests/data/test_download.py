@@ -154,6 +154,16 @@ class TestFailures:
         assert len(server.asked) == 1
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_folder_made_for_nothing_is_removed(self, server: Server, tmp_path: Path) -> None:
+        server.status = 404
+        with pytest.raises(ConnectionError, match="HTTP Error 404"):
+            fetch(server.remote(), tmp_path / "new" / "data" / "file")
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "mine").mkdir()
+        with pytest.raises(ConnectionError, match="HTTP Error 404"):
+            fetch(server.remote(), tmp_path / "mine" / "file")
+        assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+
     def test_a_server_in_trouble_is_asked_again(self, server: Server, tmp_path: Path) -> None:
         server.status = 503
         with pytest.raises(ConnectionError, match=r"got 0 of 1,024,000 bytes \(HTTP Error 503"):

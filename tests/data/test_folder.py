@@ -86,6 +86,22 @@ class TestLayouts:
         assert read_folders(settings_for(tmp_path)).test.images[1, :, 0, 0].tolist() == [1, 2, 3]
 
 
+class TestNames:
+    """Names that are not UTF-8, or would move the cursor of a terminal."""
+
+    def test_files_and_classes_of_any_name(self, tmp_path: Path) -> None:
+        two_classes(tmp_path / "train")
+        two_classes(tmp_path / "test", 1)
+        for split in ("train", "test"):
+            odd = put(tmp_path / split / os.fsdecode(b"\xff\x1b[2J") / os.fsdecode(b"\xe9\n.png"), (1, 2, 3))
+        sets = read_folders(settings_for(tmp_path))
+        assert sets.classes == ("green", "red", "\\udcff\\x1b[2J")
+        assert sets.test.images[-1, :, 0, 0].tolist() == [1, 2, 3]
+        odd.write_bytes(b"broken")
+        with pytest.raises(ValueError, match=r"\\udcff\\x1b\[2J/\\udce9\n\.png: must be a whole image"):
+            read_folders(settings_for(tmp_path))
+
+
 class TestOneImage:
     def test_scaled_to_cover_and_cropped_about_the_centre(self, tmp_path: Path) -> None:
         """Three stripes; the square keeps the middle one and half of each outer one's width."""
@@ -123,8 +139,13 @@ class TestOneImage:
         assert read_image(tmp_path / "turned.png", 16)[:, 15, 8].tolist() == list(GREEN)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"absent\.png: must be an image file, got nothing of that name"):
+        with pytest.raises(ValueError, match=r"absent\.png: must be an image file, got no file of that name"):
             read_image(tmp_path / "absent.png", 8)
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.png")
+        with pytest.raises(ValueError, match=r"pipe\.png: must be an image file"):
+            read_image(tmp_path / "pipe.png", 8)
 
     @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n then nothing"])
     def test_no_image(self, content: bytes, tmp_path: Path) -> None:
@@ -137,7 +158,7 @@ class TestOneImage:
         file = io.BytesIO()
         Image.fromarray(pixels(1)[0].transpose(1, 2, 0).copy()).save(file, kind)
         (tmp_path / "half.img").write_bytes(file.getvalue()[:600])
-        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*[Tt]runcated"):
+        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*([Tt]runcated|cut off)"):
             read_image(tmp_path / "half.img", 8)
 
     def test_more_than_8_bits(self, tmp_path: Path) -> None:
@@ -145,19 +166,11 @@ class TestOneImage:
         with pytest.raises(ValueError, match=r"deep\.png: must have 8 bits a channel, got an image of mode I;16"):
             read_image(tmp_path / "deep.png", 8)
 
-    def test_a_huge_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "LARGEST_FILE", 100)
-        put(tmp_path / "huge.png")
-        with pytest.raises(ValueError, match=r"huge\.png: must have at most 100 pixels, got 12 x 10"):
-            read_image(tmp_path / "huge.png", 8)
-
     def test_a_bomb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(tmp_path / "bomb.png")
         for limit in (100, 30):  # Pillow warns above its limit, and raises above twice the limit
             monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-            with pytest.raises(
-                ValueError, match=r"bomb\.png: must be a whole image, got Image size \(120 pixels\) exceeds"
-            ):
+            with pytest.raises(ValueError, match=r"bomb\.png: must have .* pixels, got Image size \(120 pixels\)"):
                 read_image(tmp_path / "bomb.png", 8)
 
     def test_arguments(self, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class TestDamaged:
         for bad in (good[:100], good[:-40] + bytes(40), b"no image", b""):
             write_parquet(tmp_path / TEST, [good] * 3 + [bad] + [good] * 6, [0] * 10)
             with pytest.raises(
-                ValueError, match=rf"row 3 of .*{TEST}: must be a PNG image, got .*Fetch the file again"
+                ValueError, match=rf"row 3 of .*{TEST}: must be a whole image, got .*Fetch the file again"
             ):
                 read(tmp_path)
 
@@ -159,3 +159,43 @@ class TestColumns:
         pq.write_table(pa.table(columns), tmp_path / TEST)
         with pytest.raises(ValueError, match=rf"{TEST}: must have {message}"):
             read(tmp_path)
+
+
+class TestBombs:
+    """Files of some kilobytes that unpack to far more."""
+
+    def test_rows_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_hub_folder(tmp_path)
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        nothing = pa.table({"img": pa.nulls(3_000_000, kind), "label": pa.nulls(3_000_000, pa.int64())})
+        pq.write_table(nothing, tmp_path / TEST)
+        del nothing
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        files = parquet_files(tmp_path)
+        assert files is not None
+        with pytest.raises(ValueError, match=rf"must hold 10 rows of test, got 3,000,000 in {TEST}"):
+            read_parquet({"test": files["test"]}, "label", ROWS)
+
+    def test_bytes_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_hub_folder(tmp_path)
+        write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        files = parquet_files(tmp_path)
+        assert files is not None
+        with pytest.raises(ValueError, match=r"10 rows of test that unpack to 81,920 bytes at most, got 8\d,\d+ in"):
+            read_parquet({"test": files["test"]}, "label", ROWS)
+
+    def test_one_value_of_many_rows_is_not_unpacked_for_all_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """400 rows of 100 kB are 40 MB; of the format's own form, which has the value once, 100 kB."""
+        write_parquet(tmp_path / TEST, [bytes(100_000)] * 400, [0] * 400)
+        assert (tmp_path / TEST).stat().st_size < 20_000
+        monkeypatch.setattr("attnconv.data.parquet._AT_ONCE", 4_000_000)
+        taken: list[int] = []
+        monkeypatch.setattr("attnconv.data.parquet._decode", lambda *_: taken.append(pa.total_allocated_bytes()))
+        before = pa.total_allocated_bytes()
+        with pytest.raises(ValueError, match=r"array"):  # of what is patched above
+            read_parquet({"test": [tmp_path / TEST]}, "label", {"test": 400})
+        assert len(taken) == 11
+        assert max(taken) - before < 10_000_000

@@ -1,5 +1,6 @@
 """Pictures of a folder, for looking at a model."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> No
     )
 
 
+def test_names_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
+    picture(tmp_path / os.fsdecode(b"\xff\x1b[2J.png"))
+    found = read_pictures(tmp_path, (32, 32), count=10)
+    assert found.names == ("\\udcff\\x1b[2J.png",)
+    assert found.notes == ("Enlarged to 32 x 32 pixels: \\udcff\\x1b[2J.png 8.0 times.",)
+
+
 def test_of_many_enlarged_files_some_are_named(tmp_path: Path) -> None:
     for index in range(12):
         picture(tmp_path / f"{index:02d}.png")
@@ -91,7 +99,9 @@ def test_no_folder_and_no_image(tmp_path: Path) -> None:
         read_pictures(tmp_path, (4, 4), count=1)
 
 
-@pytest.mark.parametrize(("sizes", "count", "words"), [((0, 4), 1, r"size: must be at least 1"), ((4, 4), 0, r"count")])
+@pytest.mark.parametrize(
+    ("sizes", "count", "words"), [((0, 4), 1, r"sizes: must be at least 1, got \(0, 4\)"), ((4, 4), 0, r"count")]
+)
 def test_counts_below_one(tmp_path: Path, sizes: tuple[int, int], count: int, words: str) -> None:
     picture(tmp_path / "a.png")
     with pytest.raises(ValueError, match=words):

@@ -93,6 +93,11 @@ def test_an_array_that_lies_about_its_size() -> None:
         read(lie)
 
 
+def test_a_length_that_no_system_can_address() -> None:
+    with pytest.raises(ValueError, match=r"some\.file: must be a whole pickle, got OverflowError"):
+        read(b"\x80\x05\x96" + b"\xff" * 8)
+
+
 def test_no_dictionary() -> None:
     with pytest.raises(ValueError, match=r"some\.file: must hold a dictionary, got list"):
         read(pickle.dumps([1, 2]))

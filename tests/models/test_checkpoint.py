@@ -135,6 +135,21 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
         read_checkpoint(path)
 
 
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"classes": ("a",)}, r"classes: must be 2 names, got \['a'\]"),
+        ({"mean": (0.0,) * 3, "std": (1.0, 1.0, float("nan"))}, r"std: must be 3 finite numbers above 0.*nan"),
+    ],
+)
+def test_classes_and_normalisation_that_do_not_fit_are_not_written(
+    about: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_weights(tmp_path / "w.safetensors", build(TINY), TINY, **about)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_extra_must_be_plain(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"extra: must be made of plain JSON values, got .*PosixPath|WindowsPath"):
         save_weights(tmp_path / "w.safetensors", build(TINY), TINY, extra={"path": Path("x")})
@@ -203,8 +218,18 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: str) ->
         ),
         ({"settings": '{"kind": "attention", "tails": 0}'}, "got 'tails' (from"),
         ({"classes": "{}"}, "must hold a JSON list under 'classes', got '{}'"),
-        ({"classes": "[1]"}, "must hold a JSON list of names under 'classes', got [1]"),
-        ({"mean": '["x"]'}, "must hold a JSON list of numbers with a point under 'mean', got ['x']"),
+        ({"classes": "[" * 100_000}, "must hold a JSON list under 'classes', got '[[[["),
+        ({"classes": "[1, 2]"}, "classes: must be 2 names, got [1, 2]"),
+        ({"classes": '["a"]'}, "classes: must be 2 names, got ['a']"),
+        ({"mean": '["x"]'}, "mean: must be 3 finite numbers, one for each channel of the images, got ['x']"),
+        ({"mean": "[0, 0, NaN]", "std": "[1, 1, 1]"}, "mean: must be 3 finite numbers, one for each"),
+        ({"mean": "[0, 0, 0]", "std": "[1, 1, Infinity]"}, "std: must be 3 finite numbers above 0, one for each"),
+        ({"mean": "[0, 0, 0]", "std": "[1, 1, 0]"}, "got [1, 1, 0]"),
+        ({"mean": "[0]", "std": "[1]"}, "mean: must be 3 finite numbers, one for each channel of the images, got [0]"),
+        ({"mean": "[0, 0, 0]"}, "mean: must be 3 finite numbers"),
+        ({"settings": '{"kind": "attention", "layers": 100000}'}, "model.layers: must be at most 1000, got 100000"),
+        ({"settings": '{"kind": "attention", "width": 1000000000}'}, "model.width: must be at most 65536"),
+        ({"settings": "[" * 100_000}, "must hold a JSON map under 'settings'"),
         ({"extra": "[]"}, "must hold a JSON map under 'extra', got '[]'"),
     ],
 )

@@ -16,12 +16,13 @@ from attnconv.models.settings import ResNetSettings
 from attnconv.theorem import recast
 
 SETTINGS = ResNetSettings(widths=(4, 4, 4, 4), blocks=(1, 1, 1, 1), image_size=16)
+ABOUT = {"classes": tuple("abcdefghij"), "mean": (0.5,) * 3, "std": (0.25,) * 3}
 
 
 def written(path: Path, **changes: Any) -> Path:
     """A file of a small recast ResNet, with entries of its header changed."""
     model = recast(build(SETTINGS).eval())
-    save_recast(path, model, SETTINGS, about={"classes": ("a", "b"), "mean": (0.5,), "std": (0.25,)})
+    save_recast(path, model, SETTINGS, about=ABOUT)
     with safetensors.safe_open(path, "pt") as file:
         header = file.metadata()
     tensors = safetensors.torch.load_file(path)
@@ -32,11 +33,16 @@ def written(path: Path, **changes: Any) -> Path:
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     model = recast(build(SETTINGS).double().eval())
     path, x = tmp_path / "new" / "w.safetensors", torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    save_recast(path, model, SETTINGS, about={"classes": ("a", "b"), "mean": (0.5,), "std": (0.25,)})
+    save_recast(path, model, SETTINGS, about=ABOUT)
     state = torch.random.get_rng_state()
     found = load(path)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (found.settings, found.classes, found.mean, found.std) == (SETTINGS, ("a", "b"), (0.5,), (0.25,))
+    assert (found.settings, found.classes, found.mean, found.std) == (
+        SETTINGS,
+        tuple("abcdefghij"),
+        (0.5,) * 3,
+        (0.25,) * 3,
+    )
     torch.testing.assert_close(found.model(x), model(x), rtol=0, atol=0)
     assert any(isinstance(layer, SelfAttention) for layer in found.model.modules())
 
@@ -50,6 +56,12 @@ def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
         load(path)
     path = written(tmp_path / "m.safetensors", model=["resnet"])
     with pytest.raises(ValueError, match=r"checkpoint: must say what was recast, got AttributeError"):
+        load(path)
+    path = written(tmp_path / "c.safetensors", classes=["a", "b"])
+    with pytest.raises(ValueError, match=r"classes: must be 10 names, got \['a', 'b'\]"):
+        load(path)
+    path = written(tmp_path / "n.safetensors", mean=[0.5, 0.5, float("nan")])
+    with pytest.raises(ValueError, match=r"mean: must be 3 finite numbers.* got \[0\.5, 0\.5, nan\]"):
         load(path)
     path = written(tmp_path / "f.safetensors", model={"spec": "os:abort"})
     with pytest.raises(ValueError, match=r"checkpoint: must name a model of a library; .* got os:abort"):

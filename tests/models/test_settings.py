@@ -79,6 +79,22 @@ def test_presets_have_no_problems() -> None:
         ({"kind": "resnet", "classes": 0}, "model.classes: must be a whole number of at least 1, got 0"),
         ({"kind": "resnet", "widths": []}, "model.widths: must be one or more whole numbers of at least 1, got ()"),
         ({"kind": "resnet", "blocks": [2]}, "model.blocks: must be one number for each of the 4 widths, got (2,)"),
+        ({"width": 10**9}, "model.width: must be at most 65536, got 1000000000"),
+        ({"width": 1e9}, "model.width: must be a whole number of at least 1, got 1000000000.0"),
+        ({"classes": 65_537}, "model.classes: must be at most 65536, got 65537"),
+        ({"layers": 1001}, "model.layers: must be at most 1000, got 1001"),
+        ({"heads": [9, 10**9], "layers": 2}, "model.heads: must be at most 65536, got (9, 1000000000)"),
+        ({"image_size": 4098}, "model.image_size: must be at most 4096, got 4098"),
+        ({"dropout": 10**400}, "model.dropout: must be a number of at least 0 and below 1, got 1000"),
+        ({"width": 20_000}, "model.width: must be such that the model has at most 1,000,000,000 parameters, got 20000"),
+        (
+            {"kind": "resnet", "blocks": [500, 1, 1, 500]},
+            "model.blocks: must be at most 1000 in all, got (500, 1, 1, 500)",
+        ),
+        (
+            {"kind": "resnet", "widths": [9000] * 4},
+            "model.widths: must be such that the model has at most 1,000,000,000 parameters, got (9000, ",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], message: str) -> None:

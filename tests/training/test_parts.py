@@ -21,6 +21,8 @@ from attnconv.training.schedules import factor
 from attnconv.training.settings import OptimSettings, ScheduleSettings
 from tests.training.making import MODEL, tiny
 
+LINE: MetricsLine = {"step": 3, "epoch": 1, "split": "train", "loss": 0.5, "accuracy": 0.25, "lr": 0.1, "seconds": 1.0}
+
 
 def factors(**values: object) -> list[float]:
     schedule = ScheduleSettings(**values)  # type: ignore[arg-type]
@@ -73,7 +75,7 @@ def test_run_folders_are_read_back_and_rewound(tmp_path: Path) -> None:
     folder.begin(tiny(), {"versions": {}})
     assert folder.settings() == tiny()
     for epoch in (1, 2, 3):
-        append_line(folder.metrics_file, {"epoch": epoch, "split": "train"})
+        append_line(folder.metrics_file, {**LINE, "epoch": epoch})
         append_line(folder.heads_file, {"epoch": epoch, "layers": []})
     with folder.metrics_file.open("a") as stream:
         stream.write('{"epoch": 4, "spl')  # torn by a kill
@@ -88,7 +90,7 @@ def test_run_folders_are_read_back_and_rewound(tmp_path: Path) -> None:
 def test_broken_run_folders_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(tiny(), {})
-    append_line(folder.metrics_file, {"epoch": 1})
+    append_line(folder.metrics_file, LINE)
     folder.metrics_file.write_text("{broken\n" + folder.metrics_file.read_text())
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be JSON, got '\{broken'"):
         folder.metrics()
@@ -101,6 +103,26 @@ def test_broken_run_folders_are_refused(tmp_path: Path) -> None:
     write_text(folder.settings_file, "{")
     with pytest.raises(ValueError, match=r"settings\.json: must be JSON, got"):
         folder.settings()
+
+
+@pytest.mark.parametrize(
+    "line", ["3", "[]", "{}", '{"epoch": "1"}', "[" * 100_000, '{"epoch": 1, "layers": [3]}', "\xff"]
+)
+def test_lines_of_another_kind_are_refused(line: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for file, read in ((folder.metrics_file, folder.metrics), (folder.heads_file, folder.heads)):
+        file.write_text(line + "\n", encoding="latin-1")
+        with pytest.raises(ValueError, match=rf"{file.name}, line 1: must be "):
+            read()
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "3", "\xff"])
+def test_a_result_or_settings_that_are_no_map_are_refused(text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for file, read in ((folder.result_file, folder.result), (folder.settings_file, folder.settings)):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(ValueError, match=rf"{file.name}(: format)?: must be "):
+            read()
 
 
 def test_images_of_unknown_classes_are_not_measured() -> None:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from attnconv._errors import printable
+
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
     "train": "train a preset and leave a run folder",
@@ -80,7 +82,7 @@ def _run(name: str, words: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         from attnconv.training.settings import SettingsError
 
-        print(f"attnconv {name}: {error}", file=sys.stderr)
+        print(f"attnconv {name}: {printable(str(error), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv.cli.parsing import parse
 
 
@@ -16,7 +16,7 @@ class Predict:
     """Arguments of `attnconv predict`."""
 
     image: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGE")]]
-    """Picture file; it is scaled and cropped to the model's image size."""
+    """Picture file, of at most 80 million pixels; it is scaled and cropped to the model's image size."""
     model: str | None = None
     """Run folder or weights file (.safetensors); None takes the newest run in runs/."""
     top: int = 5
@@ -44,9 +44,11 @@ def run(words: Sequence[str]) -> int:
     dtype = next(parameter.dtype for parameter in loaded.model.parameters())
     with torch.inference_mode():
         logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
+    if not bool(logits.isfinite().all()):
+        raise ValueError(bad("--model", "must give finite logits for the image", str(logits.tolist())))
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        print(f"{probability:7.2%}  {loaded.classes[index]}")
+        print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
     return 0
 
 

@@ -41,8 +41,8 @@ def cache_folder(setting: str) -> Path | None:
 
 
 def key_of(*parts: str) -> str:
-    """A short name for everything that an entry depends on."""
-    return hashlib.sha256("\0".join((_FORMAT, *parts)).encode()).hexdigest()[:32]
+    """A short name for everything that an entry depends on, names of files included, which need not be UTF-8."""
+    return hashlib.sha256("\0".join((_FORMAT, *parts)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:

@@ -50,7 +50,7 @@ def fetch(
 
     Args:
         remote: the file at its home.
-        target: where it shall be; its folder is created.
+        target: where it shall be; its folder is created, and removed where nothing arrives.
         attempts: after how many requests in a row without a single new byte to give up, at least 1.
         timeout: seconds without an answer before a request is given up.
         progress: called after each piece.
@@ -62,11 +62,16 @@ def fetch(
         ConnectionError: if the file could not be fetched; what has arrived is kept for the next time.
         ValueError: if what was fetched is not what was expected; it is thrown away.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    absent = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     part = target.with_name(target.name + ".part")
-    with _alone(part) as file:
-        if not target.is_file():  # else another process fetched it while this one waited
-            _complete(remote, file, attempts=attempts, timeout=timeout, progress=progress)
+    try:
+        with _alone(part) as file:
+            if not target.is_file():  # else another process fetched it while this one waited
+                _complete(remote, file, attempts=attempts, timeout=timeout, progress=progress)
+    finally:
+        with contextlib.suppress(OSError):  # they hold what has arrived
+            for folder in absent:
+                folder.rmdir()
     if target.is_file():
         part.unlink(missing_ok=True)
         return target
@@ -82,6 +87,7 @@ def fetch(
 def _alone(part: Path) -> Iterator[BinaryIO]:
     """Open the partial file for appending, once no other process has it open in this way."""
     while True:
+        part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a+b") as file:
             if sys.platform != "win32":
                 import fcntl

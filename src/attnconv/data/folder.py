@@ -4,8 +4,9 @@
     root/test/CLASS/*.png
 
 ``test`` is what a run is tested on; without it ``val`` (or ``valid``, ``validation``) is, and with both ``val`` is the
-validation set. With neither, every fifth image is held out for testing, by the split's seed. Images of any size are
-turned upright (EXIF), converted to RGB, scaled until they cover the chosen square, and cropped to it about the centre.
+validation set. With neither, every fifth image is held out for testing, by the split's seed. Images of at most
+80 million pixels are turned upright (EXIF), converted to RGB, scaled until they cover the chosen square, and cropped to
+it about the centre.
 """
 
 import os
@@ -14,21 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv.data.cache import cache_folder, cached, key_of
+from attnconv.data.decoding import fit_picture, open_picture
 from attnconv.data.images import ImageSet, held_out
 from attnconv.data.settings import DataSettings
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-LARGEST_FILE = 80_000_000
-"""Largest image that is decoded, in pixels: larger ones are a mistake or an attack on the memory."""
 LARGEST_SET = 16 << 30
 """Largest set that is taken into memory, in bytes."""
 
@@ -52,7 +49,8 @@ def read_folders(settings: DataSettings) -> FolderSets:
         settings: root, image size, the seed of splits, and where the cache is.
 
     Returns:
-        The sets and the names of the classes, which are those of the folders in alphabetical order.
+        The sets and the names of the classes, which are those of the folders in alphabetical order, with
+        escapes for what cannot be printed.
 
     Raises:
         ValueError: if a folder is missing or empty, test images are of unknown classes, images are broken (the message
@@ -66,13 +64,14 @@ def read_folders(settings: DataSettings) -> FolderSets:
     if train_folder != root and (root / "test").is_dir():
         apart.append(root / "test")
     classes = _classes(train_folder)
+    names = tuple(map(printable, classes))
     train = _read_set(train_folder, classes, settings)
     others = [_read_set(folder, classes, settings) for folder in apart]
     if not others:
         count = max(1, len(train) // 5)
         kept, out = held_out(train.labels, count, seed=settings.split_seed, stratify=settings.stratify)
-        return FolderSets(train.take(kept), None, train.take(out), classes)
-    return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], classes)
+        return FolderSets(train.take(kept), None, train.take(out), names)
+    return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], names)
 
 
 def read_image(
@@ -81,7 +80,8 @@ def read_image(
     """Read one image file, scaled to cover a square or rectangle and cropped to it about the centre.
 
     Args:
-        path: the file, in any format that Pillow reads.
+        path: the file: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of at most 80,000,000 pixels (WebP 12,000,000) and
+            65,535 a side.
         size: height and width of the result in pixels, one number or two, at least 1.
         channels: 3 for RGB, 1 for grey.
 
@@ -95,41 +95,8 @@ def read_image(
         raise ValueError(bad("size", "must be at least 1", size))
     if channels not in (1, 3):
         raise ValueError(bad("channels", "must be 1 or 3", channels))
-    return torch.from_numpy(_pixels(Path(path), sizes, "RGB" if channels == 3 else "L"))
-
-
-def enlargement(path: Path | str, sizes: tuple[int, int]) -> float:
-    """By how much `read_image` enlarges an image that it reads; below 1 where it shrinks it.
-
-    Args:
-        path: the file.
-        sizes: height and width of the result in pixels.
-    """
-    with Image.open(path) as image:  # reads its head alone
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-        height, width = (image.width, image.height) if turned else (image.height, image.width)
-    return max(sizes[0] / height, sizes[1] / width)
-
-
-def _pixels(path: Path, sizes: tuple[int, int], mode: str) -> npt.NDArray[np.uint8]:
-    height, width = sizes
-    try:
-        with Image.open(path) as image:
-            if image.width * image.height > LARGEST_FILE:
-                got = f"{image.width} x {image.height}"
-                raise ValueError(bad(str(path), f"must have at most {LARGEST_FILE:,} pixels", got))
-            if image.mode[0] in "IF":  # 16 or 32 bits a pixel: Pillow would cut the values off
-                raise ValueError(bad(str(path), "must have 8 bits a channel", f"an image of mode {image.mode}"))
-            upright = ImageOps.exif_transpose(image)
-            if upright.has_transparency_data:
-                upright = upright.convert("RGBA")  # first, or Pillow warns about palettes; what lies under is shown
-            square = ImageOps.fit(upright.convert(mode), (width, height), Image.Resampling.BILINEAR)
-    except FileNotFoundError as error:
-        raise ValueError(bad(str(path), "must be an image file", "nothing of that name")) from error
-    # Pillow says SyntaxError for a broken PNG, and has classes of its own for images that unpack to gigabytes.
-    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(bad(str(path), "must be a whole image", str(error))) from error
-    return np.asarray(square, np.uint8).reshape(height, width, -1).transpose(2, 0, 1).copy()
+    with open_picture(path) as image:
+        return fit_picture(image, sizes, channels=channels)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -153,14 +120,14 @@ def _read_set(folder: Path, classes: tuple[str, ...], settings: DataSettings) ->
         raise ValueError(bad(str(folder / empty[0]), requirement, "none", "Add some, or remove the folder."))
     paths = [path for name in classes for path in files.get(name, [])]
     labels = torch.tensor([classes.index(path.parent.name) for path in paths])
-    size, mode = settings.image_size, "RGB"
+    size = settings.image_size
     if (needed := len(paths) * 3 * size * size) > LARGEST_SET:
         got = f"{needed / (1 << 30):.1f} GiB for {len(paths):,} images"
         requirement = f"must be such that images fit in {LARGEST_SET >> 30} GiB"
         raise ValueError(bad("--data.image-size", requirement, f"{size}, which takes {got}"))
     states = [f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
-    key = key_of("folder", str(folder.absolute()), str(size), mode, *states)
-    decode = partial(_decode, paths, size, mode)
+    key = key_of("folder", str(folder.absolute()), str(size), "RGB", *states)
+    decode = partial(_decode, paths, size)
     tensors = cached("folder", key, lambda: {"images": decode()}, folder=cache_folder(settings.cache))
     return ImageSet(tensors["images"], labels)
 
@@ -169,12 +136,12 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
 
 
-def _decode(paths: list[Path], size: int, mode: str) -> UInt8[Tensor, "n c size size"]:
+def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
     """Decode all files, a few at a time (Pillow lets go of the interpreter for large images)."""
 
-    def attempt(path: Path) -> npt.NDArray[np.uint8] | str:
+    def attempt(path: Path) -> Tensor | str:
         try:
-            return _pixels(path, (size, size), mode)
+            return read_image(path, size)
         except ValueError as error:
             return str(error)
 
@@ -185,4 +152,4 @@ def _decode(paths: list[Path], size: int, mode: str) -> UInt8[Tensor, "n c size 
         more = f"\n... and {len(broken) - 10} more" if len(broken) > 10 else ""
         fix = "Replace or remove them:\n" + "\n".join(broken[:10]) + more
         raise ValueError(bad("--data.root", "must hold whole images only", f"{len(broken)} broken ones", fix))
-    return torch.from_numpy(np.stack([result for result in results if not isinstance(result, str)]))
+    return torch.stack([result for result in results if not isinstance(result, str)])

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from attnconv._errors import bad
+from attnconv._errors import bad, printable
 from attnconv._values import whole
-from attnconv.data.folder import SUFFIXES, enlargement, read_image
+from attnconv.data.decoding import enlargement, fit_picture, open_picture
+from attnconv.data.folder import SUFFIXES
 
 MOST_ENLARGED = 2.0  # without a note
 NAMED = 10  # of those that are
@@ -29,7 +30,7 @@ class FolderPictures:
 
     Attributes:
         pixels: Bytes.
-        names: Of the files, below the folder.
+        names: Of the files, below the folder, as they can be printed.
         notes: What was wrong with each file that was passed over, and which files had to be enlarged more than twice,
             which shows a model little of what it was made for.
     """
@@ -60,10 +61,12 @@ def read_pictures(
 
     Raises:
         TypeError: `count` is no whole number.
-        ValueError: The folder is missing or holds no image; files are broken (the message names them all, as far as
-            `count` reaches) and are not to be skipped; or none is whole.
+        ValueError: A size is below 1; the folder is missing or holds no image; files are broken (the message names them
+            all, as far as `count` reaches) and are not to be skipped; or none is whole.
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()
+    if min(sizes) < 1:
+        raise ValueError(bad("sizes", "must be at least 1", sizes))
     if not folder.is_dir():
         raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
     images: list[Tensor] = []
@@ -74,10 +77,11 @@ def read_pictures(
         if len(images) + (0 if skip_broken else len(broken)) == count:
             break
         try:
-            images.append(_read(path, sizes, channels, varied))
-            names.append(path.relative_to(folder).as_posix())
-            if (factor := enlargement(path, sizes)) > MOST_ENLARGED:
-                enlarged.append(f"{path.name} {factor:.1f} times")
+            pixels, factor = _read(path, sizes, channels, varied)
+            images.append(pixels)
+            names.append(printable(path.relative_to(folder).as_posix()))
+            if factor > MOST_ENLARGED:
+                enlarged.append(f"{printable(path.name)} {factor:.1f} times")
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:
@@ -93,12 +97,13 @@ def read_pictures(
     return FolderPictures(torch.stack(images), tuple(names), tuple(notes))
 
 
-def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> Tensor:
-    """One picture, refused by its name."""
-    pixels = read_image(path, sizes, channels=channels)
+def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tuple[Tensor, float]:
+    """One picture, and by how much it is enlarged."""
+    with open_picture(path) as image:
+        pixels, factor = fit_picture(image, sizes, channels=channels), enlargement(image, sizes)
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
         raise ValueError(bad(str(path), "must show more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
-    return pixels
+    return pixels, factor
 
 
 def _listed(sentences: list[str]) -> str:

@@ -15,6 +15,19 @@ import numpy.typing as npt
 
 from attnconv._errors import bad
 
+# A damaged pickle can fail in as many ways as there are opcodes.
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,  # a length above what the system can address
+    MemoryError,  # or above what it has
+    RecursionError,
+)
+
 
 class _Type:
     """Stands for ``numpy.dtype("u1")``: remembers the code, and only bytes will do."""
@@ -90,8 +103,7 @@ def read_pickle(content: bytes, path: str) -> dict[str, Any]:
         requirement = "must be a pickle of numbers and arrays"
         fix = "Nothing of it was executed. Fetch the file again from the data set's home."
         raise ValueError(bad(path, requirement, f"one that names {error}", fix)) from error
-    # A damaged pickle can fail in as many ways as there are opcodes.
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except _DAMAGED as error:
         fix = "The file is damaged: fetch it again."
         raise ValueError(bad(path, "must be a whole pickle", f"{type(error).__name__}: {error}", fix)) from error
     if not isinstance(found, dict):

@@ -6,7 +6,7 @@ The tensors are the model's state dict. The header's map of strings says what th
     format_version    a whole number; what is written today is FORMAT_VERSION
     settings          JSON, `settings.to_dict`: from it the model is built
     classes           JSON list of names, in the order of the logits
-    mean, std         JSON lists: the normalisation of each image channel
+    mean, std         JSON lists: the normalisation of each image channel, finite, std above 0
     attnconv_version  the library that wrote it
     extra             JSON: whatever the writer wants to remember (metrics, epoch, preset)
 
@@ -14,6 +14,7 @@ Older versions are brought up to date by `MIGRATIONS`, one step at a time; newer
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._json import read_json
+from attnconv._values import is_real
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import in_order, read_metadata
@@ -88,7 +91,8 @@ def save_weights(
         extra: plain JSON values to remember.
 
     Raises:
-        ValueError: if the model's tensors are not those of the settings, or one of them holds NaN or infinity.
+        ValueError: if the model's tensors are not those of the settings, or one of them holds NaN or infinity; or the
+            names or the normalisation do not fit the settings (see `check_about`).
         TypeError: if `extra` is not made of plain JSON values.
         OSError: if the file cannot be written.
     """
@@ -109,6 +113,7 @@ def weights_bytes(
 ) -> bytes:
     """What `save_weights` writes, for a later moment."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    check_about(settings, {"classes": classes, "mean": mean, "std": std})
     check_tensors(tensors, settings, argument="model")
     _refuse_nonfinite(tensors, argument="model", origin="")
     metadata = {
@@ -133,20 +138,30 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is a pickle, truncated, not a safetensors file, not written by this library, or written
-            in a newer version of its format; if its tensors are not those of its settings, or not finite.
+            in a newer version of its format; if its tensors are not those of its settings, or not finite; or if its
+            classes or its normalisation do not fit its settings.
     """
     path = Path(path)
     metadata = read_metadata(path)
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
+    tensors = read_tensors(path)
     version = _format_version(metadata, path)
     metadata, tensors = migrate(metadata, tensors, version=version, origin=str(path))
     checkpoint = _interpret(metadata, tensors, path)
     check_tensors(checkpoint.tensors, checkpoint.settings, argument="checkpoint", origin=str(path))
     _refuse_nonfinite(checkpoint.tensors, argument="checkpoint", origin=str(path))
     return checkpoint
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Raises:
+        ValueError: if the file is none.
+    """
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
 
 
 def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -198,6 +213,31 @@ def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, arg
     _refuse_mismatch(tensors, expected, argument=argument, origin=origin)
 
 
+def check_about(settings: ModelSettings | None, about: Mapping[str, Any], *, origin: str = "") -> None:
+    """Check what is said of a model's classes and images.
+
+    Args:
+        settings: of the model; None for one from elsewhere, of which the numbers are not known.
+        about: `classes`, `mean` and `std`, lists or tuples; each may be empty.
+        origin: where they came from, for the message.
+
+    Raises:
+        ValueError: if there are not as many names as classes; or if mean and deviation are not one finite number for
+            each channel of the images, the deviation above 0.
+    """
+    classes, mean, std = about["classes"], about["mean"], about["std"]
+    count = len(classes) if settings is None else settings.classes
+    if classes and not (len(classes) == count and all(isinstance(name, str) for name in classes)):
+        raise ValueError(bad("classes", f"must be {count} names", list(classes), origin=origin))
+    channels = len(mean) if settings is None else settings.image_channels
+    for name, values, least in (("mean", mean, -math.inf), ("std", std, 0.0)):
+        fine = all(is_real(value) and value > least for value in values)
+        if not fine or len(mean) != len(std) or len(values) not in (0, channels):
+            above = " above 0" if name == "std" else ""
+            requirement = f"must be {channels} finite numbers{above}, one for each channel of the images"
+            raise ValueError(bad(name, requirement, list(values), origin=origin))
+
+
 def _format_version(metadata: Mapping[str, str], path: Path) -> int:
     if metadata.get("format") != FORMAT:
         got = f"a safetensors file with the metadata {sorted(metadata)}" if metadata else "one without metadata"
@@ -212,12 +252,14 @@ def _format_version(metadata: Mapping[str, str], path: Path) -> int:
 def _interpret(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], path: Path) -> Checkpoint:
     origin = f"from {path}"
     settings = from_dict(_json_value(metadata, "settings", dict, path), origin=origin)
+    about = {name: tuple(_json_value(metadata, name, list, path)) for name in ("classes", "mean", "std")}
+    check_about(settings, about, origin=origin)
     return Checkpoint(
         tensors=tensors,
         settings=settings,
-        classes=_json_list(metadata, "classes", str, path),
-        mean=_json_list(metadata, "mean", float, path),
-        std=_json_list(metadata, "std", float, path),
+        classes=about["classes"],
+        mean=tuple(map(float, about["mean"])),
+        std=tuple(map(float, about["std"])),
         extra=_json_value(metadata, "extra", dict, path),
         version=metadata.get("attnconv_version", ""),
         source=str(path),
@@ -227,21 +269,13 @@ def _interpret(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], path:
 def _json_value(metadata: Mapping[str, str], name: str, kind: type, path: Path) -> Any:
     text = metadata.get(name)
     try:
-        value = None if text is None else json.loads(text)
+        value = None if text is None else read_json(text)
     except ValueError:
         value = None
     if not isinstance(value, kind):
         requirement = f"must hold a JSON {'map' if kind is dict else 'list'} under {name!r}"
         raise ValueError(bad("checkpoint", requirement, repr(text), origin=str(path)))
     return value
-
-
-def _json_list(metadata: Mapping[str, str], name: str, kind: type, path: Path) -> tuple[Any, ...]:
-    values = _json_value(metadata, name, list, path)
-    if not all(isinstance(value, kind) for value in values):
-        requirement = f"must hold a JSON list of {'names' if kind is str else 'numbers with a point'} under {name!r}"
-        raise ValueError(bad("checkpoint", requirement, values, origin=str(path)))
-    return tuple(values)
 
 
 def _as_json(extra: Mapping[str, Any] | None) -> str:

@@ -26,7 +26,9 @@ from torch import nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._json import read_json
 from attnconv.models.build import build
+from attnconv.models.checkpoint import check_about, read_tensors
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import in_order, read_metadata
 from attnconv.theorem import plan_shifts, recast
@@ -108,7 +110,7 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         got = repr(metadata.get("format_version"))
         raise ValueError(bad("checkpoint", f"must have format version {FORMAT_VERSION}", got, origin=origin))
     try:
-        values = {name: json.loads(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
+        values = {name: read_json(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
         source, spec = values["model"], values["model"].get("spec")
     except (KeyError, ValueError, AttributeError) as error:
         raise ValueError(bad("checkpoint", "must say what was recast", repr(error), origin=origin)) from error
@@ -121,10 +123,13 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
     if isinstance(spec, str) and spec.partition(":")[0] not in ("timm", "torchvision", "hf"):
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={values['alpha']}, only={values['only']}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({path.name!r}))."
-        raise ValueError(bad("checkpoint", "must name a model of a library; no function is run", spec, fix))
+        raise ValueError(
+            bad("checkpoint", "must name a model of a library; no function is run", spec, fix, origin=origin)
+        )
+    check_about(settings, values, origin=origin)
     with torch.random.fork_rng(devices=[]):
         base = build(settings) if settings is not None else build_named(str(spec))
-    tensors = safetensors.torch.load_file(path)
+    tensors = read_tensors(path)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     model = recast(base.to(dtypes.pop()) if len(dtypes) == 1 else base, alpha=values["alpha"], only=values["only"])
     try:
@@ -133,5 +138,5 @@ def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFi
         fix = "The model's library may have changed since."
         raise ValueError(bad("checkpoint", "must fit the model it names", str(error), fix, origin=origin)) from error
     plan_shifts(model)
-    names = {name: tuple(values[name]) for name in _LISTS}
-    return RecastFile(model.eval(), settings, **names)
+    mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+    return RecastFile(model.eval(), settings, tuple(values["classes"]), mean, std)

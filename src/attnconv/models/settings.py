@@ -14,6 +14,13 @@ from attnconv._errors import bad
 from attnconv._values import is_real, is_whole
 from attnconv.encodings.names import ENCODING_NAMES, EncodingName
 
+LARGEST_COUNT = 65_536
+"""The most channels, heads, classes, ...: no model of more can be meant, and building it would fill the memory."""
+LARGEST_IMAGE = 4_096
+"""Largest ``image_size``, in pixels."""
+MOST_LAYERS = 1_000
+MOST_PARAMETERS = 1_000_000_000
+
 NormName = Literal["post", "pre"]
 CentresName = Literal["normal", "near"]
 
@@ -167,6 +174,8 @@ def _find_problems(kind: str, values: Mapping[str, Any], *, prefix: str, origin:
         _attention_problems(values, found)
     else:
         _resnet_problems(values, found)
+    if not found.messages:
+        _size_problems(KINDS[kind](**values), found)
     return found.messages
 
 
@@ -189,15 +198,21 @@ class _Problems:
         self.messages.append(bad(flag, requirement, repr(self._values[name]), fix, origin=self._origin))
         self._wrong.add(name)
 
-    def whole(self, name: str, minimum: int, *, optional: bool = False) -> None:
+    def whole(self, name: str, minimum: int, most: int = LARGEST_COUNT, *, optional: bool = False) -> None:
         value = self._values[name]
-        if not (is_whole(value, minimum) or (optional and value is None)):
+        if optional and value is None:
+            return
+        if not is_whole(value, minimum):
             self.add(name, f"must be a whole number of at least {minimum}" + (" or None" if optional else ""))
+        elif value > most:
+            self.add(name, f"must be at most {most}")
 
     def wholes(self, name: str, minimum: int) -> None:
         value = self._values[name]
         if not (isinstance(value, tuple) and value and all(is_whole(item, minimum) for item in value)):
             self.add(name, f"must be one or more whole numbers of at least {minimum}")
+        elif max(value) > LARGEST_COUNT:
+            self.add(name, f"must be at most {LARGEST_COUNT}")
 
     def real(self, name: str, low: float, high: float) -> None:
         value = self._values[name]
@@ -214,8 +229,10 @@ def _attention_problems(values: Mapping[str, Any], found: _Problems) -> None:
     found.choice("encoding", ENCODING_NAMES)
     found.choice("norm", get_args(NormName))
     found.choice("centres", get_args(CentresName))
-    for name in ("layers", "width", "mlp_width", "downsampling", "image_size", "image_channels", "classes"):
+    for name in ("width", "mlp_width", "downsampling", "image_channels", "classes"):
         found.whole(name, 1)
+    found.whole("layers", 1, MOST_LAYERS)
+    found.whole("image_size", 1, LARGEST_IMAGE)
     found.whole("max_shift", 0)
     for name in ("head_channels", "key_channels"):
         found.whole(name, 1, optional=True)
@@ -251,10 +268,22 @@ def _vector_problems(values: Mapping[str, Any], found: _Problems) -> None:
         found.add("key_channels", f"must be even for encoding {encoding}")
 
 
+def _size_problems(settings: ModelSettings, found: _Problems) -> None:
+    from attnconv.models.counts import parameters  # which imports this module
+
+    if (count := parameters(settings)) > MOST_PARAMETERS:
+        fix = f"It has {count:,}."
+        widths = "width" if isinstance(settings, AttentionSettings) else "widths"
+        found.add(widths, f"must be such that the model has at most {MOST_PARAMETERS:,} parameters", fix)
+
+
 def _resnet_problems(values: Mapping[str, Any], found: _Problems) -> None:
-    for name in ("image_size", "image_channels", "classes"):
+    for name in ("image_channels", "classes"):
         found.whole(name, 1)
+    found.whole("image_size", 1, LARGEST_IMAGE)
     for name in ("widths", "blocks"):
         found.wholes(name, 1)
     if found.fine("widths", "blocks") and len(values["blocks"]) != len(values["widths"]):
         found.add("blocks", f"must be one number for each of the {len(values['widths'])} widths")
+    if found.fine("blocks") and sum(values["blocks"]) > MOST_LAYERS:
+        found.add("blocks", f"must be at most {MOST_LAYERS} in all")

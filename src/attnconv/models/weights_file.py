@@ -5,11 +5,11 @@ of each tensor, plus `__metadata__`, a map of strings), and the tensors' bytes. 
 which is what `torch.save` writes, can: it is refused unread, with the way to convert it.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NoReturn
 
 from attnconv._errors import bad
+from attnconv._json import read_json
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".th", ".tar")
@@ -61,7 +61,7 @@ def in_order(content: bytes) -> bytes:
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        header = read_json(text)
     except ValueError as error:  # wrong JSON, or bytes that are not UTF-8
         _refuse(path, "must be a safetensors file", f"a header that is no JSON ({error})")
     if not isinstance(header, dict):

@@ -8,9 +8,10 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from attnconv._errors import bad
+from attnconv._values import is_real
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models import settings as model_settings
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, SettingsError, TrainSettings
@@ -93,25 +94,30 @@ def _group(cls: type[T], values: Any, group: str, origin: str, found: list[str])
             found.append(bad(f"{group}.{name}", "must be a known setting", repr(value), fix, origin=origin))
             continue
         read[name] = tuple(value) if isinstance(value, list) else value
-        if not _fits(read[name], hints[name]):
+        if not fits(read[name], hints[name]):
             found.append(bad(f"{group}.{name}", f"must be {in_words(hints[name])}", repr(value), origin=origin))
     return cls(**read) if len(found) == before else None
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type that a field is annotated with."""
     origin = get_origin(hint)
     if origin is Literal:
         return value in get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, choice) for choice in get_args(hint))
+        return any(fits(value, choice) for choice in get_args(hint))
     if origin is tuple:
         choices = get_args(hint)
         if choices[-1] is Ellipsis:
-            return isinstance(value, tuple) and all(_fits(item, choices[0]) for item in value)
-        return isinstance(value, tuple) and len(value) == len(choices) and all(map(_fits, value, choices))
+            return isinstance(value, tuple) and all(fits(item, choices[0]) for item in value)
+        return isinstance(value, tuple) and len(value) == len(choices) and all(map(fits, value, choices))
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, get_args(hint)[0]) for item in value)
+    if is_typeddict(hint):
+        known = get_type_hints(hint)
+        return isinstance(value, dict) and all(name in value and fits(value[name], known[name]) for name in known)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, float) or is_real(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -24,7 +24,8 @@ from typing import Any, TypedDict
 
 from attnconv._atomic import PARTIAL, cannot_write, write_atomically
 from attnconv._errors import bad
-from attnconv.training.plain import from_plain, to_plain
+from attnconv._json import read_json
+from attnconv.training.plain import fits, from_plain, to_plain
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1
@@ -155,7 +156,7 @@ class RunFolder:
             fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
         try:
-            record = json.loads(self.settings_file.read_text(encoding="utf-8"))
+            record = read_json(self.settings_file.read_bytes())
         except ValueError as error:
             raise ValueError(bad(str(self.settings_file), "must be JSON", str(error))) from error
         version = record.get("format") if isinstance(record, dict) else None
@@ -190,11 +191,11 @@ class RunFolder:
 
     def metrics(self) -> list[MetricsLine]:
         """All lines of ``metrics.jsonl``, in the order written; empty before the first epoch is complete."""
-        return list(_lines(self.metrics_file))
+        return list(_lines(self.metrics_file, MetricsLine))
 
     def heads(self) -> list[HeadsLine]:
         """All lines of ``heads.jsonl``: epoch 0, 1, ..., as far as the run has come."""
-        return list(_lines(self.heads_file))
+        return list(_lines(self.heads_file, HeadsLine))
 
     def centres_history(self, layer: str) -> list[tuple[int, LayerHeads]]:
         """The heads of one layer over the epochs.
@@ -215,7 +216,13 @@ class RunFolder:
         """What ``result.json`` holds; None until the run is complete."""
         if not self.result_file.is_file():
             return None
-        return dict(json.loads(self.result_file.read_text(encoding="utf-8")))
+        try:
+            result = read_json(self.result_file.read_bytes())
+        except ValueError as error:
+            raise ValueError(bad(str(self.result_file), "must be JSON", str(error))) from error
+        if not isinstance(result, dict):
+            raise ValueError(bad(str(self.result_file), "must be a map", type(result).__name__))
+        return result
 
     def rewind(self, epoch: int) -> None:
         """Drop what was recorded after an epoch: lines of later epochs, a torn last line, a result.
@@ -223,9 +230,11 @@ class RunFolder:
         Args:
             epoch: complete epochs to keep; -1 keeps nothing.
         """
-        for file in (self.metrics_file, self.heads_file):
+        for file, kind in ((self.metrics_file, MetricsLine), (self.heads_file, HeadsLine)):
             if file.is_file():
-                kept = [json.dumps(line, allow_nan=False) + "\n" for line in _lines(file) if line["epoch"] <= epoch]
+                kept = [
+                    json.dumps(line, allow_nan=False) + "\n" for line in _lines(file, kind) if line["epoch"] <= epoch
+                ]
                 write_text(file, "".join(kept))
         self.result_file.unlink(missing_ok=True)
         for litter in self.path.rglob(PARTIAL):  # of saves that a kill cut short
@@ -292,15 +301,19 @@ def write_text(file: Path, text: str) -> None:
     write_atomically(file, text.encode())
 
 
-def _lines(file: Path) -> Iterator[Any]:
-    """The complete lines of a file; a kill can leave a torn one at the end, and only there."""
+def _lines(file: Path, kind: type) -> Iterator[Any]:
+    """The complete lines of a file, each of the kind; a kill can leave a torn one at the end, and only there."""
     if not file.is_file():
         return
-    text = file.read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1].splitlines()
+    content = file.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1].splitlines()
+    fix = "Remove the line, or restore the file."
     for number, line in enumerate(complete, start=1):
+        where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
         try:
-            yield json.loads(line)
+            values = read_json(line)
         except ValueError as error:
-            fix = "Remove the line, or restore the file."
-            raise ValueError(bad(f"{file}, line {number}", "must be JSON", repr(line[:60]), fix)) from error
+            raise ValueError(bad(where, "must be JSON", got, fix)) from error
+        if not fits(values, kind):
+            raise ValueError(bad(where, f"must be a map of {', '.join(kind.__annotations__)}", got, fix))
+        yield values
