@@ -5,6 +5,7 @@ of each tensor, plus `__metadata__`, a map of strings), and the tensors' bytes. 
 which is what `torch.save` writes, can: it is refused unread, with the way to convert it.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NoReturn
 
