@@ -1,6 +1,7 @@
 """4,250 drawn layers of soft heads against loops over queries and lattice points, forward and backward."""
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -44,14 +45,13 @@ def generalized(source: random.Random, heads: int, dims: int) -> tuple[Any, Call
 def learned(source: random.Random, heads: int, dims: int) -> tuple[Any, Callable[[int, tuple[int, ...]], float]]:
     most = source.choice((0, 1, 3, 30))
     encoding = LearnedRelative(heads, dims, channels=3, max_shift=most)
-    tables = [table.tolist() for table in encoding.tables]
-    vectors = [projection.weight.tolist() for projection in encoding.projections]  # type: ignore[union-attr]
+    values = {name: value.tolist() for name, value in encoding.state_dict().items()}
+    tables = [values[f"tables.{axis}"] for axis in range(dims)]
+    vectors = [values[f"projections.{axis}.weight"] for axis in range(dims)]
 
     def score(head: int, shift: tuple[int, ...]) -> float:
         rows = [table[min(max(delta, -most), most) + most] for table, delta in zip(tables, shift, strict=True)]
-        return sum(
-            a * b for row, vector in zip(rows, vectors, strict=True) for a, b in zip(row, vector[head], strict=True)
-        )
+        return sum(sum(map(operator.mul, row, vector[head])) for row, vector in zip(rows, vectors, strict=True))
 
     return encoding, score
 
