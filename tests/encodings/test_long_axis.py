@@ -5,19 +5,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnconv.encodings import LearnedRelative, Quadratic, SeparableEncoding, base
+from attnconv.encodings import Encoding, LearnedRelative, Quadratic, Relative, base
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker, Toeplitz, toeplitz
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
-MAKERS: dict[str, Callable[[int], SeparableEncoding]] = {
+MAKERS: dict[str, Callable[[int], Encoding]] = {
     "quadratic": lambda dims: Quadratic(3, dims),
     "learned": lambda dims: LearnedRelative(3, dims, channels=5),
+    "sinusoidal": lambda dims: Relative(2, 3, dims, terms=("position-position",)),
 }
 
 
-def both(encoding: SeparableEncoding, grid: Grid, x: torch.Tensor) -> tuple[Toeplitz, Kronecker]:
+def both(encoding: Encoding, grid: Grid, x: torch.Tensor) -> tuple[Toeplitz, Kronecker]:
     """The operator without a stored factor, and with it."""
     stored = encoding.operator(grid, x)
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ method. Every other class of the room is final. `docs/own-encoding.md` walks thr
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 
 import torch
@@ -119,11 +119,7 @@ class SeparableEncoding(Encoding):
 
     @final
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker | Toeplitz:
-        """A Kronecker product, or on one long axis, whose factor would be the whole matrix, a table over shifts."""
-        largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
-        if largest > FACTOR * grid.query_count and self.heads * largest > SMALL and has_values(x):
-            return Toeplitz(grid, self._table(grid, x.device), dtype=score_dtype(x.dtype))
-        return Kronecker.from_scores(grid, self._scores(grid, x))
+        return separable_operator(grid, x, self.heads, lambda: self._scores(grid, x), lambda: self._tables(grid, x))
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
@@ -135,12 +131,10 @@ class SeparableEncoding(Encoding):
         with full_precision(x.device):
             return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
 
-    def _table(self, grid: Grid, device: torch.device) -> Float[Tensor, "h *shifts"]:
-        """The score of every shift that occurs."""
-        shifts = [axis.all_shifts(device)[None].to(_widest(device)) for axis in grid.axes]
-        with full_precision(device):
-            parts = [self.axis_scores(axis, row)[:, 0] for axis, row in enumerate(shifts)]
-        return axis_sum(parts).unflatten(-1, [row.shape[1] for row in shifts])
+    def _tables(self, grid: Grid, x: Tensor) -> list[Tensor]:
+        shifts = [axis.all_shifts(x.device)[None].to(widest(x.device)) for axis in grid.axes]
+        with full_precision(x.device):
+            return [self.axis_scores(axis, row)[:, 0] for axis, row in enumerate(shifts)]
 
 
 class JointEncoding(Encoding):
@@ -159,15 +153,39 @@ class JointEncoding(Encoding):
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Toeplitz:
         shifts = _points([axis.all_shifts(x.device) for axis in grid.axes])
         with full_precision(x.device):
-            return Toeplitz(grid, self.scores(shifts.to(_widest(x.device))), dtype=score_dtype(x.dtype))
+            return Toeplitz(grid, self.scores(shifts.to(widest(x.device))), dtype=score_dtype(x.dtype))
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
         queries = _points([axis.query_positions(x.device) for axis in grid.axes]).flatten(0, -2)
         lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes]).flatten(0, -2)
         with full_precision(x.device):
-            scores = self.scores((lattice[None, :] - queries[:, None]).to(_widest(x.device)))
+            scores = self.scores((lattice[None, :] - queries[:, None]).to(widest(x.device)))
             return {POSITION: below_largest(scores).to(score_dtype(x.dtype))[None]}
+
+
+def separable_operator(
+    grid: Grid,
+    x: Float[Tensor, "b *sizes c"],
+    heads: int,
+    scores: Callable[[], list[Float[Tensor, "h _ _"]]],
+    tables: Callable[[], list[Float[Tensor, "h _"]]],
+) -> Kronecker | Toeplitz:
+    """The operator of scores that are a sum over axes.
+
+    Args:
+        grid: Where the queries stand over the keys.
+        x: The image.
+        heads: Number of heads.
+        scores: Computes one (h, queries, lattice) for each axis, for a Kronecker product.
+        tables: Computes the scores of all shifts, one (h, shifts) for each axis in the widest dtype. They are used on
+            one long axis, where a factor would be the whole matrix.
+    """
+    largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
+    if largest <= FACTOR * grid.query_count or heads * largest <= SMALL or not has_values(x):
+        return Kronecker.from_scores(grid, scores())
+    rows = tables()
+    return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
 
 
 def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> Float[Tensor, "h flat lattice"]:
@@ -180,6 +198,6 @@ def _points(axes: list[Tensor]) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
-def _widest(device: torch.device) -> torch.dtype:
+def widest(device: torch.device) -> torch.dtype:
     """float64, but for Apple's MPS, which has none."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -12,6 +12,7 @@ left out, with its parameters; with the last term alone the scores are a sum ove
 
 import abc
 import math
+from functools import partial
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.encodings.base import Encoding, over_queries
+from attnconv.encodings.base import Encoding, over_queries, separable_operator, widest
 from attnconv.encodings.content import (
     check_head_channels,
     content_scores,
@@ -32,7 +33,6 @@ from attnconv.encodings.positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 from attnconv.operators.content import Content
-from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.products import axis_sum
 
 Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
@@ -128,7 +128,8 @@ class Relative(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
         if self.used == {"position-position"}:
-            return Kronecker.from_scores(grid, self._global_positions(grid, x))
+            tables = partial(self._position_tables, grid, x, widest(x.device))
+            return separable_operator(grid, x, self.heads, partial(self._global_positions, grid, x), tables)
         query = self._query(grid, x)
         biases: list[Tensor] = []
         if "content-position" in self.used:
@@ -191,19 +192,19 @@ class Relative(Encoding):
             scores.append(position_scores(folded, vectors, axis.shifts(query.device) - shifts[0], dim, grid))
         return scores
 
-    def _global_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) for each axis."""
+    def _position_tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """v . W^_key phi_a(delta_a), scaled, one (h, shifts) for each axis."""
         assert self.position_bias is not None
-        dtype = score_dtype(x.dtype)
         with full_precision(x.device):
             bias = self.position_bias.to(dtype)[:, None] * self.scale
             folded = (bias @ self._position_matrix(dtype))[:, 0]  # (h, D_p)
-            scores = []
-            for dim, axis in enumerate(grid.axes):
-                shifts = axis.all_shifts(x.device)
-                table = folded @ self.features.along(dim, shifts.to(dtype)).mT  # (h, shifts)
-                scores.append(table[:, axis.shifts(x.device) - shifts[0]])
-            return scores
+            shifts = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
+            return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
+
+    def _global_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
+        """The same of every query and lattice point, one (h, n_a, lattice_a) for each axis."""
+        tables = zip(grid.axes, self._position_tables(grid, x, score_dtype(x.dtype)), strict=True)
+        return [table[:, axis.shifts(x.device) - axis.all_shifts(x.device)[0]] for axis, table in tables]
 
     def _spread_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
         """The same for every query, one (1, h, n, lattice_a) for each axis."""
