@@ -1,5 +1,6 @@
 """Small trainings from beginning to end: what they leave, how they resume, what they refuse."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +71,8 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
         with pytest.raises(CutError):
             fit(tiny(epochs=3), folder.path, progress=False)
     with folder.metrics_file.open("a") as stream:
-        stream.write('{"epoch": 3, "split": "train"}\n{"epo')  # what a kill may leave of the lost epoch
+        lost = {"step": 9, "epoch": 3, "split": "train", "loss": 0.5, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0}
+        stream.write(json.dumps(lost) + '\n{"epo')  # what a kill may leave of the lost epoch
     resumed = fit(tiny(epochs=3), folder.path, resume=True, progress=False)
     assert same_weights(whole, resumed)
     plain = [{k: v for k, v in line.items() if k != "seconds"} for line in resumed.metrics()]
