@@ -1,7 +1,7 @@
 """Plain checks of single values, for arguments that may arrive with any type."""
 
-import math
 import operator
+import sys
 from typing import SupportsIndex, TypeGuard
 
 from attnconv._errors import bad
@@ -13,8 +13,8 @@ def is_whole(value: object, minimum: int) -> bool:
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a finite int or float, no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite int or float, no bool, and no int that is larger than every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:

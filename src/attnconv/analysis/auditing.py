@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
-from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.image_checks import blaming_images, check_dense, check_images
 from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
@@ -224,13 +224,11 @@ def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    for some in (images,) if isinstance(images, Tensor) else images:
+    for some in (images,) if isinstance(images, Tensor) or not isinstance(images, Iterable) else images:
         if not isinstance(some, Tensor):
             fix = "Of a loader that gives images and labels, pass (images for images, labels in loader)."
             raise TypeError(bad("images", "must be a tensor or batches that are tensors", type(some).__name__, fix))
-        if some.dim() < 2:
-            fix = "Add a batch axis with images[None]."
-            raise ValueError(bad("images", "must have a batch axis first", f"shape {tuple(some.shape)}", fix))
+        check_dense(some)
         if len(some) > 0:
             yield from some.split(batch)
 

@@ -119,7 +119,7 @@ def replace_heads(
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
         least_constancy: With `count`, only heads at least this constant, 0 to 1.
-        kernel_size: K, odd.
+        kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): beyond that no token reads all of it.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
         grid: Tokens of the image, (height, width), for models that do not say it, as `audit`.
         prefix: Class tokens and registers before them, likewise.
@@ -146,6 +146,7 @@ def replace_heads(
         wanted = None if layers is None else frozenset(layers)
         looked = replaceable(model, images, layers=wanted, grid=grid, prefix=prefix, options=call)
     tokens = looked.tokens
+    _check_extents(tokens, kernel_size)
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
@@ -176,11 +177,7 @@ def _check(
     kernel_size: int,
     fit: str,
 ) -> None:
-    if not isinstance(images, Tensor):
-        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
-    if len(images) < 2:
-        raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
-    check_images(images)
+    check_images(images, least=2)  # one is held out
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
@@ -191,6 +188,16 @@ def _check(
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
+
+
+def _check_extents(tokens: Mapping[str, LayerTokens], kernel_size: int) -> None:
+    """Refuse kernels with rows or columns that no token can read: they would cost time and memory for nothing."""
+    for name, part in tokens.items():
+        if kernel_size > (most := 2 * max(part.grid) - 1):
+            height, width = part.grid
+            raise ValueError(
+                bad("kernel_size", f"must be at most {most} on {height} x {width} tokens of {name}", kernel_size)
+            )
 
 
 def _check_names(heads: object, layers: object, least_constancy: float) -> None:

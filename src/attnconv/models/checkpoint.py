@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._rollback import all_or_nothing
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
 from attnconv.models.weights_file import read_metadata
@@ -153,11 +154,13 @@ def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into a model that exists already.
 
     Raises:
-        ValueError: if the model's tensors differ from the checkpoint's in name or shape; the message says which.
+        ValueError: if the model's tensors differ from the checkpoint's in name or shape, in which case the message says
+            which, or if an attention layer is given NaN or infinity. The model then keeps all that it had.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _refuse_mismatch(checkpoint.tensors, shapes, argument="checkpoint", origin=checkpoint.source)
-    model.load_state_dict(dict(checkpoint.tensors))
+    with all_or_nothing(model):
+        model.load_state_dict(dict(checkpoint.tensors))
 
 
 def migrate(
