@@ -93,3 +93,14 @@ def test_what_needs_no_placing_is_refused() -> None:
             place_heads(conv, heads)
     with pytest.raises(TypeError, match=r"conv: must not be transposed, got ConvTranspose1d"):
         place_heads(nn.ConvTranspose1d(1, 1, 3), 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"conv: must have its weights, got .*meta"):
+        place_heads(nn.Conv1d(1, 1, 3, device="meta"), 1)
+
+
+def test_the_default_device_is_none_of_its_business() -> None:
+    conv = nn.Conv1d(1, 1, 3)
+    expected = place_heads(conv, 1, restarts=0)
+    with torch.device("meta"):
+        found = place_heads(conv, 1, restarts=0)
+    for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
