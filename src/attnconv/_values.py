@@ -6,6 +6,8 @@ from typing import SupportsIndex, TypeGuard
 
 from attnconv._errors import bad
 
+LARGEST = 2**63 - 1  # of int64
+
 
 def is_whole(value: object, minimum: int) -> bool:
     """Whether a value is an int, no bool, of at least `minimum`."""
@@ -18,8 +20,9 @@ def is_real(value: object) -> bool:
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool."""
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool, no array."""
+    indexable = isinstance(value, SupportsIndex) and not isinstance(value, bool | type)  # `int` itself has __index__
+    return indexable and getattr(value, "ndim", 0) == 0
 
 
 def whole(name: str, value: object, minimum: int) -> int:
@@ -27,7 +30,7 @@ def whole(name: str, value: object, minimum: int) -> int:
 
     Raises:
         TypeError: The value is no whole number.
-        ValueError: It is below the minimum.
+        ValueError: It is below the minimum, or above `LARGEST`.
     """
     requirement = f"must be a whole number of at least {minimum}"
     if not is_index(value):
@@ -35,4 +38,6 @@ def whole(name: str, value: object, minimum: int) -> int:
     number = operator.index(value)
     if number < minimum:
         raise ValueError(bad(name, requirement, number))
+    if number > LARGEST:
+        raise ValueError(bad(name, f"must be at most {LARGEST}, as PyTorch's whole numbers are", number))
     return number

@@ -325,4 +325,5 @@ def test_gradients_of_a_covariance_in_float32_are_right_to_the_rounding_of_their
         slopes = torch.einsum("hqki,hqkj,hjl->hqkil", off, off, exact.encoding.get_parameter("root_precision")).abs()
         terms = torch.einsum("hqk,hqkil->hil", rows * (back + (rows * back).sum(-1, keepdim=True)), slopes)
     assert found is not None
+    assert wanted is not None
     assert bool(((found - wanted).abs() <= 2**-24 * terms).all())

@@ -146,8 +146,8 @@ def audit(
         TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
             number.
         ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
-            not what the model takes (its own words are passed on); the model takes other arguments than `options`; an
-            attention cannot be read and is not to be left out, or there is none to read.
+            not what the model takes (its own words are passed on); the model takes other arguments than `options`, or
+            gives NaN; an attention cannot be read and is not to be left out, or there is none to read.
 
     Example:
         >>> from attnconv.theorem import from_conv
@@ -201,6 +201,10 @@ class _Layer:
     def result(self, key: str, model: nn.Module) -> LayerAudit:
         module = model.get_submodule(self._module)
         sizes = self._grid.sizes
+        try:
+            statistics = self._statistics.result()
+        except ValueError as error:
+            raise ValueError(f"model.{key}: {error}") from error
         own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
         span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
@@ -211,7 +215,7 @@ class _Layer:
             query_count=self._grid.query_count,
             position_only=own is not None,
             span_residual=None if span is None else span.missed,
-            statistics=self._statistics.result(),
+            statistics=statistics,
             span_unknown="" if span is None else span.reason,
         )
 

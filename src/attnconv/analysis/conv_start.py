@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
+from attnconv._modes import check_module, evaluating
 from attnconv._rollback import all_or_nothing
 from attnconv._values import is_index, is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
@@ -40,7 +40,7 @@ from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.place_features import AxisFeatures, cosines
 from attnconv.analysis.shift_profiles import at_shift
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
-from attnconv.layers.self_attention import FLOATING
+from attnconv.layers.self_attention import FLOATING, check_finite
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 
@@ -101,7 +101,7 @@ def start_as_convolution(
         Name of the attention module -> what was measured.
 
     Raises:
-        TypeError: `images` are no dense tensor of floating point.
+        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
             constant or holds NaN or infinity, or is not what the model takes; or the model would give NaN or infinity.
             Whatever is raised, the model is then what it was before.
@@ -115,6 +115,7 @@ def start_as_convolution(
         >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
         >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
+    check_module(model)
     if not is_real(mass) or not 0 < mass < 1:
         raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
     if not is_real(position_length) or position_length <= 0:
@@ -122,8 +123,7 @@ def start_as_convolution(
     parts = vit_parts(model)
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
     chosen = _chosen(parts, layers)
-    if any(not bool(weight.isfinite().all()) for weight in model.parameters() if not weight.is_meta):
-        raise ValueError(bad("model", "must have finite weights", "NaN or infinity"))
+    check_finite(model.named_parameters(), origin="in model")
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
     stock = _Stock(model, parts, int(taps.max()), position_length)

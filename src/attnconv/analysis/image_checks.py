@@ -56,8 +56,8 @@ def check_dense(images: object) -> None:
         TypeError: It is no dense tensor of 16 to 64 bit floating point numbers.
         ValueError: It is on the meta device, or has no batch axis or no pixels.
     """
-    if not isinstance(images, Tensor):
-        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
+    check_tensor(images)
+    assert isinstance(images, Tensor)
     if images.layout != torch.strided:
         raise TypeError(bad("images", "must be a dense tensor", str(images.layout)))
     if images.dtype not in FLOATING:
@@ -65,11 +65,22 @@ def check_dense(images: object) -> None:
         raise TypeError(bad("images", "must be floating point of 16 to 64 bits", str(images.dtype), fix))
     if images.is_meta:
         raise ValueError(bad("images", "must hold pixels", "a tensor on the meta device"))
+    if 0 in images.shape[1:]:
+        raise ValueError(bad("images", "must have pixels", f"shape {tuple(images.shape)}"))
+
+
+def check_tensor(images: object) -> None:
+    """Refuse what is no tensor with a batch axis.
+
+    Raises:
+        TypeError: It is no tensor.
+        ValueError: It has less than two axes.
+    """
+    if not isinstance(images, Tensor):
+        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
     if images.dim() < 2:
         fix = "Add a batch axis with images[None]."
         raise ValueError(bad("images", "must have a batch axis first", f"shape {tuple(images.shape)}", fix))
-    if 0 in images.shape[1:]:
-        raise ValueError(bad("images", "must have pixels", f"shape {tuple(images.shape)}"))
 
 
 def constant_images(images: Tensor) -> Tensor:

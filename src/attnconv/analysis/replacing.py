@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
+from attnconv._modes import check_module, evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import first_tensor
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing
@@ -126,7 +126,7 @@ def replace_heads(
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
-        TypeError: `images` are no tensor or not floating point.
+        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
             passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
             named is softmax attention by parts of known names, or fewer heads than `count` are constant enough; or
@@ -137,6 +137,7 @@ def replace_heads(
         >>> vit = timm.create_model("vit_tiny_patch16_224", pretrained=True).eval()  # doctest: +SKIP
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
+    check_module(model)
     _check(images, heads, count, least_constancy, kernel_size, fit)
     _check_names(heads, layers, least_constancy)
     images = images.clone() if images.is_inference() else images  # costs need gradients

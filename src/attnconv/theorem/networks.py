@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._modes import check_module
 from attnconv.layers.self_attention import SelfAttention, check_finite, check_loaded, discard_plan
 from attnconv.theorem.construct import from_conv
 from attnconv.theorem.convolutions import check_convolution, is_convolution, looks_like_convolution
@@ -97,7 +98,7 @@ def plan_shifts(model: nn.Module) -> int:
         TypeError: `model` is no module.
         ValueError: Such a layer holds NaN or infinity; then no layer was planned.
     """
-    _check_module(model)
+    check_module(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
     hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
     for name, layer in hard.items():  # before the first one is planned
@@ -139,14 +140,9 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
     return _transcribe(model, found, convolution)
 
 
-def _check_module(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(bad("model", "must be an nn.Module", type(model).__name__))
-
-
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
     """The modules to replace by their first name, in the model's order."""
-    _check_module(model)
+    check_module(model)
     present = {name: module for name, module in model.named_modules() if wanted(module)}
     if not present:
         raise ValueError(bad("model", f"must have at least one {kind}", type(model).__name__))

@@ -69,7 +69,7 @@ def place_heads(
         raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
     if conv.weight.is_meta:
         raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
-    heads, restarts = whole("heads", heads, 1), whole("restarts", restarts, 0)
+    heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
     positions = math.prod(conv.kernel_size)
     if heads >= positions:
         fix = "With a head per position from_conv is exact."
