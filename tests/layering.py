@@ -13,6 +13,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_cache"}),
     frozenset({"_lazy"}),
     frozenset({"_modes"}),
+    frozenset({"_rollback"}),
     frozenset({"_allocator"}),
     frozenset({"grid"}),
     frozenset({"operators"}),

@@ -1,10 +1,12 @@
 """Plain checks of single values, for arguments that may arrive with any type."""
 
-import math
 import operator
+import sys
 from typing import SupportsIndex, TypeGuard
 
 from attnconv._errors import bad
+
+LARGEST = 2**63 - 1  # of int64
 
 
 def is_whole(value: object, minimum: int) -> bool:
@@ -13,18 +15,14 @@ def is_whole(value: object, minimum: int) -> bool:
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a finite int or float, no bool, and within the range of floats."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int above the largest float
-        return False
+    """Whether a value is a finite int or float, no bool, and no int that is larger than every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool."""
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool, no array."""
+    indexable = isinstance(value, SupportsIndex) and not isinstance(value, bool | type)  # `int` itself has __index__
+    return indexable and getattr(value, "ndim", 0) == 0
 
 
 def whole(name: str, value: object, minimum: int) -> int:
@@ -32,7 +30,7 @@ def whole(name: str, value: object, minimum: int) -> int:
 
     Raises:
         TypeError: The value is no whole number.
-        ValueError: It is below the minimum.
+        ValueError: It is below the minimum, or above `LARGEST`.
     """
     requirement = f"must be a whole number of at least {minimum}"
     if not is_index(value):
@@ -40,4 +38,6 @@ def whole(name: str, value: object, minimum: int) -> int:
     number = operator.index(value)
     if number < minimum:
         raise ValueError(bad(name, requirement, number))
+    if number > LARGEST:
+        raise ValueError(bad(name, f"must be at most {LARGEST}, as PyTorch's whole numbers are", number))
     return number

@@ -261,7 +261,7 @@ class TestRefusals:
             audit(own(), broken)
 
     def test_bytes(self) -> None:
-        with pytest.raises(TypeError, match=r"images: must be floating point, got torch.uint8"):
+        with pytest.raises(TypeError, match=r"images: .*got torch.uint8"):
             audit(own(), images().byte())
 
     def test_batches_that_are_no_tensors(self) -> None:

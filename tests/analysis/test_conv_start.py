@@ -197,13 +197,18 @@ class TestHuggingFaceNames:
 
 
 class TestRefusals:
+    @pytest.mark.usefixtures("unhooked")
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"mass": 1.0}, "mass: .*got 1.0"),
             ({"filters": "gabor"}, "filters: .*got 'gabor'"),
             ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
+            ({"filters": torch.tensor(1.0)}, r"filters: must be \(64, 64, K, K\).*got \(\)"),
+            ({"filters": torch.ones(64, 64, 1, 1, device="meta")}, "filters: must be finite.*on meta"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
+            ({"layers": []}, r"layers: .*got \[\]"),
+            ({"layers": ["0"]}, r"layers: .*got \['0'\]"),
             ({"kernel_size": 4}, "kernel_size: .*got 4"),
             ({"position_length": 0.0}, "position_length: .*got 0.0"),
         ],
@@ -227,6 +232,14 @@ class TestRefusals:
             start_as_convolution(model, images=images)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+    def test_models_without_numbers(self) -> None:
+        model = model_of()
+        with pytest.raises(ValueError, match=r"model: must have its weights, got .* meta device"):
+            start_as_convolution(copy.deepcopy(model).to("meta"))
+        model.head.bias.data[0] = torch.nan
+        with pytest.raises(ValueError, match=r"head.bias: must be finite, got NaN .*\(in model\)"):
+            start_as_convolution(model)
 
     def test_models_of_another_kind(self) -> None:
         with pytest.raises(ValueError, match=r"model: must be a vision transformer.*got Linear"):

@@ -260,6 +260,7 @@ class TestRefusals:
         [
             ({}, "heads, count: .*got heads=None, count=None"),
             ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, got 2"),
+            ({"count": 1, "kernel_size": 17}, "kernel_size: must be at most 15 on 8 x 8 tokens of .*got 17"),
             ({"count": 1, "least_constancy": 2.0}, "least_constancy: .*got 2.0"),
             ({"count": -1}, "count: .*got -1"),
             ({"heads": {NAME: [9]}}, "heads: must be from 0 to 3 in blocks.0.attn, got 9"),

@@ -1,5 +1,6 @@
 """Encodings: counts, formulas written out once more, and what is refused."""
 
+import copy
 import itertools
 import math
 import re
@@ -9,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnconv import Absolute, GeneralizedQuadratic, Grid, LearnedRelative, LearnedRelativeContent, Quadratic, Relative
+from attnconv import (
+    Absolute,
+    GeneralizedQuadratic,
+    Grid,
+    LearnedRelative,
+    LearnedRelativeContent,
+    Quadratic,
+    Relative,
+    SelfAttention2d,
+)
 from attnconv.encodings import (
     ENCODING_NAMES,
     LearnedPositions,
@@ -291,3 +301,29 @@ def test_hard_shifts_are_found_only_where_heads_are_hard() -> None:
         encoding.spread.fill_(100.0)
         encoding.centres[0, 0] = 1.5
     assert encoding.hard_shifts() is None  # between two pixels: half on each, however sharp
+
+
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("size", [10, 24])  # all rows at once, and by windows
+def test_gradients_of_a_covariance_in_float32_are_right_to_the_rounding_of_their_terms(
+    size: int, alike: bool, mean: float
+) -> None:
+    """dS = sum A (dA - sum_k A dA) ds/dS: with u = 2^-24 off by at most u times the same sum of absolute values."""
+    layer = SelfAttention2d(2, 2, 2, encoding=GeneralizedQuadratic(2))
+    exact = copy.deepcopy(layer).double()
+    x, slope = torch.rand(1, 2, size, size) + mean, torch.randn(1, 2, size, size)
+    slope = torch.ones_like(slope) if alike else slope
+    for some in (layer, exact):
+        some(x.to(some.bias)).backward(slope.to(some.bias))
+    found, wanted = (some.encoding.get_parameter("root_precision").grad for some in (layer, exact))
+    with torch.no_grad():
+        rows = exact.operator(x.double()).rows(torch.arange(size**2))[0]  # (h, n, m)
+        back = torch.einsum("bdq,hcd,bck->hqk", slope.double().flatten(2), exact.weight, x.double().flatten(2)).abs()
+        places = torch.cartesian_prod(*[torch.arange(size, dtype=DOUBLE)] * 2)
+        off = places - places[:, None] - exact.encoding.get_parameter("centres")[:, None, None]  # (h, n, m, 2)
+        slopes = torch.einsum("hqki,hqkj,hjl->hqkil", off, off, exact.encoding.get_parameter("root_precision")).abs()
+        terms = torch.einsum("hqk,hqkil->hil", rows * (back + (rows * back).sum(-1, keepdim=True)), slopes)
+    assert found is not None
+    assert wanted is not None
+    assert bool(((found - wanted).abs() <= 2**-24 * terms).all())

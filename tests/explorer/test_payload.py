@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from attnconv import (
     Absolute,
+    Content,
     GeneralizedQuadratic,
+    Grid,
     LearnedRelative,
     LearnedRelativeContent,
     Quadratic,
@@ -27,7 +29,7 @@ from attnconv.analysis import visit_attention
 from attnconv.encodings import Encoding, SinusoidalPositions
 from attnconv.explorer import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
 from attnconv.explorer.building import BUDGET
-from attnconv.explorer.layer_tensors import LayerTensors, balanced, fewer, layer_tensors
+from attnconv.explorer.layer_tensors import LayerTensors, balanced, content_tensors, fewer, layer_tensors
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -361,3 +363,22 @@ class TestBroken:
     ) -> None:
         with pytest.raises(ValueError, match=words):
             read_payload(altered(whole(), change))
+
+
+def test_shortened_scores_are_stored_up_to_two_percent_of_a_probability() -> None:
+    """Scores whose rounding grows in small steps, stored in eight channels of twenty-four."""
+    generator, channels = torch.Generator().manual_seed(0), 24
+    left, right = (torch.linalg.qr(torch.randn(64, channels, generator=generator))[0] for _ in range(2))
+    sizes = 2.0 ** -torch.arange(channels)
+    coarsest = 0.0
+    for scale in torch.linspace(8, 80, 25).tolist():
+        operator = Content(Grid.make((8, 8)), (scale * sizes * left)[None, None], right[None, None])
+        found = content_tensors(operator, budget=2 * 64 * (8 + 8))
+        if found is not None:
+            stored = found[0]["query"].float() @ found[0]["key"].float().mT
+            exact = operator.queries @ operator.keys.mT
+            wrong = (stored.softmax(-1) / exact.softmax(-1) - 1).abs().max()
+            assert wrong <= 0.021
+            coarsest = max(coarsest, math.expm1(2 * found[1]))
+    assert found is None  # the last ones are further off
+    assert 0.016 < coarsest <= 0.021

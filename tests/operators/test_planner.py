@@ -102,3 +102,14 @@ def test_measured_constants_are_those_of_a_machine() -> None:
     assert 1e9 < found.product < 1e15
     assert 1e8 < found.memory < 1e13
     assert 1e-8 < found.call < 1e-2
+
+
+@pytest.mark.parametrize(("columns", "form"), [(0.5, "structured"), (1, "structured"), (3, "dense")])
+def test_where_memory_is_slow_the_form_that_moves_less_is_chosen(columns: float, form: str) -> None:
+    """Training passes over n x n probabilities about twice as often as over n mixed values of each column."""
+    keys, starved = 16 * 16, Machine(memory=1.0)
+    found = seconds(Grid.make((16, 16)), 9, int(columns * keys), 1, low=False, training=True, machine=starved)
+    assert min(found, key=found.__getitem__) == form
+    twice = seconds(Grid.make((16, 16)), 9, int(columns * keys), 2, low=False, training=True, machine=starved)
+    assert twice["dense"] == pytest.approx(found["dense"], rel=1e-3)  # images share the probabilities
+    assert twice["structured"] == pytest.approx(2 * found["structured"], rel=1e-3)

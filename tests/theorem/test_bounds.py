@@ -87,3 +87,15 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_alpha_for_a_blunt_head_is_the_least_that_it_looks_at() -> None:
     assert alpha_for(1 - 1e-16) == pytest.approx(1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [0.05, 3.0, 46.0])
+def test_rounding_is_in_the_bound_and_is_not_overrated(dtype: torch.dtype, alpha: float) -> None:
+    """On an image of one value all heads are exact, however soft: what is left of the bound is its rounding term."""
+    conv = nn.Conv2d(16, 8, 3, padding=1, padding_mode="replicate", dtype=dtype)
+    layer, x = from_conv(conv, alpha=alpha), torch.full((1, 16, 11, 11), 0.7, dtype=dtype)
+    with torch.no_grad():
+        apart = float((layer(x).double() - conv.double()(x.double())).abs().amax((0, 2, 3)).max())
+    bound = float(error_bound(layer, float(x[0, 0, 0, 0]), float(x[0, 0, 0, 0])).max())
+    assert bound / 10000 < apart <= bound

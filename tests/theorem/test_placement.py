@@ -6,6 +6,7 @@ from torch import nn
 
 from attnconv.theorem import from_conv, imitate, imitation_error, place_heads
 from attnconv.theorem.convolutions import head_weights
+from attnconv.theorem.placement import _Problem
 
 
 def error(conv: nn.Conv1d | nn.Conv2d, heads: int, restarts: int = 8) -> float:
@@ -93,3 +94,30 @@ def test_what_needs_no_placing_is_refused() -> None:
             place_heads(conv, heads)
     with pytest.raises(TypeError, match=r"conv: must not be transposed, got ConvTranspose1d"):
         place_heads(nn.ConvTranspose1d(1, 1, 3), 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"conv: must have its weights, got .*meta"):
+        place_heads(nn.Conv1d(1, 1, 3, device="meta"), 1)
+
+
+def test_the_default_device_is_none_of_its_business() -> None:
+    conv = nn.Conv1d(1, 1, 3)
+    expected = place_heads(conv, 1, restarts=0)
+    with torch.device("meta"):
+        found = place_heads(conv, 1, restarts=0)
+    for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 0.7, 0.9, 3.0])
+def test_heads_may_meet_and_the_error_is_that_of_one(sharpness: float) -> None:
+    """Equal heads have a singular Phi^T Phi; what lifts it must not be seen in the error."""
+    shifts = torch.arange(-2.0, 3, dtype=torch.float64)[:, None]
+    problem = _Problem(shifts, torch.exp(-0.7 * shifts.square())[:, :, None], diagonal=False)
+    centre, alpha = torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[sharpness]], dtype=torch.float64)
+    one = problem.error(centre, alpha)
+    for heads in (2, 3):
+        met = problem.error(centre.repeat(heads, 1), alpha.repeat(heads, 1))
+        torch.testing.assert_close(met, one, rtol=0, atol=4e-9)
+    left = -problem.attention(centre, alpha) @ problem.weights(centre, alpha)[:, :, 0]
+    left[problem.places] += problem.kernel[:, :, 0]
+    torch.testing.assert_close(one, left.square().sum() / problem.kernel.square().sum(), rtol=0, atol=4e-9)
+    assert one > 1e-3

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.utils import prune
 
 from attnconv import SelfAttention2d
 from attnconv.layers import SelfAttention
-from attnconv.theorem import compare, no_convolutions, recast, restore
+from attnconv.theorem import compare, no_convolutions, plan_shifts, recast, restore
 from tests.tolerances import tolerance
 
 
@@ -110,8 +111,12 @@ def test_a_filter_chooses_by_pattern_or_function(network: Network) -> None:
     assert isinstance(by_alias.up, SelfAttention)
     with pytest.raises(ValueError, match=r"only: must match layers, got 'absent', which matches none of stem, first, "):
         recast(network, only=["stem", "absent"])
-    with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
-        recast(network, only=lambda name, module: False)
+    empty: tuple[Any, ...] = (lambda name, module: False, [], (), iter([]))
+    for nothing in empty:
+        with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
+            recast(network, only=nothing)
+    with pytest.raises(ValueError, match=r"only: must choose at least one attention layer, got none of 4 \(stem, "):
+        restore(recast(network), only=())
 
 
 @pytest.mark.usefixtures("unhooked")
@@ -189,6 +194,64 @@ def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
     other.computed = other.weight * 2
     with pytest.raises(ValueError, match=r"model: must be one that copy.deepcopy copies, got a computed 1.computed"):
         recast(nn.Sequential(conv, other), only=["0"])
+
+
+@pytest.mark.parametrize("alpha", [None, 3.0])
+@pytest.mark.parametrize("weights", ["slices", "nearest"])
+def test_the_meta_device_as_a_place_and_as_the_default(network: Network, alpha: float | None, weights: Any) -> None:
+    """A model without values has the shapes of its twin with values; where the default device is meta nothing is."""
+    network.second.weight = nn.Parameter(network.second.weight.detach().clone())  # `nearest` wants its own
+    expected = recast(network, alpha=alpha, weights=weights)
+    empty = recast(copy.deepcopy(network).to("meta"), alpha=alpha, weights=weights)
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    with torch.device("meta"):
+        made = recast(network, alpha=alpha, weights=weights)
+        assert (alpha is None) == (plan_shifts(made) > 0)
+        torch.testing.assert_close(made(x), expected(x), rtol=0, atol=0)
+        if alpha is None:
+            torch.testing.assert_close(restore(made)(x), network(x), rtol=0, atol=0)
+    for (name, ours), (other, theirs) in zip(empty.state_dict().items(), expected.state_dict().items(), strict=True):
+        assert (name, ours.shape, ours.dtype, ours.is_meta) == (other, theirs.shape, theirs.dtype, True)
+    assert empty(x.to("meta")).shape == (1, 5)
+
+
+class Keeping(nn.Module):
+    """Keeps a method of its convolution, somewhere."""
+
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+        self.kept = keep(self.conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
+def test_methods_of_convolutions_that_a_model_keeps_are_refused() -> None:
+    for keep in (lambda conv: conv.forward, lambda conv: [{"run": (partial(conv._conv_forward),)}]):
+        with pytest.raises(
+            ValueError, match=r"model: must keep no method .*got Keeping, which keeps Conv2d\._?(conv_)?f"
+        ):
+            recast(Keeping(keep))
+    recast(Keeping(lambda conv: conv.__call__))  # calls what stands there now
+    with pytest.raises(ValueError, match=r"got Keeping, which keeps SelfAttention\.forward"):
+        restore(Keeping(lambda conv: None).apply(_as_attention))
+
+
+def _as_attention(module: nn.Module) -> None:
+    if isinstance(module, Keeping):
+        setattr(module, "conv", recast(module.conv))  # noqa: B010
+        module.kept = module.conv.forward
+
+
+def test_convolutions_that_are_prepared_for_quantisation_are_refused() -> None:
+    observed = nn.Conv2d(1, 1, 1)
+    observed.activation_post_process = (
+        nn.Identity()
+    )  # what torch.ao.quantization.prepare adds, and a hook that calls it
+    with pytest.raises(ValueError, match=r"0: must hold no modules, .*got Conv2d with activation_post_process"):
+        recast(nn.Sequential(observed))
 
 
 def test_all_that_cannot_be_converted_is_named() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
-from attnconv.analysis.image_checks import blaming_images, check_images
+from attnconv.analysis.image_checks import blaming_images, check_dense, check_images
 from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention
@@ -146,8 +146,8 @@ def audit(
         TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
             number.
         ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
-            not what the model takes (its own words are passed on); the model takes other arguments than `options`; an
-            attention cannot be read and is not to be left out, or there is none to read.
+            not what the model takes (its own words are passed on); the model takes other arguments than `options`, or
+            gives NaN; an attention cannot be read and is not to be left out, or there is none to read.
 
     Example:
         >>> from attnconv.theorem import from_conv
@@ -201,6 +201,10 @@ class _Layer:
     def result(self, key: str, model: nn.Module) -> LayerAudit:
         module = model.get_submodule(self._module)
         sizes = self._grid.sizes
+        try:
+            statistics = self._statistics.result()
+        except ValueError as error:
+            raise ValueError(f"model.{key}: {error}") from error
         own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
         span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
@@ -211,7 +215,7 @@ class _Layer:
             query_count=self._grid.query_count,
             position_only=own is not None,
             span_residual=None if span is None else span.missed,
-            statistics=self._statistics.result(),
+            statistics=statistics,
             span_unknown="" if span is None else span.reason,
         )
 
@@ -224,13 +228,11 @@ def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    for some in (images,) if isinstance(images, Tensor) else images:
+    for some in (images,) if isinstance(images, Tensor) or not isinstance(images, Iterable) else images:
         if not isinstance(some, Tensor):
             fix = "Of a loader that gives images and labels, pass (images for images, labels in loader)."
             raise TypeError(bad("images", "must be a tensor or batches that are tensors", type(some).__name__, fix))
-        if some.dim() < 2:
-            fix = "Add a batch axis with images[None]."
-            raise ValueError(bad("images", "must have a batch axis first", f"shape {tuple(some.shape)}", fix))
+        check_dense(some)
         if len(some) > 0:
             yield from some.split(batch)
 

@@ -19,6 +19,7 @@ Values and `proj` hold the filters F_delta, of rank at most the head's dimension
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -29,14 +30,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
-from attnconv._values import is_real, whole
+from attnconv._modes import check_module, evaluating
+from attnconv._rollback import all_or_nothing
+from attnconv._values import is_index, is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.analysis.conv_start_warnings import warn_of_less, warn_of_lost
+from attnconv.analysis.head_kernels import relative_size
 from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.place_features import AxisFeatures, cosines
 from attnconv.analysis.shift_profiles import at_shift
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
+from attnconv.layers.self_attention import FLOATING, check_finite
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 
@@ -85,7 +89,7 @@ def start_as_convolution(
         filters: `random` keeps the values' and `proj`'s own start; `impulse` lets each head pass its own channels on;
             or the filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x
             channels matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
-        layers: Which blocks; None for all.
+        layers: Which blocks, at least one; None for all.
         images: To measure on and to set the scale of positions by; None for 2 of standard normal noise, which real
             images are unlike.
         mass: What each layer's heads are to put on their shift in the mean, above 0 and below 1.
@@ -97,9 +101,10 @@ def start_as_convolution(
         Name of the attention module -> what was measured.
 
     Raises:
-        TypeError: `images` are not floating point.
+        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
-            constant or holds NaN or infinity, or is not what the model takes.
+            constant or holds NaN or infinity, or is not what the model takes; or the model would give NaN or infinity.
+            Whatever is raised, the model is then what it was before.
 
     Warns:
         UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters with an error of more than
@@ -110,6 +115,7 @@ def start_as_convolution(
         >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
         >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
+    check_module(model)
     if not is_real(mass) or not 0 < mass < 1:
         raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
     if not is_real(position_length) or position_length <= 0:
@@ -117,27 +123,35 @@ def start_as_convolution(
     parts = vit_parts(model)
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
     chosen = _chosen(parts, layers)
+    check_finite(model.named_parameters(), origin="in model")
+    if parts.positions.is_meta:
+        raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
     stock = _Stock(model, parts, int(taps.max()), position_length)
     shown = _noise(parts) if images is None else images
     check_images(shown)
-    with evaluating(model), blaming_images(model, shown):
-        found = stock.start(chosen, filters, taps, mass=mass, images=shown)
-    warn_of_less({name: float(start.mass.mean()) for name, start in found.items()}, mass)
-    if isinstance(filters, Tensor):
-        errors = {name: start.filter_error for name, start in found.items()}
-        warn_of_lost(errors, parts.blocks[0].parts, filters)
+    with all_or_nothing(model):
+        with evaluating(model), blaming_images(model, shown):
+            found = stock.start(chosen, filters, taps, mass=mass, images=shown)
+        warn_of_less({name: float(start.mass.mean()) for name, start in found.items()}, mass)
+        if isinstance(filters, Tensor):  # a warning may be an error
+            errors = {name: start.filter_error for name, start in found.items()}
+            warn_of_lost(errors, parts.blocks[0].parts, filters)
     return found
 
 
-def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> int:
+def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
     """K, of filters that fit the model."""
     if isinstance(filters, Tensor):
-        channels, size, heads = parts.patches.out_channels, filters.shape[-1], parts.blocks[0].parts.heads
+        channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
+        size = filters.shape[-1] if filters.dim() == 4 else 0
         if filters.shape != (channels, channels, size, size) or size % 2 == 0 or size**2 > heads:
             requirement = f"must be ({channels}, {channels}, K, K), K odd and K^2 at most {heads} heads"
             raise ValueError(bad("filters", requirement, tuple(filters.shape)))
+        if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
+            got = f"{filters.dtype} on {filters.device}, with NaN or infinity if they are floating point"
+            raise ValueError(bad("filters", "must be finite floating point numbers", got))
         kernel_size = size
-    elif filters not in ("random", "impulse"):
+    elif not isinstance(filters, str) or filters not in ("random", "impulse"):
         raise ValueError(bad("filters", "must be random, impulse or a tensor", repr(filters)))
     elif filters == "impulse" and any(
         block.parts.out.in_features != parts.patches.out_channels for block in parts.blocks
@@ -149,13 +163,15 @@ def _kernel_size(parts: VitParts, filters: str | Tensor, kernel_size: int) -> in
     return kernel_size
 
 
-def _chosen(parts: VitParts, layers: Iterable[int] | None) -> list[int]:
-    """The blocks to start."""
-    chosen = list(range(len(parts.blocks))) if layers is None else list(layers)
-    wrong = [layer for layer in chosen if not 0 <= layer < len(parts.blocks)]
-    if wrong:
-        raise ValueError(bad("layers", f"must be among 0 .. {len(parts.blocks) - 1}", wrong))
-    return chosen
+def _chosen(parts: VitParts, layers: Any) -> list[int]:
+    """The blocks to start, in the order in which they run."""
+    if layers is None:
+        return list(range(len(parts.blocks)))
+    chosen = list(layers) if isinstance(layers, Iterable) else []
+    if not chosen or not all(is_index(layer) and 0 <= operator.index(layer) < len(parts.blocks) for layer in chosen):
+        requirement = f"must be at least one of 0 .. {len(parts.blocks) - 1}, or None for all"
+        raise ValueError(bad("layers", requirement, chosen or repr(layers)))
+    return sorted({operator.index(layer) for layer in chosen})
 
 
 def _noise(parts: VitParts) -> Tensor:
@@ -190,7 +206,7 @@ class _Stock:
         self, layers: Sequence[int], filters: str | Tensor, taps: Tensor, *, mass: float, images: Tensor
     ) -> dict[str, LayerStart]:
         """Start the model and some of its layers, one after another: each is measured on what the last one gives."""
-        for layer in layers:  # what is refused is refused before anything changes
+        for layer in layers:  # most of what is refused costs nothing
             self._inputs(self.parts.blocks[layer], images[:1])
         self.make_room(images)
         found, next_tap = {}, 0
@@ -202,7 +218,15 @@ class _Stock:
             _start_norm(block.norm)
             kernels = self.set_values(block.parts, which, taps, filters)
             found[block.name] = self.set_scores(block, images, taps[which], mass, kernels)
+        self._check_finite(first_tensor(self.model(images)))
         return found
+
+    def _check_finite(self, *tokens: Tensor | None) -> None:
+        if any(some is not None and not bool(some.isfinite().all()) for some in tokens):
+            requirement = "must leave the model's numbers finite, with these images and filters"
+            raise ValueError(
+                bad("position_length", requirement, self.length, "Positions, images or filters are large.")
+            )
 
     def off(self, weight: Tensor) -> None:
         """Project outputs (the first axis) off the positions, in place."""
@@ -328,6 +352,7 @@ class _Stock:
         if x.shape[1] != self.prefix + height * width:
             requirement = f"must be given {self.prefix} tokens before an image of {height} x {width}"
             raise ValueError(bad(f"model.{block.name}", requirement, x.shape[1]))
+        self._check_finite(x, out)
         refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
         return x
 
@@ -336,7 +361,7 @@ class _Stock:
         image = x[:, self.prefix :].transpose(1, 2).unflatten(-1, self.grid)
         padded = F.pad(image, (weights.shape[-1] // 2,) * 4, mode="replicate")
         expected = F.conv2d(padded, weights, bias).flatten(2).transpose(1, 2)
-        return float((out[:, self.prefix :] - expected).norm() / expected.norm())
+        return float(relative_size((out[:, self.prefix :] - expected).norm(), expected.norm()))
 
     def _moved(self, shift: list[int]) -> Tensor:
         """B with B phi(i) = phi(i + delta)."""

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from attnconv._errors import bad
 from attnconv.analysis.moments import attention_moments
 from attnconv.analysis.shift_profiles import RunningShiftProfile, ShiftProfile, checked
 from attnconv.analysis.tap_assignment import convolution_score, grid_coverage, tap_residual
@@ -151,9 +152,11 @@ class RunningStatistics:
         """The statistics of all operators so far.
 
         Raises:
-            ValueError: None was added.
+            ValueError: None was added, or probabilities are not finite.
         """
         profile = self._profile.result()
+        if not bool(profile.mass.isfinite().all()):
+            raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
         content = self._mean("content_share").value if "content_share" in self._means else None
         shift_mass, best = profile.mass.flatten(1).max(-1)
         centre, covariance, distance, entropy, padding = (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv.analysis.image_checks import blaming_images, check_tensor
 from attnconv.analysis.reading import visit_attention
 from attnconv.operators.base import AttentionOperator
 
@@ -30,7 +31,8 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
         times keeps its last operator.
 
     Raises:
-        ValueError: The model has no attention layer that runs.
+        TypeError: `model` is no module, or `images` no tensor.
+        ValueError: The model has no attention layer that runs, or `images` are not what its forward pass takes.
 
     Example:
         >>> import torch
@@ -41,7 +43,8 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
         {'0': (5, 6)}
     """
     found: dict[str, AttentionOperator] = {}
-    visit_operators(model, images, found.__setitem__)
+    with blaming_images(model, images):
+        visit_operators(model, images, found.__setitem__)
     return found
 
 
@@ -53,8 +56,9 @@ def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
         images: (b, c, height, width), b at least 2; their values do not matter.
 
     Raises:
-        ValueError: Fewer than two images, or no attention layer that runs.
+        TypeError, ValueError: Fewer than two images, or as for `attention_operators`.
     """
+    check_tensor(images)
     if len(images) < 2:
         raise ValueError(bad("images", "must hold at least two images", len(images)))
     found: dict[str, bool] = {}
@@ -62,7 +66,8 @@ def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
     def look(name: str, operator: AttentionOperator) -> None:
         found[name] = operator.batch > 1
 
-    visit_operators(model, images, look)
+    with blaming_images(model, images):
+        visit_operators(model, images, look)
     return tuple(name for name, content in found.items() if content)
 
 

@@ -11,16 +11,18 @@ stay, so its output is that of the unpruned layer whose removed heads have zero 
 """
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._values import is_real, whole
+from attnconv._modes import check_module
+from attnconv._values import is_index, is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.layers.self_attention import SelfAttention
@@ -117,6 +119,8 @@ def heads_to_prune(
     """
     if (above is None) == (count is None):
         raise ValueError(bad("above, count", "must be given the one or the other", f"above={above}, count={count}"))
+    if not callable(score):
+        raise TypeError(bad("score", "must be a function of a layer's name and the layer", type(score).__name__))
     layers = attention_layers(model)
     scores = {name: _scored(score, name, layer) for name, layer in layers.items()}
     if above is not None:
@@ -158,6 +162,8 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
         torch.Size([7, 3, 4])
     """
     layers = attention_layers(model)
+    if not isinstance(heads, Mapping):
+        raise TypeError(bad("heads", "must be a mapping from names of layers to lists of heads", repr(heads)))
     unknown = [name for name in heads if name not in layers]
     if unknown:
         raise ValueError(bad("heads", f"must name layers among {', '.join(map(repr, layers))}", repr(unknown[0])))
@@ -190,8 +196,10 @@ def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
     """The attention layers of a model by their names, in the order in which the model holds them.
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: There is none.
     """
+    check_module(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     if not layers:
         raise ValueError(bad("model", "must have at least one SelfAttention layer", type(model).__name__))
@@ -213,6 +221,8 @@ def _root_eigenvalues(encoding: Encoding) -> Float[Tensor, "h dims"]:
 
 def _finite(name: str, parameter: Tensor) -> Tensor:
     """A parameter's values in float64 on the CPU; not every device has float64."""
+    if parameter.is_meta:
+        raise ValueError(bad(name, "must have values", "a parameter on the meta device"))
     values = parameter.detach().cpu().double()
     if not bool(torch.isfinite(values).all()):
         raise ValueError(bad(name, "must be finite", "NaN or infinite values"))
@@ -221,7 +231,10 @@ def _finite(name: str, parameter: Tensor) -> Tensor:
 
 def _scored(score: Score, name: str, layer: SelfAttention) -> Float[Tensor, "h"]:
     with torch.no_grad():
-        values = score(name, layer).detach().cpu().double()
+        values = score(name, layer)
+    if not isinstance(values, Tensor):
+        raise TypeError(bad("score", "must give a tensor", type(values).__name__))
+    values = values.detach().cpu().double()
     if values.shape != (layer.heads,):
         requirement = f"must give one number for each of the {layer.heads} heads of {name!r}"
         raise ValueError(bad("score", requirement, f"shape {tuple(values.shape)}"))
@@ -234,10 +247,10 @@ def _indices(chosen: Bool[Tensor, "h"]) -> tuple[int, ...]:
     return tuple(chosen.nonzero().flatten().tolist())
 
 
-def _kept(name: str, layer: SelfAttention, removed: Iterable[int]) -> list[int]:
+def _kept(name: str, layer: SelfAttention, removed: Any) -> list[int]:
     """The heads of a layer that stay."""
-    gone = list(removed)
-    if any(not 0 <= head < layer.heads for head in gone):
+    gone = list(removed) if isinstance(removed, Iterable) else [removed]
+    if any(not (is_index(head) and 0 <= operator.index(head) < layer.heads) for head in gone):
         raise ValueError(bad(f"heads[{name!r}]", f"must be heads of 0 .. {layer.heads - 1}", gone))
     kept = [head for head in range(layer.heads) if head not in gone]
     if not kept:

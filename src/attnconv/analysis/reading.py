@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
+from attnconv._modes import check_module, evaluating
+from attnconv._values import is_index, whole
 from attnconv.analysis.attention_calls import AttentionCalls
 from attnconv.analysis.convolved_attention import ConvolvedAttention
+from attnconv.analysis.image_checks import check_tensor
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
 from attnconv.analysis.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
@@ -76,6 +78,7 @@ def visit_attention(
             never passed over.
 
     Raises:
+        TypeError: An argument is of another kind.
         ValueError: An attention cannot be read: its module's name, the reason, and what can be read. Or the model has
             no attention that runs, or one that `layers` names does not run; or its forward pass takes other arguments.
 
@@ -86,6 +89,8 @@ def visit_attention(
         >>> visit_attention(block, torch.zeros(1, 12, 8), visit, grid=(3, 4))
         self_attn (3, 4) (1, 2, 2, 12)
     """
+    functions = {"visit": visit} if unreadable is None else {"visit": visit, "unreadable": unreadable}
+    _check_arguments(model, images, functions, grid, prefix, layers)
     call_options = checked_options(model, images, options)
     places = Places(None if grid is None else tuple(grid), prefix)
     reading = _Reading(images, visit, places, None if layers is None else frozenset(layers), unreadable)
@@ -104,7 +109,25 @@ def visit_attention(
     reading.check(model)
 
 
-def checked_options(model: nn.Module, images: Tensor, options: Mapping[str, object] | None) -> dict[str, object]:
+def _check_arguments(
+    model: object, images: object, functions: Mapping[str, object], grid: object, prefix: object, layers: Any
+) -> None:
+    """Refuse arguments of other kinds before a hook is set."""
+    check_module(model)
+    check_tensor(images)
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(bad(name, "must be a function", type(function).__name__))
+    if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
+        raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))
+    if prefix is not None:
+        whole("prefix", prefix, 0)
+    names = isinstance(layers, Collection) and not isinstance(layers, str)
+    if layers is not None and not (names and all(isinstance(name, str) for name in layers)):
+        raise TypeError(bad("layers", "must be a list of names, or None", repr(layers)))
+
+
+def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
     """The options of a model's call, held against the signature of its forward pass.
 
     Args:
@@ -121,6 +144,8 @@ def checked_options(model: nn.Module, images: Tensor, options: Mapping[str, obje
         ValueError: options: must be what the forward pass of ReLU takes by name, got mask. It says: got an unexpected \
 keyword argument 'mask'.
     """
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
+        raise TypeError(bad("options", "must be a mapping from names to values, or None", repr(options)))
     given: dict[str, object] = {} if options is None else dict(options)
     try:
         signature = inspect.signature(model.forward)

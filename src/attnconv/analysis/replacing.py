@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
+from attnconv._modes import check_module, evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import first_tensor
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing
@@ -119,14 +119,14 @@ def replace_heads(
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
         least_constancy: With `count`, only heads at least this constant, 0 to 1.
-        kernel_size: K, odd.
+        kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): beyond that no token reads all of it.
         fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
         grid: Tokens of the image, (height, width), for models that do not say it, as `audit`.
         prefix: Class tokens and registers before them, likewise.
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
-        TypeError: `images` are no tensor or not floating point.
+        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
             passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
             named is softmax attention by parts of known names, or fewer heads than `count` are constant enough; or
@@ -137,6 +137,7 @@ def replace_heads(
         >>> vit = timm.create_model("vit_tiny_patch16_224", pretrained=True).eval()  # doctest: +SKIP
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
+    check_module(model)
     _check(images, heads, count, least_constancy, kernel_size, fit)
     _check_names(heads, layers, least_constancy)
     images = images.clone() if images.is_inference() else images  # costs need gradients
@@ -146,6 +147,7 @@ def replace_heads(
         wanted = None if layers is None else frozenset(layers)
         looked = replaceable(model, images, layers=wanted, grid=grid, prefix=prefix, options=call)
     tokens = looked.tokens
+    _check_extents(tokens, kernel_size)
     mixings: dict[str, HeadMixing] = {
         name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
     }
@@ -176,11 +178,7 @@ def _check(
     kernel_size: int,
     fit: str,
 ) -> None:
-    if not isinstance(images, Tensor):
-        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
-    if len(images) < 2:
-        raise ValueError(bad("images", "must be at least 2, to hold some out", len(images)))
-    check_images(images)
+    check_images(images, least=2)  # one is held out
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
@@ -191,6 +189,16 @@ def _check(
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
+
+
+def _check_extents(tokens: Mapping[str, LayerTokens], kernel_size: int) -> None:
+    """Refuse kernels with rows or columns that no token can read: they would cost time and memory for nothing."""
+    for name, part in tokens.items():
+        if kernel_size > (most := 2 * max(part.grid) - 1):
+            height, width = part.grid
+            raise ValueError(
+                bad("kernel_size", f"must be at most {most} on {height} x {width} tokens of {name}", kernel_size)
+            )
 
 
 def _check_names(heads: object, layers: object, least_constancy: float) -> None:

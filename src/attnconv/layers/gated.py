@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._modes import check_module
 from attnconv._values import is_real, whole
 from attnconv.grid import Grid, per_axis
 from attnconv.layers.self_attention import check_device_dtype, check_loaded
@@ -216,6 +217,7 @@ def fuse_convit(model: nn.Module) -> int:
         How many layers were replaced.
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: There is no such layer below the model, or one drops attention probabilities; then nothing was
             replaced.
 
@@ -224,6 +226,7 @@ def fuse_convit(model: nn.Module) -> int:
         >>> fuse_convit(timm.create_model("convit_tiny"))  # doctest: +SKIP
         10
     """
+    check_module(model)
     places = {name: found for name, found in model.named_modules(remove_duplicate=False) if name and _is_gpsa(found)}
     if not places:
         fix = "Pass a ConViT of timm; a single layer goes to GatedPositionalAttention.from_timm."

@@ -33,6 +33,7 @@ from attnconv.operators.shift import Shift
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what layers compute in
 AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
@@ -250,7 +251,7 @@ class SelfAttention(nn.Module, abc.ABC):
         """
         if choose not in ("auto", *get_args(Plan)):
             raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
-        _check_finite(self.named_parameters())
+        check_finite(self.named_parameters())
         sizes = per_axis("sizes", sizes, self.dims, least=1)
         shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
@@ -437,9 +438,9 @@ _known_grid = functools.lru_cache(Grid.make)
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
-    """Refuse what no layer can hold: dtypes that are not floating, and float64 on Apple's MPS."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(bad("dtype", "must be a floating dtype such as torch.float32", repr(dtype)))
+    """Refuse what no layer can compute in: dtypes other than `FLOATING`, and float64 on Apple's MPS."""
+    if dtype is not None and dtype not in FLOATING:
+        raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
         raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
 
@@ -468,7 +469,7 @@ def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: ob
         ValueError: Some value of the state dict is NaN or infinite.
     """
     loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
-    _check_finite(loaded.items(), origin="from the loaded state dict")
+    check_finite(loaded.items(), origin="from the loaded state dict")
 
 
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
@@ -477,7 +478,16 @@ def discard_plan(layer: nn.Module, _incompatible: object) -> None:
     layer.unplan()
 
 
-def _check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
+def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
+    """Refuse tensors with NaN or infinity; what is on the meta device has no values.
+
+    Args:
+        values: By their names.
+        origin: Where they come from.
+
+    Raises:
+        ValueError: Some value is NaN or infinite.
+    """
     for name, value in values:
         if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
             raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))

@@ -29,6 +29,8 @@ import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
 from attnconv._json import read_json
+from attnconv._modes import check_module
+from attnconv._rollback import all_or_nothing
 from attnconv._values import is_real
 from attnconv.models.build import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
@@ -168,11 +170,20 @@ def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into a model that exists already.
 
     Raises:
-        ValueError: if the model's tensors differ from the checkpoint's in name or shape; the message says which.
+        TypeError: if there is no model or no checkpoint.
+        ValueError: if the model has lazy layers; if its tensors differ from the checkpoint's in name or shape, and the
+            message says which; or if an attention layer is given NaN or infinity. The model then keeps all that it had.
     """
+    check_module(model)
+    if not isinstance(checkpoint, Checkpoint):
+        raise TypeError(bad("checkpoint", "must be what read_checkpoint gives", type(checkpoint).__name__))
+    if any(nn.parameter.is_lazy(tensor) for tensor in model.state_dict().values()):
+        fix = "Run the model once on an image, so that its lazy layers take their shapes."
+        raise ValueError(bad("model", "must have its parameters", type(model).__name__, fix))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _refuse_mismatch(checkpoint.tensors, shapes, argument="checkpoint", origin=checkpoint.source)
-    model.load_state_dict(dict(checkpoint.tensors))
+    with all_or_nothing(model):
+        model.load_state_dict(dict(checkpoint.tensors))
 
 
 def migrate(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv._errors import bad
-from attnconv._modes import evaluating
+from attnconv._modes import check_module, evaluating
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theorem.bounds import error_bound
@@ -72,8 +72,11 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
         inputs: What the network's forward pass takes.
 
     Raises:
+        TypeError: One of the two is no module.
         ValueError: No convolution of the model has an attention layer in its place.
     """
+    check_module(model)
+    check_module(recast, "recast")
     twins = dict(recast.named_modules())
     pairs = {
         name: (module, twins[name])

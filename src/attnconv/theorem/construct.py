@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._values import is_real
+from attnconv._values import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.relative import QuadraticFeatures, Relative
@@ -78,18 +78,18 @@ def from_conv(
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
     spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
-    centres = torch.tensor(taps(conv))
-    encoding = Quadratic(*centres.shape)
-    encoding.requires_grad_(alpha is not None)
-    layer = layer_for(conv, encoding)
-    held = centres.to(conv.weight.dtype)
-    if not torch.equal(held.long(), centres):
-        fix = "Convert it with conv.float() first."
-        raise ValueError(bad("conv", "must have taps at shifts that its dtype can hold", str(conv.weight.dtype), fix))
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):  # values are looked at, whatever the default device
+        centres = torch.tensor(taps(conv))
+        held = centres.to(conv.weight.dtype)
+        if not torch.equal(held.long(), centres):
+            requirement, fix = "must have taps at shifts that its dtype can hold", "Convert it with conv.float() first."
+            raise ValueError(bad("conv", requirement, str(conv.weight.dtype), fix))
+        encoding = Quadratic(*centres.shape)
+        encoding.requires_grad_(alpha is not None)
+        layer = layer_for(conv, encoding)
         encoding.centres.copy_(held)
         encoding.spread.fill_(spread)
-        if weights == "nearest":
+        if weights == "nearest" and not conv.weight.is_meta:
             assert layer.weight is not None
             layer.weight.copy_(nearest_weights(layer, conv))
     return layer
@@ -124,19 +124,19 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     if not isinstance(conv, Forward):
         raise TypeError(bad("conv", "must not be transposed: its queries stand between pixels", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
-    centres = torch.tensor(taps(conv))
-    heads, dims = centres.shape
-    channels = dims + 1 if key_channels is None else key_channels
-    if channels < dims + 1:
-        raise ValueError(bad("key_channels", f"must be at least D_p = {dims + 1}", channels))
-    features = QuadraticFeatures(dims)
-    encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
-    layer = layer_for(conv, encoding)
-    assert encoding.query is not None
-    assert encoding.key is not None
-    assert encoding.position_key is not None
-    assert encoding.position_bias is not None
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):
+        centres = torch.tensor(taps(conv))
+        heads, dims = centres.shape
+        channels = dims + 1 if key_channels is None else whole("key_channels", key_channels, 1)
+        if channels < dims + 1:
+            raise ValueError(bad("key_channels", f"must be at least D_p = {dims + 1}", channels))
+        features = QuadraticFeatures(dims)
+        encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
+        layer = layer_for(conv, encoding)
+        assert encoding.query is not None
+        assert encoding.key is not None
+        assert encoding.position_key is not None
+        assert encoding.position_bias is not None
         encoding.query.weight.zero_()
         encoding.key.weight.zero_()
         encoding.position_key.weight.copy_(torch.eye(channels, dims + 1).repeat(heads, 1))
@@ -187,7 +187,8 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:
     """An alpha whose square of the spread, 2 alpha, is a number of the scores, and the spread one of the layer."""
-    spread = torch.tensor(math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0, dtype=torch.float64).to(dtype)
+    wanted = math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0
+    spread = torch.tensor(wanted, dtype=torch.float64, device="cpu").to(dtype)
     squared = float(spread.to(score_dtype(dtype)).square())
     if not 0 < squared < math.inf:
         raise ValueError(bad("alpha", f"must be positive and finite in {dtype}", repr(alpha)))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attnconv._errors import bad
 from attnconv.grid import Border, Grid
+from attnconv.layers.self_attention import FLOATING
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -31,7 +32,6 @@ BORDERS: dict[str, Border] = {
     "circular": "circular",
 }
 _COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # what makes a convolution's output
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def looks_like_convolution(module: nn.Module) -> bool:
@@ -55,7 +55,8 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     Raises:
         TypeError: It is no convolution, computes something else than its class, is lazy or quantised, or has a dtype
             that attention has not.
-        ValueError: Its weight or bias is computed from others, or holds NaN or infinite values.
+        ValueError: Its weight or bias is computed from others, or holds NaN or infinite values, or it holds modules, as
+            the observers of a quantisation.
     """
     kind = type(conv).__name__
     if not is_convolution(conv):
@@ -73,7 +74,10 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
         if part not in conv._parameters or nn.utils.parametrize.is_parametrized(conv, part):
             fix = "Remove what computes it, keeping the values as an nn.Parameter (parametrize, weight_norm, prune)."
             raise ValueError(bad(name, f"must hold its {part} itself", f"{kind} with a computed {part}", fix))
-    if conv.weight.dtype not in _DTYPES:
+    if inner := list(conv._modules):
+        fix = "Recast the model before what puts them there, such as torch.ao.quantization.prepare."
+        raise ValueError(bad(name, "must hold no modules, whom its hooks would miss", f"{kind} with {inner[0]}", fix))
+    if conv.weight.dtype not in FLOATING:
         raise TypeError(bad(name, "must have real weights of 16 to 64 bits", str(conv.weight.dtype)))
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):

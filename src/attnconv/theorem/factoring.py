@@ -24,7 +24,7 @@ from attnconv._errors import bad
 from attnconv._values import whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
-from attnconv.layers.self_attention import SelfAttention
+from attnconv.layers.self_attention import FLOATING, SelfAttention, check_finite
 from attnconv.operators.base import score_dtype
 
 _ROUNDS = 20  # turns of all heads, at most
@@ -63,8 +63,9 @@ def factor(
         A layer of the same class, geometry, border rule, dtype and mode. `factor_error` says what was lost.
 
     Raises:
-        ValueError: Weights that are factored already, groups, a head width below 1, images together with `exact`, or
-            heads that cannot be repeated.
+        TypeError: `layer` is no attention layer, or `images` are no dense tensor of floating-point numbers.
+        ValueError: A layer on the meta device or with NaN, weights that are factored already, groups, a head width
+            below 1, images of other axes or together with `exact`, or heads that cannot be repeated.
 
     Example:
         >>> import torch
@@ -79,6 +80,9 @@ def factor(
     """
     weight = _merged(layer).detach().double()
     head_channels = whole("head_channels", head_channels, 1)
+    check_finite(layer.named_parameters())
+    if images is not None:
+        _check_images(layer, images)
     if images is not None and not (images.numel() and bool(torch.isfinite(images).all())):
         got = f"shape {tuple(images.shape)}" if not images.numel() else "NaN or infinite values"
         raise ValueError(bad("images", "must be at least one, of finite values", got))
@@ -160,9 +164,22 @@ class _Regression:
         return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
 
 
+def _check_images(layer: SelfAttention, images: Any) -> None:
+    if not isinstance(images, Tensor):
+        raise TypeError(bad("images", "must be a tensor", type(images).__name__))
+    if images.dtype not in FLOATING or images.layout != torch.strided or images.is_meta:
+        got = f"{images.dtype}, {images.layout}, on {images.device}"
+        raise TypeError(bad("images", "must be a dense tensor of floating-point numbers", got))
+    if images.dim() != layer.dims + 2:
+        requirement = f"must be of {layer.dims} axes, (b, c, *sizes)"
+        raise ValueError(bad("images", requirement, f"shape {tuple(images.shape)}"))
+
+
 def _merged(layer: Any) -> nn.Parameter:
     if not isinstance(layer, SelfAttention):
         raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
+    if next(layer.parameters()).is_meta:
+        raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
     if layer.weight is None:
         raise ValueError(bad("layer", "must have merged weights", "factored ones"))
     if layer.groups > 1:

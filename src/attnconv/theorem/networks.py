@@ -9,13 +9,15 @@ modules. What cannot be copied so is refused, so that nothing half converted com
 import copy
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from types import MethodType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.layers.self_attention import SelfAttention, check_loaded, discard_plan
+from attnconv._modes import check_module
+from attnconv.layers.self_attention import SelfAttention, check_finite, check_loaded, discard_plan
 from attnconv.theorem.construct import from_conv
 from attnconv.theorem.convolutions import check_convolution, is_convolution, looks_like_convolution
 from attnconv.theorem.invert import to_conv
@@ -40,7 +42,8 @@ def recast(
         alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
         weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
         only: Which layers: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a function of
-            name and module; None for all.
+            name and module; None for all. It must choose at least one: an empty list is refused, as is a function that
+            takes none.
         fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
             every probability from centres and alpha through the softmax. A state dict that is loaded discards the
             plan; `plan_shifts` makes it again.
@@ -48,11 +51,12 @@ def recast(
     Returns:
         The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. What
         *calls* a convolution is served; code that reads `conv.weight` itself is not (fusing batch norms, say,
-        reparameterising, or some state-space models): do that first, or leave those layers out.
+        reparameterising, or some state-space models): do that first, or leave those layers out. A model on the meta
+        device gives one there, without a plan.
 
     Raises:
-        TypeError, ValueError: A convolution that cannot be converted, named with its place and the reason, or a model
-            without any.
+        TypeError, ValueError: A convolution that cannot be converted, named with its place and the reason; a model
+            without any, or one that keeps a method of a convolution, such as `conv.forward`; or `only` chooses none.
 
     Example:
         >>> import torch
@@ -89,9 +93,17 @@ def plan_shifts(model: nn.Module) -> int:
 
     Returns:
         The number of such layers.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: Such a layer holds NaN or infinity; then no layer was planned.
     """
-    hard = [layer for layer in model.modules() if isinstance(layer, SelfAttention) and layer.hard_shifts() is not None]
-    for layer in hard:
+    check_module(model)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
+    hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
+    for name, layer in hard.items():  # before the first one is planned
+        check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
+    for layer in hard.values():
         layer.plan((1,) * layer.dims, choose="shift")
     return len(hard)
 
@@ -130,8 +142,7 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
 
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
     """The modules to replace by their first name, in the model's order."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(bad("model", "must be an nn.Module", type(model).__name__))
+    check_module(model)
     present = {name: module for name, module in model.named_modules() if wanted(module)}
     if not present:
         raise ValueError(bad("model", f"must have at least one {kind}", type(model).__name__))
@@ -163,7 +174,7 @@ def _matching(model: nn.Module, names: list[str], only: Iterable[str] | None) ->
             few = ", ".join(names[:5])
             raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
         (left_out if plain != pattern else chosen).update(met)
-    if all(pattern.startswith("!") for pattern in patterns):
+    if patterns and all(pattern.startswith("!") for pattern in patterns):
         chosen = set(names)
     return [name for name in names if name in chosen - left_out]
 
@@ -241,6 +252,10 @@ def _transcribe(
     twin = _copied(model, known)
     for old, new in made.items():
         _move_hooks(old, new, known)
+    for held in known.values():
+        if isinstance(held, MethodType) and held.__self__ in made.values() and not _is_own(held):
+            got = f"{type(model).__name__}, which keeps {held.__qualname__}"
+            raise ValueError(bad("model", "must keep no method of what is replaced", got, "Call the module itself."))
     gone = {part for old in made for part in old.modules()} - made.keys()
     for name, module in model.named_modules(remove_duplicate=False):
         if module in gone:  # a part of what was replaced
@@ -251,6 +266,11 @@ def _transcribe(
         if copied.training != module.training:  # some classes come back from a copy in another mode
             copied.train(module.training)
     return twin
+
+
+def _is_own(method: MethodType) -> bool:
+    """Whether a method is one that the class of what it is bound to has."""
+    return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
 def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
@@ -275,10 +295,11 @@ def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Par
     assert made is not None
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
-    if not torch.equal(shared.setdefault(weight, made), made) and not made.is_meta:
+    first = shared.setdefault(weight, made)
+    if not made.is_meta and not torch.equal(first, made):
         fix = "Take weights='slices', or give each layer a weight of its own."
         raise ValueError(bad("weights", "'nearest' must find the same for layers that share a weight", "others", fix))
-    new.register_parameter("weight", shared[weight])
+    new.register_parameter("weight", first)
 
 
 def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:

@@ -51,7 +51,8 @@ def place_heads(
 
     Raises:
         TypeError: conv is no convolution, or a transposed one.
-        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then).
+        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
+            is on the meta device.
 
     Example:
         >>> import torch
@@ -66,20 +67,20 @@ def place_heads(
     check_convolution(conv)
     if not isinstance(conv, Forward):
         raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
-    shifts = torch.tensor(taps(conv), dtype=torch.float64)
-    heads, restarts = whole("heads", heads, 1), whole("restarts", restarts, 0)
-    if not 1 <= heads < len(shifts):
+    if conv.weight.is_meta:
+        raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
+    heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
+    positions = math.prod(conv.kernel_size)
+    if heads >= positions:
         fix = "With a head per position from_conv is exact."
-        raise ValueError(bad("heads", f"must lie between 1 and {len(shifts) - 1}", heads, fix))
-    with torch.no_grad():
-        kernel = head_weights(conv).detach().double().cpu()
-    problem = _Problem(shifts, kernel, diagonal=diagonal)
-    found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
-    dtype = conv.weight.dtype
-    with torch.no_grad():
+        raise ValueError(bad("heads", f"must lie between 1 and {positions - 1}", heads, fix))
+    with torch.no_grad(), torch.device("cpu"):
+        shifts = torch.tensor(taps(conv), dtype=torch.float64)
+        problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
+        found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
         # Weights that nearly cancel lose more by rounding than the search has gained.
         centres, alpha = min(
-            found, problem.hard(heads), key=lambda place: problem.rounded_error(place[0], place[1], dtype)
+            found, problem.hard(heads), key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype)
         )
         encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
         encoding.centres.copy_(centres)

@@ -1,0 +1,55 @@
+"""Changing a model in place, all or nothing."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Undo every change to a model if the block raises: afterwards it is bit for bit what it was before.
+
+    That covers the values and `requires_grad` of parameters and buffers, which modules there are, their hooks, their
+    modes and their other attributes. Needed where only the changed model can tell whether a change is possible; a
+    function that can check its arguments first needs no copy of the weights.
+
+    Args:
+        model: Changed in place inside the block.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = layer.weight.detach().clone()
+        >>> with all_or_nothing(layer):  # doctest: +IGNORE_EXCEPTION_DETAIL
+        ...     _ = layer.weight.data.zero_()
+        ...     raise ValueError
+        Traceback (most recent call last):
+        ValueError
+        >>> bool((layer.weight == before).all())
+        True
+    """
+    attributes = [vars(module) for module in model.modules()]
+    registries = [entry for some in attributes for entry in some.values() if isinstance(entry, dict | set)]
+    # The same objects are filled again, not replaced: handles of hooks refer to them.
+    held = [(entry, copy.copy(entry)) for entry in (*attributes, *registries)]
+    values = [
+        (tensor, tensor.requires_grad, tensor.detach().clone())
+        for tensor in chain(model.parameters(), model.buffers())
+        if not nn.parameter.is_lazy(tensor)
+    ]
+    try:
+        yield
+    except BaseException:
+        for entry, before in held:
+            entry.clear()
+            entry.update(before)
+        with torch.inference_mode():  # the only mode that writes to every kind of tensor
+            for tensor, _, value in values:
+                tensor.copy_(value)
+        for tensor, trained, _ in values:
+            if tensor.requires_grad != trained:
+                tensor.requires_grad_(trained)
+        raise
