@@ -16,6 +16,7 @@ from PIL import Image
 
 from attnconv.explorer import app, listen, read_upload, server_for
 from attnconv.explorer.server import HEADERS
+from tests.explorer.hostile import malformed
 from tests.explorer.pages import PAGE
 from tests.explorer.test_uploads import png_of
 
@@ -238,29 +239,6 @@ class TestPaths:
             assert status in (307, 400, 404, 405)
             assert SECRET.encode() not in content
         assert sorted(found.name for found in tmp_path.rglob("*")) == ["inner", "secret"]
-
-
-def malformed(draws: random.Random, port: int) -> bytes:
-    """One request that is wrong somewhere."""
-    host = f"Host: localhost:{port}\r\n"
-    noise = draws.randbytes(draws.randrange(1, 400))
-    return draws.choice(
-        [
-            noise,
-            b"GET / HTTP/1.1\r\n\r\n",
-            b"GET / HTTP/9.9\r\n" + host.encode() + b"\r\n",
-            b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n",
-            f"POST /image HTTP/1.1\r\n{host}Content-Length: -1\r\n\r\n".encode(),
-            f"POST /image HTTP/1.1\r\n{host}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello".encode(),
-            f"POST /image HTTP/1.1\r\n{host}Content-Type: image/png\r\nContent-Length: 999\r\n\r\n".encode() + noise,
-            f"POST /image HTTP/1.1\r\n{host}Content-Type: image/png\r\nContent-Length: {len(noise)}\r\n\r\n".encode()
-            + noise,
-            f"POST /image HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(),
-            f"GET /payload HTTP/1.1\r\n{host}{host}\r\n".encode(),
-            f"GET /payload HTTP/1.1\r\n{host}Origin: {noise.hex()}\r\n\r\n".encode(),
-            f"GET /%{noise.hex()} HTTP/1.1\r\n{host}\r\n".encode(),
-        ]
-    )
 
 
 def test_a_thousand_malformed_requests_leave_the_memory_steady(running: Running) -> None:
