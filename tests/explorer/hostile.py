@@ -10,7 +10,14 @@ from collections.abc import Callable
 from PIL import Image
 
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
-_OTHER_TYPES = ("", "text/html", "image/svg+xml", "application/json", "image/png, image/gif", "multipart/form-data; boundary=a")
+_OTHER_TYPES = (
+    "",
+    "text/html",
+    "image/svg+xml",
+    "application/json",
+    "image/png, image/gif",
+    "multipart/form-data; boundary=a",
+)
 _HOSTS = ("evil.example", "127.0.0.1:1", "localhost.evil.example", "", "[::1]", "127.0.0.1:{port}@evil.example")
 
 
@@ -66,7 +73,9 @@ def _odd_heads(draws: random.Random, port: int) -> bytes:
         f"Host: {host}",
         f"Origin: http://{draws.choice(_HOSTS).format(port=port)}",
         *(f"X-{place}: {'a' * draws.randrange(400)}" for place in range(draws.choice([0, 1, 300]))),
-        draws.choice(["Connection: close", "Upgrade: websocket\r\nConnection: Upgrade", "Expect: 100-continue", "A: b\x7f"]),
+        draws.choice(
+            ["Connection: close", "Upgrade: websocket\r\nConnection: Upgrade", "Expect: 100-continue", "A: b\x7f"]
+        ),
     ]
     draws.shuffle(lines)
     kept = lines[draws.randrange(2) :]
@@ -77,7 +86,9 @@ def _odd_body(draws: random.Random, port: int) -> bytes:
     form = draws.choice(list(TYPES))
     content = picture(draws, form)
     kind = draws.choice([TYPES[form], *TYPES.values(), *_OTHER_TYPES])
-    chunked = f"POST /image HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked = (
+        f"POST /image HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     whole = f"{len(content):x}\r\n".encode() + content + b"\r\n0\r\n\r\n"
     return draws.choice(
         [
@@ -97,7 +108,9 @@ def _odd_body(draws: random.Random, port: int) -> bytes:
 
 def _json(draws: random.Random, port: int) -> bytes:
     depth = draws.choice([10, 1000, 100_000])
-    body = draws.choice([b"[" * depth, b'{"a":' * depth + b"1" + b"}" * depth, json.dumps(["a" * 1000] * depth).encode()[:10**6]])
+    body = draws.choice(
+        [b"[" * depth, b'{"a":' * depth + b"1" + b"}" * depth, json.dumps(["a" * 1000] * depth).encode()[: 10**6]]
+    )
     return request(port, body, draws.choice(["application/json", "image/png"]))
 
 
@@ -107,10 +120,14 @@ def _broken_picture(draws: random.Random, port: int) -> bytes:
     content = bytearray(picture(draws, form))
     if form == "PNG" and draws.random() < 0.4:
         sizes = [draws.choice([0, 1, 50, 60_000, 70_000, 7000, 2**31 - 1, 2**32 - 1]) for _ in range(2)]
-        head = struct.pack(">II", *sizes) + bytes([draws.choice([1, 8, 16]), draws.choice([0, 2, 3, 4, 6, 7]), 0, 0, draws.randrange(2)])
+        head = struct.pack(">II", *sizes) + bytes(
+            [draws.choice([1, 8, 16]), draws.choice([0, 2, 3, 4, 6, 7]), 0, 0, draws.randrange(2)]
+        )
         content[16:33] = head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
     else:
         for _ in range(draws.choice([1, 1, 2, 5, 50])):
             place = draws.randrange(len(content))
-            content[place : place + draws.choice([0, 1, 4])] = draws.choice([b"", b"\xff", draws.randbytes(4), content[:20]])
+            content[place : place + draws.choice([0, 1, 4])] = draws.choice(
+                [b"", b"\xff", draws.randbytes(4), content[:20]]
+            )
     return request(port, bytes(content), TYPES[form])

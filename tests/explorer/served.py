@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from attnconv import SelfAttention2d
 from attnconv.cli.explore_command import Explore, _serve
-from attnconv.explorer import Session, payload
+from attnconv.explorer import Session
 from tests.explorer.pages import PAGE
 
-SIZES = (32, 32)
+SIZES = (1024, 1024)  # large, so that of the largest JPEG no fraction will do
 PAYLOAD_BYTES = 8_000_000  # far more than the buffers of a connection hold
 
 
@@ -28,8 +29,8 @@ def slow(session: Session) -> Callable[[bytes, str], bytes]:
 def main() -> None:
     """Serve until interrupted."""
     torch.set_num_threads(1)
-    layer = SelfAttention2d(3, 4, heads=2)
-    session = Session(layer, SIZES, mean=(0.5,) * 3, std=(0.5,) * 3)
+    model = nn.Sequential(nn.Conv2d(3, 8, 64, stride=64), SelfAttention2d(8, 4, heads=2))
+    session = Session(model, SIZES, mean=(0.5,) * 3, std=(0.5,) * 3)
     _serve(Explore(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE)
 
 

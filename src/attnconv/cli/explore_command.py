@@ -168,12 +168,14 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
     import threading
     import webbrowser
 
+    from attnconv._allocator import give_back
     from attnconv.explorer import app, listen, server_for
 
     at_work = threading.Lock()
 
     def answered(content: bytes, kind: str) -> bytes:
         with at_work:
+            give_back()  # an exception holds the picture that raised it until it is collected
             found: bytes = answer(content, kind)
             return found
 

@@ -1,8 +1,8 @@
 """Connections bounded in number and time: uvicorn's HTTP/1.1 protocol with the limits that uvicorn has no setting for.
 
-At most `SERVED` connections are read at a time, and later ones wait in their order. Whenever the server waits for a client, for
-the head of a request or for an answer to be read, the client has `PATIENCE` seconds. Bodies are read and limited by the
-application.
+At most `SERVED` connections are read at a time, and later ones wait in their order. Whenever the server waits for a
+client, for the head of a request or for an answer to be read, the client has `PATIENCE` seconds. Bodies are read and
+limited by the application.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 SERVED = 64  # connections; with uvicorn's `limit_concurrency`, all of them would get 503 once there are more
 ACCEPTED = 1000  # connections, with those that wait
 PATIENCE = 10.0  # seconds
+GRACE = 1.0  # seconds for everything once the server is to stop
 
 
 @final
@@ -58,6 +59,10 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(GRACE, self.transport.abort)
 
     def _is_waiting(self) -> bool:
         return not self._served and not self.transport.is_closing()

@@ -34,7 +34,7 @@ UPLOADS = 32  # at a time; others get 503 at once, so that half of the connectio
 PLACES = 4  # of them hold a body or an answer of any size; the others wait their turn
 STALL = 3.0  # seconds that a body may stand still
 SLOWEST = 200_000  # bytes a second of a body that does not
-GRACE = 2  # seconds for answers in progress once the server is to stop
+STOP = 2  # seconds for the model to come to an end once the server is to stop
 PIECE = 1 << 16  # bytes
 NAMES = ("127.0.0.1", "localhost")
 HEADERS = {
@@ -112,7 +112,7 @@ def listen(port: int) -> socket.socket:
 
 
 def server_for(application: ASGIApp) -> "uvicorn.Server":
-    """The HTTP server, set up to hold little and to stop soon: `run(sockets=[listen(port)])` serves until interrupted."""
+    """The HTTP server, set up to hold little: `run(sockets=[listen(port)])` serves until interrupted."""
     import uvicorn
 
     from attnconv.explorer.connections import Connection
@@ -126,7 +126,7 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
         server_header=False,
         lifespan="off",
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=STOP,
         ws="none",
     )
     return uvicorn.Server(settings)
@@ -136,8 +136,8 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
 class Images:
     """POST /image, bounded in memory and time.
 
-    Of `UPLOADS` requests at a time, `PLACES` are read, answered and sent, and one of these is decoded and shown to the model.
-    A body that stands still for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
+    Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait. A
+    body that stands still for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
 
     Args:
         answer: As in `app`.
@@ -151,7 +151,7 @@ class Images:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._uploads >= UPLOADS:
-            busy = _refusal(503, f"image: the server is busy with {UPLOADS} others. Try again soon.")
+            busy = _refusal(503, f"image: the server is busy with {UPLOADS} others. Send it again in some seconds.")
             busy.headers["Retry-After"] = str(round(STALL))
             return await busy(scope, receive, send)
         self._uploads += 1
@@ -228,19 +228,18 @@ async def _body(request: Request) -> bytes:
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
     if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", requirement, declared[:40]))
-    parts, length = [], 0
+    content = bytearray()
     stream: AsyncIterator[bytes] = request.stream()
     with anyio.fail_after(STALL) as time:
         async for part in stream:
-            length += len(part)
-            if length > LARGEST_UPLOAD:
+            content += part
+            if len(content) > LARGEST_UPLOAD:
                 raise TooLargeError(bad("image", requirement, "more"))
-            parts.append(part)
             # What arrives faster than it must saves up no more time than `STALL`.
             time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
-    if length == 0:
+    if not content:
         raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
-    return b"".join(parts)
+    return bytes(content)
 
 
 def _pieces(content: bytes) -> Response:

@@ -1,9 +1,9 @@
 """A picture from a stranger, decoded without trusting anything that it says of itself.
 
 Before any pixel is decoded: the number of bytes, the declared type, the type that the bytes have, the number of pixels
-and the sides in the header, and the file's own checksums. A pixel takes 4 bytes decoded, 8 while colours are converted,
-and 12 in a progressive JPEG of four colours: 600 MB for the largest picture. Only the four formats below are ever tried, so that Pillow's rarer decoders
-are out of reach.
+and the sides in the header, and the file's own checksums. A pixel takes 4 bytes decoded, 8 while its colours are
+converted, and 12 in a progressive JPEG of four colours: 600 MB for the largest picture. Only the four formats below are
+ever tried, so that Pillow's rarer decoders are out of reach.
 """
 
 import io
