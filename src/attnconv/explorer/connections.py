@@ -8,7 +8,7 @@ limited by the application.
 import asyncio
 from typing import Any, final
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 SERVED = 64  # connections; with uvicorn's `limit_concurrency`, all of them would get 503 once there are more
 ACCEPTED = 1000  # connections, with those that wait
@@ -79,8 +79,8 @@ class Connection(H11Protocol):
     def _watch(self) -> None:
         """Start the client's time anew, or stop it while the application is at work."""
         self._stop()
-        at_work = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
-        if not at_work:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if cycle is None or cycle.response_complete or self.flow.write_paused:
             self._timer = self.loop.call_later(PATIENCE, self.transport.abort)
 
     def _stop(self) -> None:
