@@ -40,6 +40,14 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
+def plain_png(width: int, height: int, *, colour: int = 0) -> bytes:
+    """A whole black PNG of 8 bits a channel; its colour is 0 for grey, 2 for RGB, 6 with transparency."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
+    packer, left = zlib.compressobj(1), height * (1 + width * {0: 1, 2: 3, 6: 4}[colour])
+    parts = [packer.compress(bytes(min(left - start, 1 << 20))) for start in range(0, left, 1 << 20)]
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", b"".join([*parts, packer.flush()])) + chunk(b"IEND", b"")
+
+
 @pytest.mark.parametrize("form", TYPES)
 def test_the_formats_that_are_taken(form: str) -> None:
     pixels = read_upload(saved(halves(), form), TYPES[form], (8, 12))
@@ -125,6 +133,16 @@ def test_bytes_of_another_type() -> None:
 def test_a_hundred_megapixels_are_refused_by_their_header(width: int, height: int) -> None:
     with pytest.raises(TooLargeError, match="image: must "):
         read_upload(png_of(width, height), "image/png", (4, 4))
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 65_536), (65_536, 1), (1, 50_000_000)])
+def test_pictures_of_many_rows_are_refused_by_their_header(width: int, height: int) -> None:
+    with pytest.raises(TooLargeError, match=f"image: .* 65,535 .*, got {width} x {height}"):
+        read_upload(png_of(width, height), "image/png", (4, 4))
+
+
+def test_the_longest_side_is_taken() -> None:
+    assert read_upload(plain_png(1, 65_535), "image/png", (4, 4)).shape == (3, 4, 4)
 
 
 def test_webp_takes_less_for_its_decoder_keeps_more() -> None:

@@ -1,5 +1,6 @@
 """`attnconv explore [MODEL]`: a live page of what the heads of a model do, served or written."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,14 +169,24 @@ def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
 
 
 def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
-    """Until it is interrupted."""
+    """Serve until interrupted."""
+    import threading
     import webbrowser
 
+    from attnconv._allocator import give_back
     from attnconv.explorer import app, listen, server_for
+
+    at_work = threading.Lock()
+
+    def answered(content: bytes, kind: str) -> bytes:
+        with at_work:
+            give_back()  # an exception holds the picture that raised it until it is collected
+            found: bytes = answer(content, kind)
+            return found
 
     place = listen(arguments.port)
     port = place.getsockname()[1]
-    server = server_for(app(content, answer, port=port, page=page))
+    server = server_for(app(content, None if answer is None else answered, port=port, page=page))
     address = f"http://127.0.0.1:{port}/"
     print(f"Explorer: {address} (on this machine alone; Ctrl-C ends it)", flush=True)
     if arguments.browser:
@@ -183,5 +194,7 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
     try:
         server.run(sockets=[place])
     except KeyboardInterrupt:
-        print("Explorer: ended.")
+        print("Explorer: ended.", flush=True)
+        if at_work.locked():
+            os._exit(0)  # the interpreter would wait for the model, however long that takes
     return 0

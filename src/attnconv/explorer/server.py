@@ -2,23 +2,23 @@
 
     GET  /           the page, marked as served, and whether images are taken
     GET  /payload    the payload; 404 where there is none
-    POST /image      the bytes of one picture -> a new payload; 400, 413, 415 or 500 with {"error": words}
+    POST /image      the bytes of one picture -> a new payload; 400, 408, 413, 415, 500 or 503 with {"error": message}
 
 It listens on 127.0.0.1. Requests that name another host or come from another origin are refused, so that neither a page
 in the same browser nor a name that was pointed here can speak to it. No path of a request reaches a file: three routes
-are all there is. Pictures live in memory until the answer is sent.
+are all there is. Pictures live in memory until the answer is sent; how many, and for how long, is limited by `Images`.
 """
 
+import asyncio
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     import uvicorn
 
 HOST = "127.0.0.1"
+UPLOADS = 32  # at a time; others get 503 at once, so that half of the connections is left for the page
+PLACES = 4  # of them hold a body or an answer of any size; the others wait their turn
+STALL = 3.0  # seconds that a body may stand still
+SLOWEST = 200_000  # bytes a second of a body that does not
+STOP = 2  # seconds for the model to come to an end once the server is to stop
+PIECE = 1 << 16  # bytes
 NAMES = ("127.0.0.1", "localhost")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; base-uri 'none'; form-action 'none'; "
@@ -64,7 +70,6 @@ def app(
         FileNotFoundError: The package holds no page.
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
-    busy = threading.Lock()  # one picture at a time: memory for one, and the cores are the model's
 
     async def index(_: Request) -> Response:
         return HTMLResponse(shown)
@@ -72,31 +77,12 @@ def app(
     async def current(_: Request) -> Response:
         if payload is None:
             return _refusal(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
-        return Response(payload, media_type=_BYTES)
-
-    def answered(content: bytes, kind: str) -> bytes:
-        assert answer is not None
-        with busy:
-            return answer(content, kind)
-
-    async def image(request: Request) -> Response:
-        if answer is None:
-            return _refusal(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
-        try:
-            content = await _body(request)
-            kind = request.headers.get("content-type", "")
-            return Response(await anyio.to_thread.run_sync(answered, content, kind), media_type=_BYTES)
-        except TooLargeError as error:
-            return _refusal(413, str(error))
-        except UnsupportedTypeError as error:
-            return _refusal(415, str(error))
-        except (ValueError, TypeError, ClientDisconnect) as error:
-            return _refusal(400, str(error) or type(error).__name__)
+        return _pieces(payload)
 
     routes = [
         Route("/", index, methods=["GET"]),
         Route("/payload", current, methods=["GET"]),
-        Route("/image", image, methods=["POST"]),
+        Route("/image", Images(answer), methods=["POST"]),
     ]
     # Outside of all that Starlette wraps around its routes, so that its own answer to a failure is guarded as well.
     return Guard(Starlette(routes=routes, exception_handlers={Exception: _failed}), port)
@@ -129,17 +115,70 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
     """The HTTP server, set up to hold little: `run(sockets=[listen(port)])` serves until interrupted."""
     import uvicorn
 
+    from attnconv.explorer.connections import Connection
+
     settings = uvicorn.Config(
         application,
+        http=Connection,
+        loop="asyncio",
         log_level="critical",  # what a stranger sends is no news; what fails here is answered in words
         access_log=False,
         server_header=False,
         lifespan="off",
-        limit_concurrency=64,
         timeout_keep_alive=5,
+        timeout_graceful_shutdown=STOP,
         ws="none",
     )
     return uvicorn.Server(settings)
+
+
+@final
+class Images:
+    """POST /image, bounded in memory and time.
+
+    Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait. A
+    body that stands still for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
+
+    Args:
+        answer: As in `app`.
+    """
+
+    def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
+        self._answer = answer
+        self._uploads = 0
+        self._places = asyncio.Semaphore(PLACES)
+        self._model = asyncio.Lock()  # memory for one picture, and the cores are the model's
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._uploads >= UPLOADS:
+            busy = _refusal(503, f"image: the server is busy with {UPLOADS} others. Send it again in some seconds.")
+            busy.headers["Retry-After"] = str(round(STALL))
+            return await busy(scope, receive, send)
+        self._uploads += 1
+        try:
+            async with self._places:
+                response = await self._response(Request(scope, receive))
+                await response(scope, receive, send)
+        finally:
+            self._uploads -= 1
+
+    async def _response(self, request: Request) -> Response:
+        if self._answer is None:
+            return _refusal(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
+        try:
+            content = await _body(request)
+            kind = request.headers.get("content-type", "")
+            async with self._model:
+                return _pieces(await anyio.to_thread.run_sync(self._answer, content, kind))
+        except TooLargeError as error:
+            return _refusal(413, str(error))
+        except UnsupportedTypeError as error:
+            return _refusal(415, str(error))
+        except TimeoutError:
+            requirement = f"must arrive at {SLOWEST:,} bytes a second or more"
+            return _refusal(408, bad("image", requirement, f"nothing for {STALL:.0f} seconds, or less"))
+        except (ValueError, TypeError, ClientDisconnect) as error:
+            return _refusal(400, str(error) or type(error).__name__)
 
 
 @final
@@ -189,16 +228,28 @@ async def _body(request: Request) -> bytes:
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
     if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", requirement, declared[:40]))
-    parts, length = [], 0
+    content = bytearray()
     stream: AsyncIterator[bytes] = request.stream()
-    async for part in stream:
-        length += len(part)
-        if length > LARGEST_UPLOAD:
-            raise TooLargeError(bad("image", requirement, "more"))
-        parts.append(part)
-    if length == 0:
+    with anyio.fail_after(STALL) as time:
+        async for part in stream:
+            content += part
+            if len(content) > LARGEST_UPLOAD:
+                raise TooLargeError(bad("image", requirement, "more"))
+            # What arrives faster than it must saves up no more time than `STALL`.
+            time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
+    if not content:
         raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
-    return b"".join(parts)
+    return bytes(content)
+
+
+def _pieces(content: bytes) -> Response:
+    """An answer sent piece by piece: written at once, what a slow reader leaves would be copied by its connection."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), PIECE):
+            yield content[start : start + PIECE]
+
+    return StreamingResponse(pieces(), media_type=_BYTES, headers={"Content-Length": str(len(content))})
 
 
 async def _failed(_: Request, error: Exception) -> Response:

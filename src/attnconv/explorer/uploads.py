@@ -1,8 +1,9 @@
 """A picture from a stranger, decoded without trusting anything that it says of itself.
 
 Before any pixel is decoded: the number of bytes, the declared type, the type that the bytes have, the number of pixels
-in the header, and the file's own checksums. Only the four formats below are ever tried, so that Pillow's rarer decoders
-are out of reach.
+and the sides in the header, and the file's own checksums. A pixel takes 4 bytes decoded, 8 while its colours are
+converted, and 12 in a progressive JPEG of four colours: 600 MB for the largest picture. Only the four formats below are
+ever tried, so that Pillow's rarer decoders are out of reach.
 """
 
 import io
@@ -19,7 +20,8 @@ from torch import Tensor
 from attnconv._errors import bad
 
 LARGEST_UPLOAD = 20_000_000  # bytes
-LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones, decoded in 200 MB, or 400 MB with transparency
+LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones
+LARGEST_SIDE = 65_535  # pixels, JPEG's own limit: each row takes 8 bytes and a multiple of 4 however short it is
 LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 ORIENTATION = 0x0112  # the entry of a file's EXIF that says how the camera was held
@@ -69,7 +71,8 @@ def read_upload(
 
     Raises:
         UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
-        TooLargeError: More bytes than `LARGEST_UPLOAD`, or more pixels than `LARGEST_PICTURE` (WebP: `LARGEST_WEBP`).
+        TooLargeError: More bytes than `LARGEST_UPLOAD`, more pixels than `LARGEST_PICTURE` (WebP: `LARGEST_WEBP`), or a
+            side longer than `LARGEST_SIDE`.
         ValueError: The picture is broken, or of more than 8 bits a channel, grey or coloured.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
@@ -109,6 +112,9 @@ def _verify(content: bytes, wanted: str, declared: str) -> None:
         most = LARGEST_WEBP if wanted == "WEBP" else LARGEST_PICTURE
         if image.width * image.height > most:
             requirement = f"must have at most {most:,} pixels" + (" as WebP" if wanted == "WEBP" else "")
+            raise TooLargeError(bad("image", requirement, f"{image.width} x {image.height}"))
+        if max(image.size) > LARGEST_SIDE:
+            requirement = f"must have sides of at most {LARGEST_SIDE:,} pixels"
             raise TooLargeError(bad("image", requirement, f"{image.width} x {image.height}"))
         image.verify()
 

@@ -1,0 +1,38 @@
+"""The explorer's server as the command runs it, over a small model: `python -m tests.explorer.served`."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from attnconv import SelfAttention2d
+from attnconv.cli.explore_command import Explore, _serve
+from attnconv.explorer import Session
+from tests.explorer.pages import PAGE
+
+SIZES = (1024, 1024)  # large, so that of the largest JPEG no fraction will do
+PAYLOAD_BYTES = 8_000_000  # far more than the buffers of a connection hold
+
+
+def slow(session: Session) -> Callable[[bytes, str], bytes]:
+    """As the session answers, but a type with the parameter `slow` takes a minute, and nothing interrupts it."""
+
+    def answer(content: bytes, kind: str) -> bytes:
+        if kind.endswith("slow"):
+            time.sleep(60)
+        return session.answer(content, kind)
+
+    return answer
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 64, stride=64), SelfAttention2d(8, 4, heads=2))
+    session = Session(model, SIZES, mean=(0.5,) * 3, std=(0.5,) * 3)
+    _serve(Explore(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE)
+
+
+if __name__ == "__main__":
+    main()

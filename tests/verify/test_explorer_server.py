@@ -1,0 +1,208 @@
+"""What `docs/explorer.md` promises of the server: its memory, its answers and its end, whatever clients do."""
+
+import http.client
+import io
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.explorer.hostile import hostile, picture, request
+from tests.explorer.served import PAYLOAD_BYTES
+from tests.explorer.test_uploads import plain_png
+
+SOURCE = Path(__file__).resolve().parents[2]
+MEMORY = 800  # MB beyond what it holds idle: as stated, like the rest
+PAGE_SECONDS, UPLOAD_SECONDS, STOP_SECONDS = 2, 120, 5
+REQUESTS, UPLOADS, STALLED = 2700, 30, 50
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads peak memory from /proc")
+
+
+@dataclass
+class Served:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+    idle: float = 0.0
+
+    def peak(self) -> float:
+        """Most memory held so far, in MB."""
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1000
+
+    def ask(self, path: str, body: bytes | None = None, kind: str = "image/png") -> tuple[int, bytes]:
+        """Status and content of the answer; as often as the server says that it is busy, once more."""
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+            connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind})
+            response = connection.getresponse()
+            content = response.read()
+            connection.close()
+            if response.status != 503:
+                return response.status, content
+            time.sleep(int(response.headers["Retry-After"]))
+
+    def send(self, content: bytes) -> bytes:
+        """What comes back to bytes that need not be HTTP."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as stream:
+            parts = []
+            try:
+                stream.sendall(content)
+                stream.shutdown(socket.SHUT_WR)
+                while part := stream.recv(1 << 20):
+                    parts.append(part)
+            except TimeoutError:
+                raise
+            except OSError:
+                pass  # it has hung up, on such a request its right
+            return b"".join(parts)
+
+    def open(self, content: bytes) -> socket.socket:
+        """A connection that sends this, and then nothing."""
+        stream = socket.socket()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.settimeout(60)
+        stream.connect(("127.0.0.1", self.port))
+        stream.sendall(content)
+        return stream
+
+
+@contextmanager
+def served() -> Iterator[Served]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE / 'src'}{os.pathsep}{SOURCE}"}
+    command = [sys.executable, "-m", "tests.explorer.served"]
+    with subprocess.Popen(command, cwd=SOURCE, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+            assert found is not None
+            server = Served(process, int(found[1]))
+            assert server.ask("/image", good())[0] == 200  # whatever is loaded late is loaded
+            server.idle = server.peak()
+            yield server
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """One for all that does not stop it: its peak is that of all tests."""
+    with served() as found:
+        yield found
+
+
+def good() -> bytes:
+    return picture(random.Random(0), "PNG")
+
+
+def of_megabytes(count: int) -> bytes:
+    """A PNG of noise, as large as a file as in memory."""
+    side = int((count * 1e6 / 3) ** 0.5)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (side, side), random.Random(0).randbytes(3 * side * side)).save(
+        file, "PNG", compress_level=0
+    )
+    return file.getvalue()
+
+
+def stalling(port: int, count: int) -> list[bytes]:
+    """Beginnings of requests: nothing, half a head, a body that stops early or late, an answer that nobody reads."""
+    late = request(port, bytes(3_000_000), "image/png", length=19_000_000)
+    early = request(port, b"x", "image/png", length=999)
+    head = f"GET /payload HTTP/1.1\r\nHost: localhost:{port}\r\n"
+    kinds = [b"", head.encode(), early, late, f"{head}\r\n".encode()]
+    return [kinds[place % len(kinds)] for place in range(count)]
+
+
+def require_memory(server: Served) -> None:
+    used = server.peak() - server.idle
+    print(f"peak {used:.0f} MB above {server.idle:.0f} MB")
+    assert used < MEMORY
+
+
+def test_uploads_at_once_a_tall_picture_and_stalled_connections(server: Served, verify_scale: float) -> None:
+    uploads, stalled, body = (
+        max(6, round(UPLOADS * verify_scale)),
+        max(20, round(STALLED * verify_scale)),
+        of_megabytes(16),
+    )
+    with ExitStack() as stack, ThreadPoolExecutor(uploads + 2) as pool:
+        for some in stalling(server.port, stalled):
+            stack.enter_context(server.open(some))
+        start = time.monotonic()
+        assert server.ask("/payload") == (200, bytes(PAYLOAD_BYTES))
+        assert server.ask("/")[0] == 200
+        page = time.monotonic() - start
+        sent = [pool.submit(server.ask, "/image", body) for _ in range(uploads)]
+        tall = pool.submit(server.ask, "/image", plain_png(1, 50_000_000))
+        small = pool.submit(server.ask, "/image", good())
+        assert [one.result()[0] for one in [*sent, small, tall]] == [200] * (uploads + 1) + [413]
+        seconds = time.monotonic() - start
+    print(f"page and payload {page:.2f} s, {uploads} uploads {seconds:.1f} s")
+    assert page < PAGE_SECONDS
+    assert seconds < UPLOAD_SECONDS
+    require_memory(server)
+
+
+@pytest.mark.parametrize("width", [7071, 763])
+def test_the_largest_pictures_that_are_taken(server: Served, width: int, verify_scale: float) -> None:
+    """A PNG with transparency, and a JPEG whose coefficients the decoder keeps, each as long as a file may be."""
+    height, progressive, count = min(50_000_000 // width, 65_500), io.BytesIO(), max(2, round(6 * verify_scale))
+    Image.new("CMYK", (width, height)).save(progressive, "JPEG", progressive=True, subsampling=0)
+    for content, kind in ((plain_png(width, height, colour=6), "image/png"), (progressive.getvalue(), "image/jpeg")):
+        with ThreadPoolExecutor(count) as pool:
+            asked = [pool.submit(server.ask, "/image", content.ljust(20_000_000, b"\0"), kind) for _ in range(count)]
+            for one in asked:
+                assert one.result()[0] == 400  # of one colour, seen once it was decoded
+        require_memory(server)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_whatever_clients_do(sent: signal.Signals) -> None:
+    with served() as server, ExitStack() as stack:
+        for some in stalling(server.port, STALLED):
+            stack.enter_context(server.open(some))
+        stack.enter_context(server.open(request(server.port, good(), "image/png;slow")))
+        time.sleep(0.5)
+        start = time.monotonic()
+        server.process.send_signal(sent)
+        assert server.process.wait(30) == (0 if sent is signal.SIGINT else -signal.SIGTERM)
+        assert time.monotonic() - start < STOP_SECONDS
+
+
+def test_a_hundred_connections_at_once_are_all_answered(server: Served) -> None:
+    asked = f"GET / HTTP/1.1\r\nHost: localhost:{server.port}\r\nConnection: close\r\n"
+    with ExitStack() as stack:
+        streams = [stack.enter_context(server.open(asked.encode())) for _ in range(100)]
+        for stream in streams:
+            stream.sendall(b"\r\n")
+        for stream in streams:
+            assert stream.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_hostile_requests(server: Served, verify_scale: float) -> None:
+    seed = time.time_ns() if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 0
+    print(f"seed {seed}")
+    draws = random.Random(seed)
+    for _ in range(round(REQUESTS * verify_scale)):
+        sent = hostile(draws, server.port)
+        found = server.send(sent)
+        statuses = {int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", found)}
+        assert statuses <= {100, 200, 307, 400, 403, 404, 405, 408, 413, 415}, sent[:200]
+    assert server.ask("/image", good())[0] == 200
+    require_memory(server)
