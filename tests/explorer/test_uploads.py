@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from attnconv.data.decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer import read_upload
-from attnconv.explorer.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
+from attnconv.explorer.uploads import LARGEST_UPLOAD
 
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 
@@ -125,7 +126,7 @@ def test_bytes_of_another_type() -> None:
     with pytest.raises(UnsupportedTypeError, match="image: must be the PNG that was declared, got GIF"):
         read_upload(saved(halves(), "GIF"), "image/png", (4, 4))
     for content in (b"words in a file named .png", b"", b"<svg/>", saved(halves(), "TIFF"), saved(halves(), "BMP")):
-        with pytest.raises(UnsupportedTypeError, match=r"image: must be one of .* got bytes that are none"):
+        with pytest.raises(UnsupportedTypeError, match=r"image: .*PNG, JPEG"):
             read_upload(content, "image/png", (4, 4))
 
 
@@ -190,7 +191,7 @@ def png_of_depth(depth: int, colour: int, channels: int) -> bytes:
 
 @pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and with transparency
 def test_sixteen_bits_a_channel_are_refused_and_eight_taken(colour: int, channels: int) -> None:
-    words = r"image: must be a whole picture of at most 8 bits a channel, got mode \w+;16B\."
+    words = r"image: .*8 bits a channel.* \w+;16B"
     with pytest.raises(ValueError, match=words):
         read_upload(png_of_depth(16, colour, channels), "image/png", (4, 4))
     assert read_upload(png_of_depth(8, colour, channels), "image/png", (4, 4)).shape == (3, 4, 4)

@@ -23,8 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnconv._errors import bad
+from attnconv.data.decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer.page import find_page, with_server
-from attnconv.explorer.uploads import LARGEST_UPLOAD, TooLargeError, UnsupportedTypeError
+from attnconv.explorer.uploads import LARGEST_UPLOAD
 
 if TYPE_CHECKING:
     import uvicorn
