@@ -49,7 +49,7 @@ def test_pictures_that_tell_nothing_are_refused() -> None:
     layer = SelfAttention2d(3, 4, heads=2)
     with pytest.raises(ValueError, match="images: must have pixels that differ"):
         session(layer).answer(file_of(Image.new("RGB", (9, 9), (1, 2, 3))), "image/png")
-    with pytest.raises(UnsupportedTypeError, match="image: .*PNG"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: .*PNG"):
         session(layer).answer(b"words", "image/png")
 
 
