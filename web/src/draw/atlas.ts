@@ -88,6 +88,11 @@ export class Atlas {
     this.next();
   }
 
+  /** Paints no more: the view is gone, and what `limits` and the strips would read with it. */
+  stop(): void {
+    cancelAnimationFrame(this.frame);
+  }
+
   private next(): void {
     if (this.frame === 0) this.frame = requestAnimationFrame(() => this.step());
   }
