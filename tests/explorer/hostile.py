@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -54,6 +55,15 @@ def request(port: int, body: bytes, kind: str, *, length: int | None = None, ext
     """An upload that says of its body what it is told to."""
     head = f"POST /image HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: {kind}\r\n{extra}"
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode("latin-1") + body
+
+
+def is_cut(content: bytes) -> bool:
+    """Whether a server may wait for more of a request."""
+    head, end, body = content.partition(b"\r\n\r\n")
+    if b"Transfer-Encoding" in head:
+        return not body.endswith(b"\r\n0\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    return not end or (length is not None and int(length[1]) > len(body))
 
 
 def picture(draws: random.Random, form: str) -> bytes:

@@ -400,6 +400,28 @@ class TestNumbers:
                 assert time.monotonic() - start > 0.4
 
 
+def test_pictures_of_those_who_left_do_not_reach_the_model() -> None:
+    shown: list[int] = []
+    go_on = threading.Event()
+
+    def slow(content: bytes, kind: str) -> bytes:
+        shown.append(len(content))
+        go_on.wait(20)
+        return b"done"
+
+    for running in started(answers=slow):
+        sent = head(running.port, "POST", "/image", "Content-Length: 1") + b"x"
+        first = begun(running.port, sent)
+        time.sleep(0.2)
+        for _ in range(3):
+            begun(running.port, sent).close()
+        time.sleep(0.5)
+        go_on.set()
+        assert running.ask("POST", "/image", b"xy")[2] == b"done"
+        assert shown == [1, 2]
+        first.close()
+
+
 def test_a_port_that_is_taken() -> None:
     with listen(0) as taken:
         port = taken.getsockname()[1]

@@ -170,6 +170,8 @@ class Images:
             content = await _body(request)
             kind = request.headers.get("content-type", "")
             async with self._model:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
                 return _pieces(await anyio.to_thread.run_sync(self._answer, content, kind))
         except TooLargeError as error:
             return _refusal(413, str(error))
@@ -249,6 +251,7 @@ def _pieces(content: bytes) -> Response:
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(content), PIECE):
             yield content[start : start + PIECE]
+            await asyncio.sleep(0)  # else it is heard of only at the end that the reader has hung up
 
     return StreamingResponse(pieces(), media_type=_BYTES, headers={"Content-Length": str(len(content))})
 
