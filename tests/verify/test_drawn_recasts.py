@@ -25,5 +25,6 @@ def test_drawn_convolutions_in_every_layout(how: str, verify_scale: float, attac
             case = draw(source)
             if problem := wrong(case, source):
                 found.append(f"{problem}: {case}")
+                print(found[-1])
     print(f"{cases} recasts, {how}: {len(found)} wrong")
     assert not found, "\n".join(found[:10])
