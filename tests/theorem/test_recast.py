@@ -1,6 +1,7 @@
 """Whole networks recast as attention and restored: outputs, weights, and everything that must stay as it was."""
 
 import copy
+import random
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from torch.nn.utils import prune
 from attnconv import SelfAttention2d
 from attnconv.layers import SelfAttention
 from attnconv.theorem import compare, no_convolutions, plan_shifts, recast, restore
+from attnconv.theorem.convolutions import Convolution
+from tests.drawn_recasts import Drawn, laid_out, wrong
 from tests.tolerances import tolerance
 
 
@@ -358,3 +361,22 @@ def test_comparison_measures_each_layer_on_the_networks_own_images(network: Netw
         assert 1e-3 < layer.error <= layer.bound
     with pytest.raises(ValueError, match=r"recast: must have attention layers where the model has conv.* got none"):
         compare(network, network, x)
+
+
+@pytest.mark.parametrize(
+    ("conv", "sizes"),
+    [
+        (nn.Conv1d(32, 2, 3, stride=3, padding=1), (2,)),
+        (nn.Conv2d(4, 4, (1, 3), stride=(1, 3), padding=(0, 2), groups=4), (4, 2)),
+        (nn.Conv2d(32, 2, 3, stride=(2, 3), padding=(0, 2)), (11, 2)),
+        (nn.Conv3d(4, 4, (3, 3, 1), padding="same", groups=4), (2, 2, 3)),
+    ],
+    ids=str,
+)
+def test_gradients_of_bf16_images_no_larger_than_the_kernel(conv: Convolution, sizes: tuple[int, ...]) -> None:
+    """PyTorch's own are wrong on some CPUs."""
+    source, conv = random.Random(0), conv.to(torch.bfloat16)
+    for layout in ("row-major", "channels-last"):
+        x = laid_out(torch.randn(3, conv.in_channels, *sizes).to(torch.bfloat16), layout, source)
+        for _ in range(5):
+            assert wrong(Drawn(conv, x, layout, "row-major", fast=True), source) is None

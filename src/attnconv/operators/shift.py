@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnconv._errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.base import AttentionOperator, check_queries, product_dtype
 from attnconv.operators.products import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
@@ -63,7 +63,7 @@ class Shift(AttentionOperator):
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
         route = (_route if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
-        if route.apart:
+        if route.apart or _is_unsafe(self.grid, route, x):
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
             out = _convolve(self.grid, route, x, weight, groups)
@@ -228,6 +228,19 @@ def _far(grid: Grid, taps: Taps) -> bool:
     return any(
         max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
         for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
+    )
+
+
+def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
+    """Whether oneDNN may get the weight's gradient wrong: bf16, and an axis no longer than the kernel.
+
+    PyTorch's own convolutions return wrong numbers there, or write outside their memory (2.13, CPUs with AMX), mostly
+    where taps meet padding only. Such images are small, so shifting them costs little.
+    """
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
+        return False
+    return any(
+        axis.size <= step * (count - 1) + 1 for axis, (_, step, count) in zip(grid.axes, route.taps, strict=True)
     )
 
 
