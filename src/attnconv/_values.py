@@ -21,7 +21,9 @@ def is_real(value: object) -> bool:
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
     """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool, no array."""
-    indexable = isinstance(value, SupportsIndex) and not isinstance(value, bool | type)  # `int` itself has __index__
+    if isinstance(value, int):  # first: a compiler's symbols have no attributes to ask for
+        return not isinstance(value, bool)
+    indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
     return indexable and getattr(value, "ndim", 0) == 0
 
 
