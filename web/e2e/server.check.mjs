@@ -83,7 +83,7 @@ async function walk(browser, { address, end, said }) {
   assert.deepEqual(seen, [], "up to here no error, no warning, and no request but to the server");
 
   await drop(page, "notes.png", "image/png", "these are notes, no picture");
-  await alert(page, "image: must be one of image/png, image/jpeg");
+  await alert(page, "image: must be a whole image, got none of PNG, JPEG");
   assert.equal(await page.getByText("your image").count() > 0, true, "what was shown stays");
   await page.getByRole("button", { name: "Dismiss" }).click();
 
