@@ -9,6 +9,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_errors"}),
     frozenset({"_json"}),
     frozenset({"_atomic"}),
+    frozenset({"_lock"}),
     frozenset({"_values"}),
     frozenset({"_cache"}),
     frozenset({"_lazy"}),

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from attnconv.training import writing as module
+from attnconv import _lock
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.writing import writing
 
@@ -121,16 +122,16 @@ def test_further_processes_of_a_training_hold_nothing(tmp_path: Path, monkeypatc
 
 
 def test_without_locks_it_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: int) -> None:
+    def none(_: FileIO) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(module, "_lock", none)
+    monkeypatch.setattr(_lock, "_lock", none)
     with pytest.warns(UserWarning, match=rf"{tmp_path}: its file system has no locks"), writing(RunFolder(tmp_path)):
         pass
 
 
 def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: int) -> None:
+    def broken(_: FileIO) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     (tmp_path / "file").touch()
@@ -138,7 +139,7 @@ def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("file", "link"):
         with pytest.raises(ValueError, match=rf"--out: .*{name}"), writing(RunFolder(tmp_path / name)):
             pass
-    monkeypatch.setattr(module, "_lock", broken)
+    monkeypatch.setattr(_lock, "_lock", broken)
     with pytest.raises(OSError, match="Input/output"), writing(RunFolder(tmp_path)):
         pass
 

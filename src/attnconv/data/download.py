@@ -9,16 +9,16 @@ import contextlib
 import http.client
 import logging
 import os
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from attnconv._errors import bad
+from attnconv._lock import locked
 from attnconv.data.cache import stream_digest
 
 _LOG = logging.getLogger(__name__)
@@ -65,9 +65,14 @@ def fetch(
     absent = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     part = target.with_name(target.name + ".part")
     try:
-        with _alone(part) as file:
-            if not target.is_file():  # else another process fetched it while this one waited
-                _complete(remote, file, attempts=attempts, timeout=timeout, progress=progress)
+        with locked(part, wait=True) as file:
+            try:
+                if not target.is_file():  # else another process fetched it while this one waited
+                    _complete(remote, file, attempts=attempts, timeout=timeout, progress=progress)
+            finally:
+                if file.seek(0, os.SEEK_END) == 0:
+                    with contextlib.suppress(OSError):  # Windows keeps open files
+                        part.unlink()
     finally:
         with contextlib.suppress(OSError):  # they hold what has arrived
             for folder in absent:
@@ -83,37 +88,7 @@ def fetch(
     return target
 
 
-@contextlib.contextmanager
-def _alone(part: Path) -> Iterator[BinaryIO]:
-    """Open the partial file for appending, once no other process has it open in this way."""
-    while True:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("a+b") as file:
-            if sys.platform != "win32":
-                import fcntl
-
-                with contextlib.suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                if not _is_open_as(part, file):
-                    continue  # whoever held it has put it in place
-            try:
-                yield file
-            finally:
-                if file.seek(0, os.SEEK_END) == 0:
-                    with contextlib.suppress(OSError):  # Windows keeps open files
-                        part.unlink()  # still alone: whoever waits sees that the name is gone
-            return
-
-
-def _is_open_as(path: Path, file: BinaryIO) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _complete(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:
+def _complete(remote: Remote, file: FileIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:
     """Append what is missing and check the whole; start anew once if an old beginning does not fit."""
     resumed = file.seek(0, os.SEEK_END) > 0
     _receive(remote, file, attempts=attempts, timeout=timeout, progress=progress)
@@ -130,7 +105,7 @@ def _complete(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, 
     os.fsync(file.fileno())
 
 
-def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:
+def _receive(remote: Remote, file: FileIO, *, attempts: int, timeout: float, progress: Progress | None) -> None:
     """Append what is missing, in as many requests as it takes while each brings something."""
     idle, restarted = 0, False
     while (have := file.seek(0, os.SEEK_END)) != remote.size:
@@ -155,7 +130,7 @@ def _receive(remote: Remote, file: BinaryIO, *, attempts: int, timeout: float, p
             time.sleep(min(0.25 * 2**idle, 4.0))
 
 
-def _append(remote: Remote, file: BinaryIO, *, timeout: float, progress: Progress | None) -> None:
+def _append(remote: Remote, file: FileIO, *, timeout: float, progress: Progress | None) -> None:
     """One request for the rest of the file."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})

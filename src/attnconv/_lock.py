@@ -1,0 +1,106 @@
+"""Files that one process at a time holds, by a lock that the system releases however the process ends."""
+
+import errno
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+_UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # of file systems without locks
+_held: set[FileIO] = set()
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: FileIO) -> None:
+        file.seek(1 << 30)  # past the contents, since others cannot read bytes that are locked
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from None
+
+else:
+    import fcntl
+
+    def _lock(file: FileIO) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _let_go() -> None:
+        """A forked process shares its parent's locks, and would keep them when the parent is killed."""
+        while _held:
+            _held.pop().close()
+
+    os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
+    """Hold a file, unbuffered, for reading and appending; it and its folder are made where they are missing.
+
+    Its holder may remove or rename the file: whoever waited for it then takes the next file of this name. In a forked
+    process the file is closed.
+
+    Args:
+        path: of the file.
+        wait: until no other process holds it.
+
+    Raises:
+        BlockingIOError: Without `wait`: another process or thread holds it.
+        FileExistsError: The folder is a file.
+        OSError: The file cannot be opened.
+
+    Warns:
+        UserWarning: The file system has no locks; the file is opened all the same.
+    """
+    while (file := _open(path)) is None or not _acquire(file, path, wait=wait):
+        pass
+    _held.add(file)
+    try:
+        yield file
+    finally:
+        _held.discard(file)
+        file.close()
+
+
+def _open(path: Path) -> FileIO | None:
+    """None where the folder has gone meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileIO(path, "a+")
+    except FileNotFoundError:
+        return None
+    except FileExistsError:
+        if os.path.lexists(path.parent) and not path.parent.is_dir():
+            raise
+        return None
+
+
+def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:
+    """Lock an open file; False, and closed, if it has lost its name meanwhile."""
+    kept = False
+    try:
+        while True:
+            try:
+                _lock(file)
+                break
+            except BlockingIOError:
+                if not wait:
+                    raise
+                time.sleep(0.05)
+            except OSError as error:
+                if error.errno not in _UNKNOWN:
+                    raise
+                text = f"{path.parent}: its file system has no locks. Write to it with one process at a time."
+                warnings.warn(text, stacklevel=5)
+                break
+        kept = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        pass
+    finally:
+        if not kept:
+            file.close()
+    return kept
