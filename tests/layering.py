@@ -13,6 +13,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_values"}),
     frozenset({"_cache"}),
     frozenset({"_lazy"}),
+    frozenset({"_inputs"}),
     frozenset({"_modes"}),
     frozenset({"_rollback"}),
     frozenset({"_allocator"}),

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._inputs import check_dense
 from attnconv._values import whole
 from attnconv.analysis.head_statistics import LayerStatistics, RunningStatistics
-from attnconv.analysis.image_checks import blaming_images, check_dense, check_images
+from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.kernel_span import kernel_span
 from attnconv.analysis.moments import sample_queries
 from attnconv.analysis.reading import visit_attention

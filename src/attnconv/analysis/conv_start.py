@@ -30,7 +30,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import check_module, evaluating
+from attnconv._inputs import FLOATING, check_module
+from attnconv._modes import evaluating
 from attnconv._rollback import all_or_nothing
 from attnconv._values import is_index, is_real, whole
 from attnconv.analysis.attention_parts import AttentionParts, first_tensor, refuse_other_formula
@@ -40,7 +41,7 @@ from attnconv.analysis.image_checks import blaming_images, check_images
 from attnconv.analysis.place_features import AxisFeatures, cosines
 from attnconv.analysis.shift_profiles import at_shift
 from attnconv.analysis.vit_parts import VitBlock, VitParts, vit_parts
-from attnconv.layers.self_attention import FLOATING, check_finite
+from attnconv.layers.self_attention import check_finite
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 

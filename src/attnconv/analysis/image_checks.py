@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.layers.self_attention import FLOATING
+from attnconv._inputs import check_dense
 
 # What the library itself says of an argument; all other errors in a forward pass are the model's own.
 _OWN_WORDS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
@@ -35,9 +35,7 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
         ValueError: images: must have pixels that differ, got one value everywhere in image 0. Attention on a blank \
 image tells nothing of the model. Pass real images.
     """
-    check_dense(images)
-    if len(images) < least:
-        raise ValueError(bad("images", f"must be at least {least}", len(images)))
+    check_dense(images, least=least)
     if shape is not None and tuple(images.shape[1:]) != shape:
         got = f"{tuple(images.shape[1:])} after {shape}"
         raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
@@ -47,40 +45,6 @@ image tells nothing of the model. Pass real images.
     if blank := _where(constant_images(images), before):
         fix = "Attention on a blank image tells nothing of the model. Pass real images."
         raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
-
-
-def check_dense(images: object) -> None:
-    """Refuse what is no batch of images, before it is cut into parts.
-
-    Raises:
-        TypeError: It is no dense tensor of 16 to 64 bit floating point numbers.
-        ValueError: It is on the meta device, or has no batch axis or no pixels.
-    """
-    check_tensor(images)
-    assert isinstance(images, Tensor)
-    if images.layout != torch.strided:
-        raise TypeError(bad("images", "must be a dense tensor", str(images.layout)))
-    if images.dtype not in FLOATING:
-        fix = "Scale bytes to [0, 1] and normalise them."
-        raise TypeError(bad("images", "must be floating point of 16 to 64 bits", str(images.dtype), fix))
-    if images.is_meta:
-        raise ValueError(bad("images", "must hold pixels", "a tensor on the meta device"))
-    if 0 in images.shape[1:]:
-        raise ValueError(bad("images", "must have pixels", f"shape {tuple(images.shape)}"))
-
-
-def check_tensor(images: object) -> None:
-    """Refuse what is no tensor with a batch axis.
-
-    Raises:
-        TypeError: It is no tensor.
-        ValueError: It has less than two axes.
-    """
-    if not isinstance(images, Tensor):
-        raise TypeError(bad("images", "must be a tensor, (b, c, height, width)", type(images).__name__))
-    if images.dim() < 2:
-        fix = "Add a batch axis with images[None]."
-        raise ValueError(bad("images", "must have a batch axis first", f"shape {tuple(images.shape)}", fix))
 
 
 def constant_images(images: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv.analysis.image_checks import blaming_images, check_tensor
+from attnconv._inputs import check_tensor
+from attnconv.analysis.image_checks import blaming_images
 from attnconv.analysis.reading import visit_attention
 from attnconv.operators.base import AttentionOperator
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import check_module
+from attnconv._inputs import check_module
 from attnconv._values import is_index, is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic

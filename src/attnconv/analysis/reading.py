@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attnconv._errors import bad
-from attnconv._modes import check_module, evaluating
+from attnconv._inputs import check_module, check_tensor
+from attnconv._modes import evaluating
 from attnconv._values import is_index, whole
 from attnconv.analysis.attention_calls import AttentionCalls
 from attnconv.analysis.convolved_attention import ConvolvedAttention
-from attnconv.analysis.image_checks import check_tensor
 from attnconv.analysis.token_operator import TokenOperator
 from attnconv.analysis.token_places import Places, Running, layout_of
 from attnconv.analysis.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import check_module, evaluating
+from attnconv._inputs import check_module
+from attnconv._modes import evaluating
 from attnconv._values import is_real, whole
 from attnconv.analysis.attention_parts import first_tensor
 from attnconv.analysis.convolved_attention import ConvolvedAttention, HeadMixing

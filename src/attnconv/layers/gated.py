@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import check_module
+from attnconv._inputs import check_module
 from attnconv._values import is_real, whole
 from attnconv.grid import Grid, per_axis
 from attnconv.layers.self_attention import check_device_dtype, check_loaded

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._inputs import FLOATING
 from attnconv._values import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.named import encoding_named
@@ -33,7 +34,6 @@ from attnconv.operators.shift import Shift
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
-FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what layers compute in
 AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._atomic import write_atomically
 from attnconv._errors import bad
+from attnconv._inputs import check_module
 from attnconv._json import read_json
-from attnconv._modes import check_module
 from attnconv._rollback import all_or_nothing
 from attnconv._values import is_real
 from attnconv.models.build import build

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv._errors import bad
-from attnconv._modes import check_module, evaluating
+from attnconv._inputs import check_module
+from attnconv._modes import evaluating
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theorem.bounds import error_bound

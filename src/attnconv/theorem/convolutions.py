@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._inputs import FLOATING
 from attnconv.grid import Border, Grid
-from attnconv.layers.self_attention import FLOATING
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d

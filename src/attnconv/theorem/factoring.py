@@ -21,10 +21,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._errors import bad
+from attnconv._inputs import check_dense
 from attnconv._values import whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
-from attnconv.layers.self_attention import FLOATING, SelfAttention, check_finite
+from attnconv.layers.self_attention import SelfAttention, check_finite
 from attnconv.operators.base import score_dtype
 
 _ROUNDS = 20  # turns of all heads, at most
@@ -82,10 +83,9 @@ def factor(
     head_channels = whole("head_channels", head_channels, 1)
     check_finite(layer.named_parameters())
     if images is not None:
-        _check_images(layer, images)
-    if images is not None and not (images.numel() and bool(torch.isfinite(images).all())):
-        got = f"shape {tuple(images.shape)}" if not images.numel() else "NaN or infinite values"
-        raise ValueError(bad("images", "must be at least one, of finite values", got))
+        check_dense(images, least=1, dims=layer.dims)
+        if not bool(images.isfinite().all()):
+            raise ValueError(bad("images", "must be finite", "NaN or infinite values"))
     if exact and images is not None:
         raise ValueError(bad("images", "are of no use beside exact=True, which loses nothing", tuple(images.shape)))
     with torch.no_grad():
@@ -162,17 +162,6 @@ class _Regression:
 
     def _error(self, lost: Float[Tensor, "h c d"]) -> float:
         return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
-
-
-def _check_images(layer: SelfAttention, images: Any) -> None:
-    if not isinstance(images, Tensor):
-        raise TypeError(bad("images", "must be a tensor", type(images).__name__))
-    if images.dtype not in FLOATING or images.layout != torch.strided or images.is_meta:
-        got = f"{images.dtype}, {images.layout}, on {images.device}"
-        raise TypeError(bad("images", "must be a dense tensor of floating-point numbers", got))
-    if images.dim() != layer.dims + 2:
-        requirement = f"must be of {layer.dims} axes, (b, c, *sizes)"
-        raise ValueError(bad("images", requirement, f"shape {tuple(images.shape)}"))
 
 
 def _merged(layer: Any) -> nn.Parameter:

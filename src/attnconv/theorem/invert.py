@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._errors import bad
+from attnconv._inputs import check_dense
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -63,7 +64,7 @@ def to_conv(
         padding mode is the border rule, `replicate` under `renormalise`. See `conversion_error`.
 
     Raises:
-        TypeError: layer is no attention layer.
+        TypeError: layer is no attention layer, or x no dense tensor of floating point numbers.
         ValueError: The layer is on the meta device. Without a kernel size: heads that are soft, that left the taps of
             their window, or that look beyond a padding that no convolution continues. With one: x is missing or of
             other axes, or the kernel has no centre or taps that no query sees.
@@ -81,8 +82,10 @@ def to_conv(
         raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
     if kernel_size is None:
         return _exact(layer)
-    _check_images(layer, x)
-    assert x is not None
+    if x is None:
+        fix = "Pass images, or zeros of their shape where attention does not depend on content."
+        raise ValueError(bad("x", "must say on which images the convolution is to be near", None, fix))
+    check_dense(x, "x", least=1, dims=layer.dims)
     sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
     most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
@@ -112,17 +115,6 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
         ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
         theirs = head_weights(conv).to(reduction.everywhere).flatten(1)  # (j, i d)
         return reduction.over(lambda place: relative(place[:, layer.heads :] @ theirs, place[:, : layer.heads] @ ours))
-
-
-def _check_images(layer: SelfAttention, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        fix = "Pass images, or zeros of their shape where attention does not depend on content."
-        got = None if x is None else type(x).__name__
-        raise ValueError(bad("x", "must say on which images the convolution is to be near", got, fix))
-    if x.dim() != layer.dims + 2 or 0 in x.shape:
-        raise ValueError(bad("x", f"must be images of {layer.dims} axes, (b, c, *sizes)", f"shape {tuple(x.shape)}"))
-    if x.is_meta:
-        raise ValueError(bad("x", "must hold pixels", "a tensor on the meta device"))
 
 
 def _exact(layer: SelfAttention) -> Convolution:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._errors import bad
-from attnconv._modes import check_module
+from attnconv._inputs import check_module
 from attnconv.layers.self_attention import SelfAttention, check_finite, check_loaded, discard_plan
 from attnconv.theorem.construct import from_conv
 from attnconv.theorem.convolutions import check_convolution, is_convolution, looks_like_convolution
