@@ -1,6 +1,7 @@
 """What every test of the suite shares: threads, denormals, hypothesis, the two options and the shared data."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # there before the hook is not. A worker needs it in any case, a single test seldom does.
     import lightning  # noqa: F401
     import matplotlib.figure  # noqa: F401
+
+# A suite that runs in the background ignores SIGINT, and so would every process that its tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread per worker: the suite's tensors are small, and xdist already fills the cores.
 torch.set_num_threads(1)

@@ -133,6 +133,14 @@ def test_a_png_of_which_rows_are_missing(depth: int, colour: int, interlaced: bo
         decoded(png_of(20, 64, depth=depth, colour=colour, rows=10, interlaced=interlaced))
 
 
+def test_a_png_without_its_palette() -> None:
+    whole = png_of(4, 4, depth=8, colour=3)
+    place = whole.index(b"PLTE") - 4
+    size = 12 + int.from_bytes(whole[place : place + 4], "big")
+    with pytest.raises(PictureError, match="it: must be a whole image, got no palette"):
+        decoded(whole[:place] + whole[place + size :])
+
+
 @pytest.mark.parametrize("width", range(1, 10))
 @pytest.mark.parametrize("height", [1, 3, 8])
 def test_interlaced_pngs_are_whole(width: int, height: int) -> None:

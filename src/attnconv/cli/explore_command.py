@@ -170,18 +170,15 @@ def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
 
 def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
     """Serve until interrupted."""
-    import gc
     import threading
     import webbrowser
 
-    from attnconv._allocator import give_back
     from attnconv.explorer import app, listen, server_for
 
     at_work = threading.Lock()
 
     def answered(content: bytes, kind: str) -> bytes:
         with at_work:
-            give_back()  # an exception holds the picture that raised it until it is collected
             found: bytes = answer(content, kind)
             return found
 
@@ -192,13 +189,10 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
     print(f"Explorer: {address} (on this machine alone; Ctrl-C ends it)", flush=True)
     if arguments.browser:
         webbrowser.open(address)
-    gc.freeze()  # what is loaded by now stays: `give_back` would look at all of it, a tenth of a second each time
     try:
         server.run(sockets=[place])
     except KeyboardInterrupt:
         print("Explorer: ended.", flush=True)
         if at_work.locked():
             os._exit(0)  # the interpreter would wait for the model, however long that takes
-    finally:
-        gc.unfreeze()
     return 0

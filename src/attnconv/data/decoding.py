@@ -145,6 +145,8 @@ def fit_picture(
     """
     mode = "RGB" if channels == 3 else "L"
     image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out first
+    if image.mode == "P" and image.palette is None:
+        raise SyntaxError("no palette")
     turn = _turn(image)
     width, height = sizes if turn in _SIDEWAYS else sizes[::-1]
     if image.mode == "P" and image.has_transparency_data:

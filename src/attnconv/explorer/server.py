@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attnconv._allocator import give_back
 from attnconv._errors import bad
 from attnconv.data.decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer.page import find_page, with_server
@@ -172,6 +173,7 @@ class Images:
             async with self._model:
                 if await request.is_disconnected():
                     raise ClientDisconnect
+                give_back()  # what failed before is held by its error until it is collected
                 return _pieces(await anyio.to_thread.run_sync(self._answer, content, kind))
         except TooLargeError as error:
             return _refusal(413, str(error))
