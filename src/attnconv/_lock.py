@@ -2,11 +2,12 @@
 
 import errno
 import os
+import stat
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -74,8 +75,9 @@ def _open(path: Path) -> FileIO | None:
     except FileNotFoundError:
         return None
     except FileExistsError:
-        if os.path.lexists(path.parent) and not path.parent.is_dir():
-            raise
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
+                raise
         return None
 
 
