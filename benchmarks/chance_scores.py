@@ -12,7 +12,7 @@ import argparse
 import torch
 
 from attnconv import Dense, Grid
-from attnconv.analysis import convolution_score, shift_profile
+from attnconv.inspect import convolution_score, shift_profile
 
 SIZES = ((14, 14), (7, 7), (14,))
 HEADS = (3, 4, 8, 9, 12, 16, 36)

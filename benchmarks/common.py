@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from attnconv._atomic import write_atomically
-from attnconv.data.augment import augment, normalise
-from attnconv.data.images import ImageSet
-from attnconv.data.load import load as load_data
-from attnconv.data.randomness import WordsOfASet
+from attnconv._util.atomic_write import write_atomically
+from attnconv.data.augmentation import augment, normalise
+from attnconv.data.image_set import ImageSet
+from attnconv.data.load_splits import load as load_data
+from attnconv.data.random_numbers import WordsOfASet
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
 from tests.resnet20 import MEAN, STD

@@ -24,14 +24,12 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from attnconv._atomic import write_atomically
+from attnconv._util.atomic_write import write_atomically
+from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
-from attnconv.theorem import recast
 from benchmarks.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
 from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
-from benchmarks.finetune_recast import Settings as TuningSettings
-from benchmarks.finetune_recast import attention
-from benchmarks.finetune_recast import train as tune
+from benchmarks.finetune_recast import Settings as TuningSettings, attention, train as tune
 
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 import tyro
 from torch import nn
 
+from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
 from attnconv.layers import SelfAttention
-from attnconv.theorem import recast
 from benchmarks.common import Images, accuracy, autocast, cifar10_images, write_results
 from tests.resnet20 import pretrained
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import tyro
 
-from attnconv._atomic import write_atomically
-from attnconv._errors import bad
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
 from attnconv.training.run_folder import RunFolder, append_line
 from benchmarks.paper_export import RECORDS, in_precision
 

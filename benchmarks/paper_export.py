@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from attnconv._atomic import write_atomically
-from attnconv._errors import bad
-from attnconv.models.build import build
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
 from attnconv.models.checkpoint import read_checkpoint, restore, weights_bytes
+from attnconv.models.factory import build
 from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000

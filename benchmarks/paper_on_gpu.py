@@ -13,7 +13,7 @@ epoch that it last wrote, the others after their last complete part. A chunk mus
 
 A job of the other scripts that was stopped three times without an end lets those behind it go first.
 
-Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fit`. Needed beside torch: what `pip
+Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fitting`. Needed beside torch: what `pip
 install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. Where sources
 are copied without their history, the variable ATTNCONV_COMMIT names the commit.
 
@@ -41,9 +41,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
-from attnconv.training.reproduction import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
+from attnconv.paper.training_plan import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
 from benchmarks.paper_export import RECIPE_RUNS, export, join
 from benchmarks.recipe_candidates import over_epochs
@@ -314,8 +314,8 @@ def train_job(arguments: argparse.Namespace) -> None:
     """Begin or continue one training."""
     if arguments.parent is not None:
         end_with(arguments.parent)
-    from attnconv.training.fit import fit
-    from attnconv.training.starting import measure_start
+    from attnconv.training.fitting import fit
+    from attnconv.training.initial_model import measure_start
 
     run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
     settings, start = run.settings, None

@@ -23,20 +23,21 @@ import torch
 import tyro
 from torch import nn
 
-from attnconv.analysis import degenerate_heads, prune_heads
-from attnconv.analysis.pruning import attention_layers, settings_after_pruning
-from attnconv.data.load import load as load_data
+from attnconv.convert import from_conv
+from attnconv.data.load_splits import load as load_data
 from attnconv.encodings import GeneralizedQuadratic
-from attnconv.models.build import build
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.counts import flops_all, flops_paper, parameters
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
+from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.settings import AttentionSettings
-from attnconv.theorem import can_express, from_conv
-from attnconv.training.evaluate import evaluate
-from attnconv.training.fit import fit
+from attnconv.paper.training_plan import continued
+from attnconv.surgery import degenerate_heads, prune_heads
+from attnconv.surgery.head_pruning import attention_layers, settings_after_pruning
+from attnconv.theory import can_express
+from attnconv.training.evaluation import evaluate
+from attnconv.training.fitting import fit
 from attnconv.training.recipes import recipe
-from attnconv.training.reproduction import continued
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 from benchmarks.common import write_results

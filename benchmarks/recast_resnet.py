@@ -20,19 +20,16 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from attnconv._errors import bad
-from attnconv.data.load import load as load_data
-from attnconv.models.load import load as load_model
-from attnconv.models.load import weights_of_run
+from attnconv._util.errors import bad
+from attnconv.convert import SOFT_ALPHA, recast
+from attnconv.data.load_splits import load as load_data
+from attnconv.models.model_loader import load as load_model, weights_of_run
 from attnconv.models.settings import ResNetSettings
-from attnconv.theorem import SOFT_ALPHA, recast
 from attnconv.training.run_folder import RunFolder
 from benchmarks.common import DeviceName, Images, device_of, kept, spread, write_results
 from benchmarks.fast_net import logits_of
 from benchmarks.fast_recast import part_right
-from benchmarks.finetune_recast import Result
-from benchmarks.finetune_recast import Settings as TuningSettings
-from benchmarks.finetune_recast import run as tune
+from benchmarks.finetune_recast import Result, Settings as TuningSettings, run as tune
 
 CNN, SOFT = "CNN", "soft heads"
 _FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # no training depends on these

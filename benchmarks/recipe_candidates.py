@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from attnconv.paper.training_plan import ScaleName, settings_at
 from attnconv.training.recipes import RecipeName, recipe
-from attnconv.training.reproduction import ScaleName, settings_at
 from attnconv.training.settings import RunSettings
 
 NetworkName = Literal[

@@ -25,11 +25,11 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from attnconv._errors import bad
-from attnconv.models.counts import parameters
-from attnconv.training.checks import differences
-from attnconv.training.fit import fit
-from attnconv.training.reproduction import FIRST_SEED, ScaleName, folder_name
+from attnconv._util.errors import bad
+from attnconv.models.operation_counts import parameters
+from attnconv.paper.training_plan import FIRST_SEED, ScaleName, folder_name
+from attnconv.training.fitting import fit
+from attnconv.training.run_checks import differences
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 from benchmarks.common import device_of, spread, write_results

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv._errors import bad
-from attnconv.analysis import RunningStatistics, visit_operators
+from attnconv._util.errors import bad
+from attnconv.inspect import RunningStatistics, visit_operators
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.report.fixed_shifts import heads_over_shifts
+from attnconv.paper.fixed_shifts import heads_over_shifts
 from benchmarks.common import DeviceName, autocast, device_of, kept, spread, write_results
 from benchmarks.sequence_figure import draw_shifts
 from benchmarks.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task

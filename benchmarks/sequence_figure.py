@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnconv.report.canvas import FAINT, GRID, INK, house_style, save
-from attnconv.report.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
+from attnconv.paper.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
+from attnconv.report.figure_style import FAINT, GRID, INK, house_style, save
 from benchmarks.sequence_tasks import TEACHER_SHIFTS
 
 MODELS = ("quadratic", "learned")

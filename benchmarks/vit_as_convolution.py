@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv.analysis import replace_heads, start_as_convolution
+from attnconv.surgery import replace_heads, start_as_convolution
 from benchmarks.common import accuracy, cifar10, write_results
 from tests.small_vit import SmallViT
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnconv.theorem import recast, restore
-from attnconv.theorem.convolutions import FORWARD, TRANSPOSED, Convolution, extents, paddings
+from attnconv.convert import recast, restore
+from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents, paddings
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ALLOWED = 16  # epsilons of the dtype: error relative to the same sum over absolute values

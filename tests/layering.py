@@ -6,27 +6,19 @@ from pathlib import Path
 
 # Lowest first. A room imports from rooms of earlier lines only, and freely within itself.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"_errors"}),
-    frozenset({"_json"}),
-    frozenset({"_atomic"}),
-    frozenset({"_lock"}),
-    frozenset({"_values"}),
-    frozenset({"_cache"}),
-    frozenset({"_lazy"}),
-    frozenset({"_inputs"}),
-    frozenset({"_modes"}),
-    frozenset({"_rollback"}),
-    frozenset({"_allocator"}),
+    frozenset({"_util"}),
     frozenset({"grid"}),
     frozenset({"operators"}),
     frozenset({"encodings"}),
     frozenset({"layers"}),
-    frozenset({"theorem"}),
+    frozenset({"theory"}),
+    frozenset({"convert"}),
     frozenset({"models"}),
     frozenset({"data"}),
-    frozenset({"training", "analysis"}),
+    frozenset({"training", "inspect"}),
+    frozenset({"surgery"}),
     frozenset({"report"}),
-    frozenset({"explorer"}),
+    frozenset({"explorer", "paper"}),
     frozenset({"bench"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
@@ -35,7 +27,7 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def room_of(path: Path, package: Path) -> str:
-    """The first component below the package: ``models/build.py`` is in ``models``, ``grid.py`` in ``grid``."""
+    """The first component below the package: ``models/factory.py`` is in ``models``, ``grid.py`` in ``grid``."""
     first = path.relative_to(package).parts[0]
     return first.removesuffix(".py")
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from attnconv.encodings import Quadratic
 from attnconv.grid import BORDERS, Axis, Border, Grid, padding_pairs

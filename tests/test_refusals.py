@@ -7,24 +7,15 @@ import torch
 from torch import nn
 
 from attnconv import SelfAttention2d, from_conv, to_conv
-from attnconv._values import is_index, is_real, whole
-from attnconv.analysis import (
-    attention_operators,
-    audit,
-    condition_numbers,
-    content_layers,
-    heads_to_prune,
-    prune_heads,
-    replace_heads,
-    start_as_convolution,
-    visit_attention,
-)
+from attnconv._util.value_checks import is_index, is_real, whole
+from attnconv.convert import compare, factor
 from attnconv.encodings import Quadratic
+from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
-from attnconv.models.build import build
 from attnconv.models.checkpoint import Checkpoint, restore
+from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
-from attnconv.theorem import compare, factor
+from attnconv.surgery import condition_numbers, heads_to_prune, prune_heads, replace_heads, start_as_convolution
 
 IMAGES = torch.randn(2, 3, 6, 6)
 SETTINGS = AttentionSettings(layers=1, heads=2, width=8, mlp_width=8)

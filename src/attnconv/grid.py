@@ -24,8 +24,8 @@ from typing import Literal, SupportsIndex, TypeAlias, cast, get_args
 import torch
 from torch import Tensor
 
-from attnconv._errors import bad
-from attnconv._values import is_index
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_index
 
 Border: TypeAlias = Literal["renormalise", "zero", "replicate", "reflect", "circular"]
 BORDERS: tuple[Border, ...] = get_args(Border)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnconv.bench import measuring, memory, relative_bias
 from attnconv.bench.measuring import Ratio, Timed, device_here, exponent, interleaved, measuring_on, memory_of, waited
-from attnconv.operators import fused
+from attnconv.operators.kernels import fused_relative_bias
 
 MEBI = 2**20
 
@@ -88,7 +88,7 @@ def test_no_measurement_asks_torch_for_its_default_device(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "empty", lambda size: SimpleNamespace(device=torch.device("cuda")))
     waited()
     assert waits == ["waited"]
-    monkeypatch.setattr(fused, "can_compile", lambda device: True)
+    monkeypatch.setattr(fused_relative_bias, "can_compile", lambda device: True)
     assert "flex" in relative_bias.contenders(24, 32, "bfloat16")
 
 

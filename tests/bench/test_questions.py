@@ -13,8 +13,8 @@ from attnconv.bench import contenders, gated, megapixel, model_step, planner, po
 from attnconv.bench.answer import Answer
 from attnconv.bench.measuring import Memory, measuring_on, memory_of
 from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
-from attnconv.models.build import build
-from attnconv.operators import fused
+from attnconv.models.factory import build
+from attnconv.operators.kernels import fused_relative_bias
 from tests.tolerances import tolerance
 
 
@@ -104,7 +104,7 @@ def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
 def test_flex_attention_runs_where_the_library_may_take_it(
     device: str, side: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "can_compile", lambda device: True)
+    monkeypatch.setattr(fused_relative_bias, "can_compile", lambda device: True)
     monkeypatch.setattr(relative_bias, "device_here", lambda: torch.device(device))
     assert relative_bias.contenders(side, 32, "bfloat16") == expected
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnconv.data.images import ImageSet
+from attnconv.convert import recast
+from attnconv.data.image_set import ImageSet
 from attnconv.layers import SelfAttention
-from attnconv.theorem import recast
 from benchmarks import fast_recast
 from benchmarks.common import Images
 from benchmarks.fast_net import FastNet, FastSettings, batches, logits_of, meet, shifted, train, triangular, whiten

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnconv.models.load import load
-from attnconv.training.fit import fit
+from attnconv.models.model_loader import load
+from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from benchmarks.keep_reproduction import Settings, main
 from tests.training.making import tiny

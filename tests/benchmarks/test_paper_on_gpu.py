@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import benchmarks.recast_resnet
 import benchmarks.recipes
-from attnconv.models.build import build
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from attnconv.data.augment import augment
-from attnconv.data.images import ImageSet
+from attnconv.data.augmentation import augment
+from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.settings import ResNetSettings
-from attnconv.training.fit import fit
+from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from benchmarks import finetune_recast, recast_resnet
 from benchmarks.common import Images

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from attnconv.models.build import build
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.counts import parameters
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
+from attnconv.models.operation_counts import parameters
 from attnconv.models.settings import AttentionSettings
-from attnconv.training.reproduction import settings_at
+from attnconv.paper.training_plan import settings_at
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings, problems
 from benchmarks import recipes

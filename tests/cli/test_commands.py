@@ -10,7 +10,7 @@ from PIL import Image
 
 from attnconv.cli import COMMANDS, main
 from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.load import model_of
+from attnconv.models.model_loader import model_of
 from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder

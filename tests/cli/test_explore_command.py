@@ -16,8 +16,8 @@ from PIL import Image
 
 from attnconv.cli import main
 from attnconv.cli.explore_command import title_of
-from attnconv.explorer import Payload, page, read_payload
-from attnconv.models.load import LoadedModel, load
+from attnconv.explorer import Payload, html_page, read_payload
+from attnconv.models.model_loader import LoadedModel, load
 from attnconv.training.run_folder import RunFolder
 from tests.explorer.pages import PAGE
 
@@ -59,14 +59,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a page, a user's module and pictures."""
+    """A working folder with a html_page, a user's module and pictures."""
     (tmp_path / "page.html").write_text(PAGE)
     (tmp_path / "of_an_explorer.py").write_text(MODULE)
     (tmp_path / "pictures").mkdir()
     for index in range(3):
         pixels = torch.randint(256, (20, 30, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
         Image.fromarray(pixels.numpy()).save(tmp_path / "pictures" / f"{index}.png")
-    monkeypatch.setattr(page, "PACKAGED", tmp_path / "page.html")
+    monkeypatch.setattr(html_page, "PACKAGED", tmp_path / "page.html")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "of_an_explorer", raising=False)
@@ -175,7 +175,7 @@ def test_the_model_is_made_for_the_size(
         asked.append(more["size"])
         return plain(spec, **more)
 
-    monkeypatch.setattr("attnconv.models.load.load", noting)
+    monkeypatch.setattr("attnconv.models.model_loader.load", noting)
     words = ["of_an_explorer:looks", "--data", "pictures", "--images", "1", "--export", "shown"]
     assert call(capsys, *words, "--size", "10x12")[0] == 0
     assert asked == [(10, 12)]
@@ -198,7 +198,7 @@ def test_numbers_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], fl
 
 def test_without_a_page(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACKAGED", "BUILT"):
-        monkeypatch.setattr(page, name, home / "none.html")
+        monkeypatch.setattr(html_page, name, home / "none.html")
     status, _, err = call(capsys, "quadratic-digits")
     assert status == 1
     assert "page: must be part of the package" in err

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from attnconv.cli import main
-from attnconv.models.build import build
 from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.run_folder import RunFolder
 from tests.cli.test_commands import call

@@ -9,24 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from attnconv import report
-from attnconv.analysis import pruning
-from attnconv.cli import main
-from attnconv.cli import reproduce_command as command
+from attnconv import paper
+from attnconv.cli import main, reproduce_command as command
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
-from attnconv.training import fit as fitting
-from attnconv.training import reproduction, timing
-from attnconv.training.module import TrainingModule
-from attnconv.training.recorder import DivergedError
+from attnconv.paper import training_plan
+from attnconv.surgery import head_pruning
+from attnconv.training import fitting, time_estimate
+from attnconv.training.lightning_module import TrainingModule
 from attnconv.training.run_folder import RunFolder, write_json
+from attnconv.training.run_recorder import DivergedError
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import call
 
-KEPT = reproduction.settings_at
+KEPT = training_plan.settings_at
 
 
-def miniature(scale: reproduction.ScaleName, name: str) -> RunSettings:
+def miniature(scale: training_plan.ScaleName, name: str) -> RunSettings:
     """The tiny scale, still smaller."""
     settings = KEPT(scale, name)
     model = settings.model
@@ -40,7 +39,7 @@ def miniature(scale: reproduction.ScaleName, name: str) -> RunSettings:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduction, "settings_at", miniature)
+    monkeypatch.setattr(training_plan, "settings_at", miniature)
 
 
 def tables(out: Path) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reproduction") / "finished"
     words = ["--only", "quadratic", "--seeds", "2", "--data-root", "some where", "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduction, "settings_at", miniature)
+        patch.setattr(training_plan, "settings_at", miniature)
         with pytest.raises(SystemExit) as end:
             main(["reproduce", "--scale", "tiny", *words])
     assert not end.value.code
@@ -63,7 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is about trainings: the figures take longer than they do."""
-    monkeypatch.setattr(report, "write_paper", lambda runs, out, **_: out)
+    monkeypatch.setattr(paper, "write_paper", lambda runs, out, **_: out)
 
 
 def test_an_interrupted_run_is_continued(
@@ -115,7 +114,7 @@ def test_every_model_that_is_to_be_trained_is_timed_once(
         asked.append(settings.preset)
         return 7200.0
 
-    monkeypatch.setattr(timing, "training_seconds", hours)
+    monkeypatch.setattr(time_estimate, "training_seconds", hours)
     words = ("reproduce", "--time", "--seeds", "3", "--only", "quadratic", "learned", "--out", str(finished))
     status, out, _ = call(capsys, *words)
     assert status == 0
@@ -168,7 +167,7 @@ def test_what_pruning_alone_costs_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_pages(monkeypatch)
-    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: (1,))
+    monkeypatch.setattr(head_pruning, "degenerate_heads", lambda *_: (1,))
     words = ("reproduce", "--only", "quadratic-generalized-pruned", "--seeds", "2", "--out", str(tmp_path))
     assert call(capsys, *words)[0] == 0
     run = RunFolder(tmp_path / "runs" / "quadratic-generalized-pruned-seed-43")
@@ -194,7 +193,7 @@ def test_nothing_to_prune_and_a_diverged_run_are_told(
 
     no_pages(monkeypatch)
     monkeypatch.setattr(fitting, "fit", fit)
-    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: ())
+    monkeypatch.setattr(head_pruning, "degenerate_heads", lambda *_: ())
     only = ("learned", "quadratic-generalized-pruned")
     status, out, _ = call(capsys, "reproduce", "--only", *only, "--out", str(tmp_path))
     assert status == 1
@@ -211,7 +210,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_finished_run_of_other_settings_is_refused(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduction, "settings_at", KEPT)
+    monkeypatch.setattr(training_plan, "settings_at", KEPT)
     status, _, err = call(capsys, "reproduce", "--only", "quadratic", "--out", str(finished))
     assert status == 2
     assert "--epochs: must stay 2" in err

@@ -11,15 +11,16 @@ import pytest
 
 import attnconv.cli.train_command  # noqa: F401  # it keeps the recipes that are there when it is imported
 from attnconv.models.settings import AttentionSettings
-from attnconv.training import recipes, reproduction
+from attnconv.paper import training_plan
+from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_lock import writing
 from attnconv.training.settings import RunSettings
-from attnconv.training.writing import writing
 from tests.cli.test_commands import TINY, call
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-KEPT = reproduction.settings_at
+KEPT = training_plan.settings_at
 
 
 def little(settings: RunSettings) -> RunSettings:
@@ -34,7 +35,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple
     """Words of each command that trains, and the run that it leaves."""
     digits = little(recipe("quadratic-digits"))
     monkeypatch.setattr(recipes, "recipe", lambda *_: digits)
-    monkeypatch.setattr(reproduction, "settings_at", lambda scale, name: little(KEPT(scale, name)))
+    monkeypatch.setattr(training_plan, "settings_at", lambda scale, name: little(KEPT(scale, name)))
     out = str(tmp_path / "out")
     words = ("reproduce", "--only", "quadratic", "--out", out)
     return {
@@ -60,7 +61,7 @@ def test_a_signal_in_training(
         if trainer.current_epoch == 1:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("attnconv.training.recorder.Recorder.on_train_epoch_start", start, raising=False)
+    monkeypatch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", start, raising=False)
     before = signal.getsignal(number)
     status, out, err = call(capsys, *words)
     assert status == STATUS[number]

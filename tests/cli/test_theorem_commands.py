@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from attnconv.models.load import load
-from attnconv.theorem import restore
+from attnconv.convert import restore
+from attnconv.models.model_loader import load
 from tests.cli.test_commands import call
 
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from attnconv.data.cifar import CIFARS, Cifar
+from attnconv.data.cifar_pickles import Member
 from attnconv.data.download import Remote
-from attnconv.data.official import Member
 
 Bytes = npt.NDArray[np.uint8]
 

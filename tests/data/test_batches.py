@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from attnconv.data.batches import Batches
-from attnconv.data.images import ImageSet
+from attnconv.data.image_set import ImageSet
 
 
 def numbered(n: int) -> ImageSet:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnconv.data import cifar as module
-from attnconv.data.cache import Tensors
 from attnconv.data.cifar import CIFARS, Cifar, read_cifar
+from attnconv.data.decoded_cache import Tensors
 from attnconv.data.download import Remote
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels, png, small_cifar, tar_gz, write_hub_folder, write_parquet

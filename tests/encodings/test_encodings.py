@@ -29,8 +29,8 @@ from attnconv.encodings import (
     encoding_named,
 )
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.positions import sinusoids
-from attnconv.encodings.relative import TERMS
+from attnconv.encodings.position_vectors import sinusoids
+from attnconv.encodings.transformer_xl import TERMS
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.explorer import page
+from attnconv.explorer import html_page
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -18,6 +18,6 @@ def place_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make it the page that a checkout has built."""
     path = folder / "web.html"
     path.write_text(PAGE, encoding="utf-8")
-    monkeypatch.setattr(page, "PACKAGED", folder / "none.html")
-    monkeypatch.setattr(page, "BUILT", path)
+    monkeypatch.setattr(html_page, "PACKAGED", folder / "none.html")
+    monkeypatch.setattr(html_page, "BUILT", path)
     return path

@@ -25,11 +25,11 @@ from attnconv import (
     SelfAttention2d,
     SelfAttention3d,
 )
-from attnconv.analysis import visit_attention
 from attnconv.encodings import Encoding, SinusoidalPositions
 from attnconv.explorer import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
-from attnconv.explorer.building import BUDGET
-from attnconv.explorer.layer_tensors import LayerTensors, balanced, content_tensors, fewer, layer_tensors
+from attnconv.explorer.payload_layers import LayerTensors, balanced, content_tensors, fewer, layer_tensors
+from attnconv.explorer.payload_write import BUDGET
+from attnconv.inspect import visit_attention
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -281,7 +281,7 @@ class TestArguments:
             payload(own(Quadratic(4)), images(), budget=budget)
 
     def test_statistics_are_the_audits(self) -> None:
-        from attnconv.analysis import audit
+        from attnconv.inspect import audit
 
         layer = own(Quadratic(4))
         numbers = audit(layer, images()).layers[0].numbers()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import Quadratic, SelfAttention1d, SelfAttention3d
-from attnconv.analysis import visit_attention
 from attnconv.explorer import Pictures, attention_row, payload, read_payload
+from attnconv.inspect import visit_attention
 from tests.explorer.test_payload import all_rows, images, own
 from tests.small_vit import Attention, SmallViT
 

@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 
 from attnconv import SelfAttention2d
-from attnconv.data.augment import normalise
-from attnconv.data.decoding import UnsupportedTypeError
+from attnconv.data.augmentation import normalise
+from attnconv.data.image_decoding import UnsupportedTypeError
 from attnconv.explorer import Session, payload, read_payload
-from attnconv.explorer.building import Pictures
+from attnconv.explorer.payload_write import Pictures
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 

@@ -16,12 +16,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from attnconv import SelfAttention2d
-from attnconv.encodings.gaussian_mass import mass_off_nearest
+from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.explorer import attention_row, read_payload
-from attnconv.explorer.attending import PARTS
+from attnconv.explorer.payload_rows import PARTS
 from attnconv.grid import Border
-from attnconv.theorem import error_bound
+from attnconv.theory import error_bound
 
 FOLDER = Path(__file__).resolve().parents[2] / "web" / "tests" / "fixtures"
 PADDING_MODES = {"zero": "constant", "renormalise": "replicate"}

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import attnconv
-from attnconv.models.build import build
 from attnconv.models.checkpoint import (
     FORMAT_VERSION,
     Contents,
@@ -24,6 +23,7 @@ from attnconv.models.checkpoint import (
     save_weights,
     weights_bytes,
 )
+from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
 TINY = AttentionSettings(layers=1, heads=3, width=8, mlp_width=8, image_size=8, classes=2)

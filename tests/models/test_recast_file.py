@@ -8,12 +8,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from attnconv.convert import recast
 from attnconv.layers import SelfAttention
-from attnconv.models.build import build
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
 from attnconv.models.recast_file import FORMAT_VERSION, save_recast
 from attnconv.models.settings import ResNetSettings
-from attnconv.theorem import recast
 
 SETTINGS = ResNetSettings(widths=(4, 4, 4, 4), blocks=(1, 1, 1, 1), image_size=16)
 ABOUT = {"classes": tuple("abcdefghij"), "mean": (0.5,) * 3, "std": (0.25,) * 3}

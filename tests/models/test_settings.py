@@ -119,7 +119,7 @@ def test_any_divisor_of_the_image_may_be_the_downsampling(side: int) -> None:
 def test_settings_presets_and_tables_do_not_import_torch() -> None:
     code = (
         "import sys, attnconv.models.settings, attnconv.models.presets\n"
-        "from attnconv.models.tables import table_of_presets\n"
+        "from attnconv.models.preset_tables import table_of_presets\n"
         "table_of_presets()\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnconv.report import canvas
+from attnconv.report import figure_style
 
 
 @pytest.fixture(scope="session", autouse=True)
 def coarse() -> Iterator[None]:
     """PNG files of a quarter of the pixels along each side: no test counts them, and SVG files stay as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canvas, "_DPI", 50)
+        patch.setattr(figure_style, "_DPI", 50)
         yield

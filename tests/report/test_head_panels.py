@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from matplotlib.patches import Ellipse
 
-from attnconv.report.centres import draw_centres
 from attnconv.report.centres_over_training import choose_epochs, draw_centres_over_training
-from attnconv.report.gaussians import HeadGaussians
+from attnconv.report.gaussian_contours import HeadGaussians
+from attnconv.report.head_centres import draw_centres
 from attnconv.report.head_panels import draw_panels
-from attnconv.report.marks import colour_of, shape_of
+from attnconv.report.palette import colour_of, shape_of
 from tests.report.making import outside, overlaps, text_boxes
 
 

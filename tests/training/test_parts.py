@@ -9,16 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from attnconv.data.images import ImageSet
-from attnconv.models.build import build
-from attnconv.training.checkpoints import AtomicIO, read_state, sealed
-from attnconv.training.evaluate import evaluate
-from attnconv.training.module import step_seed
+from attnconv.data.image_set import ImageSet
+from attnconv.models.factory import build
+from attnconv.training.evaluation import evaluate
+from attnconv.training.lightning_module import step_seed
 from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, undecayed_names
-from attnconv.training.progress import Watcher, downloading
+from attnconv.training.progress_bars import Watcher, downloading
 from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
 from attnconv.training.schedules import factor
 from attnconv.training.settings import OptimSettings, ScheduleSettings
+from attnconv.training.trainer_state import AtomicIO, read_state, sealed
 from tests.training.making import MODEL, tiny
 
 LINE: MetricsLine = {"step": 3, "epoch": 1, "split": "train", "loss": 0.5, "accuracy": 0.25, "lr": 0.1, "seconds": 1.0}

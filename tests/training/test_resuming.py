@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from attnconv.training.checkpoints import AtomicIO, read_state
-from attnconv.training.fit import fit
+from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder, append_line, write_json
+from attnconv.training.run_lock import writing
 from attnconv.training.settings import RunSettings, SettingsError
-from attnconv.training.writing import writing
+from attnconv.training.trainer_state import AtomicIO, read_state
 from tests.training.making import MODEL, tiny
 
 
@@ -28,7 +28,7 @@ def fails_before_epoch(epoch: int, failure: Callable[[], None], folder: Path, se
             failure()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnconv.training.recorder.Recorder.on_train_epoch_start", start, raising=False)
+        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", start, raising=False)
         fit(settings, folder, progress=False)
     return RunFolder(folder)
 

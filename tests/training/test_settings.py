@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from attnconv.models.presets import PRESETS
-from attnconv.training.plain import from_plain, to_plain
 from attnconv.training.recipes import RECIPES, recipe
 from attnconv.training.settings import (
     OptimSettings,
@@ -16,6 +15,7 @@ from attnconv.training.settings import (
     TrainSettings,
     problems,
 )
+from attnconv.training.settings_json import from_plain, to_plain
 
 BASE = RunSettings(preset="quadratic", model=PRESETS["quadratic"])
 

@@ -9,13 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv.data.batches import Batch
-from attnconv.data.images import ImageSet
-from attnconv.data.randomness import WordsOfASet
+from attnconv.data.image_set import ImageSet
+from attnconv.data.random_numbers import WordsOfASet
 from attnconv.data.settings import AugmentSettings
-from attnconv.models.build import build
-from attnconv.training.feed import nearby
-from attnconv.training.module import TrainingModule, seed_generators
-from attnconv.training.reproduction import RUNS, settings_at
+from attnconv.models.factory import build
+from attnconv.paper.training_plan import RUNS, settings_at
+from attnconv.training.batch_loaders import nearby
+from attnconv.training.lightning_module import TrainingModule, seed_generators
 from attnconv.training.settings import RunSettings
 
 CASES = [(name, AugmentSettings("paper")) for name in RUNS]

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from attnconv._errors import printable
+from attnconv._util.errors import printable
 from attnconv.bench.memory import peak
 from tests.verify.hostile_files import Case, drawn
 

@@ -23,20 +23,20 @@ import torch
 from PIL import Image
 
 from attnconv.cli import main as command
+from attnconv.convert import recast
 from attnconv.data.cifar import read_cifar
-from attnconv.data.folder import read_folders, read_image
-from attnconv.data.parquet import parquet_files, read_parquet
+from attnconv.data.hub_parquet import parquet_files, read_parquet
+from attnconv.data.image_folder import read_folders, read_image
+from attnconv.data.restricted_unpickler import read_pickle
 from attnconv.data.settings import DataSettings
-from attnconv.data.unpickling import read_pickle
-from attnconv.models.build import build
 from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.load import load
+from attnconv.models.factory import build
+from attnconv.models.model_loader import load
 from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import AttentionSettings, ResNetSettings
-from attnconv.theorem import recast
-from attnconv.training.plain import to_plain
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
+from attnconv.training.settings_json import to_plain
 from tests.data.making import pixels, png_chunk, png_of, small_cifar, write_hub_folder, write_parquet
 
 _MODES = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnconv.data.cifar import CIFARS, read_cifar
-from attnconv.data.images import channel_statistics
+from attnconv.data.image_set import channel_statistics
 from attnconv.data.settings import DataSettings
 
 

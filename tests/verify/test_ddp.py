@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from dataclasses import replace
-from attnconv.training.fit import fit
+from attnconv.training.fitting import fit
 from tests.training.making import tiny
 run, devices = sys.argv[1], int(sys.argv[2])
 settings = tiny(epochs=5, limit=200, precision="64", devices=devices, accelerator="cpu")

@@ -20,27 +20,23 @@ import torch
 from torch import nn
 
 from attnconv import SelfAttention2d, from_conv, recast, restore, to_conv
-from attnconv.analysis import (
-    attention_operators,
-    audit,
+from attnconv.convert import compare, factor, place_heads, plan_shifts
+from attnconv.encodings import GeneralizedQuadratic, Quadratic
+from attnconv.encodings.initial_centres import start_at_neighbours
+from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
+from attnconv.layers import fuse_convit
+from attnconv.models.checkpoint import Checkpoint, restore as load_into
+from attnconv.models.factory import build
+from attnconv.models.settings import AttentionSettings
+from attnconv.surgery import (
     condition_numbers,
-    content_layers,
     degenerate_heads,
     heads_to_prune,
     prune_heads,
     replace_heads,
     start_as_convolution,
-    visit_attention,
 )
-from attnconv.encodings import GeneralizedQuadratic, Quadratic
-from attnconv.encodings.neighbours import start_at_neighbours
-from attnconv.layers import fuse_convit
-from attnconv.models.build import build
-from attnconv.models.checkpoint import Checkpoint
-from attnconv.models.checkpoint import restore as load_into
-from attnconv.models.settings import AttentionSettings
-from attnconv.theorem import compare, factor, place_heads, plan_shifts
-from tests.layers.test_gated import StandIn
+from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
 from tests.small_vit import SmallViT
 

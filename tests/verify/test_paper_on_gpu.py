@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.analysis import pruning
 from attnconv.cli.reproduce_command import run as reproduce
-from attnconv.models.load import load
+from attnconv.models.model_loader import load
+from attnconv.surgery import head_pruning
 from attnconv.training.environment import COMMIT
 from attnconv.training.run_folder import RunFolder
-from benchmarks.keep_reproduction import Settings as KeepSettings
-from benchmarks.keep_reproduction import main as keep
+from benchmarks.keep_reproduction import Settings as KeepSettings, main as keep
 from benchmarks.paper_on_gpu import DONE, FAILED, MORE, main
 
 
@@ -59,7 +58,7 @@ def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monk
     names = ["quadratic-1-epochs", "quadratic-generalized-1-epochs", "quadratic-generalized-pruned"]
     words = ["--scale", "tiny", "--epochs", "1", "--precision", "bf16", "--seeds", "2", "--out", str(out)]
     assert main([*words, "--only", *names[:2], "--minutes", "9"]) == DONE
-    monkeypatch.setattr(pruning, "degenerate_heads", lambda *_: (0,))
+    monkeypatch.setattr(head_pruning, "degenerate_heads", lambda *_: (0,))
     assert main([*words, "--job", names[2]]) == DONE
     words += ["--only", "quadratic-seed", "--export", str(exported), "--minutes", "9", "--weights", *names]
     assert main(words) == DONE

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.analysis import pruning
-from attnconv.training import reproduction
+from attnconv.paper import training_plan
+from attnconv.surgery import head_pruning
 from tests.cli.test_commands import call
 from tests.cli.test_reproduce_command import miniature, tables
 
@@ -16,8 +16,8 @@ def test_everything_is_trained_once_and_written(
     def first_head(attention: object, criterion: str = "paper") -> tuple[int, ...]:
         return (0,) if criterion == "code" else ()
 
-    monkeypatch.setattr(reproduction, "settings_at", miniature)
-    monkeypatch.setattr(pruning, "degenerate_heads", first_head)
+    monkeypatch.setattr(training_plan, "settings_at", miniature)
+    monkeypatch.setattr(head_pruning, "degenerate_heads", first_head)
     status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
     assert status == 0
     assert "7 of 7 runs to train, on digits." in out

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnconv.training.checkpoints import read_state
-from attnconv.training.fit import fit
+from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
+from attnconv.training.trainer_state import read_state
 from tests.training.making import tiny
 
 KILLS, EPOCHS = 5, 24

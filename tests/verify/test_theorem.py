@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.data.load import load as load_data
+from attnconv.convert import no_convolutions, prove, recast, restore
+from attnconv.convert.verify_theorem import ALLOWED, WAYS
+from attnconv.data.load_splits import load as load_data
 from attnconv.data.settings import DataSettings
 from attnconv.layers import SelfAttention
-from attnconv.theorem import no_convolutions, prove, recast, restore
-from attnconv.theorem.proof import ALLOWED, WAYS
 from tests.networks import UNet, vgg11
 from tests.resnet20 import MEAN, STD, pretrained
 

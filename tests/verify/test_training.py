@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnconv.cli import main
-from attnconv.training.fit import fit
+from attnconv.training.fitting import fit
 from attnconv.training.recipes import recipe
 
 

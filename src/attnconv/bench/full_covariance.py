@@ -30,7 +30,7 @@ from attnconv.encodings.quadratic import GeneralizedQuadratic
 from attnconv.layers import SelfAttention2d
 from attnconv.operators import Toeplitz
 from attnconv.operators.base import all_queries
-from attnconv.operators.products import contract_rows
+from attnconv.operators.kernels.contractions import contract_rows
 
 BASE = "rows"
 CONTENDERS = (BASE, "rank 3", "auto")

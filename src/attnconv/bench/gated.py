@@ -18,7 +18,7 @@ from torch import Tensor
 from attnconv.bench.answer import Answer
 from attnconv.bench.contenders import Case, compare
 from attnconv.bench.settings import GatedSettings
-from attnconv.layers.gated import GatedPositionalAttention
+from attnconv.layers.gated_positional import GatedPositionalAttention
 
 BASE = "per image"
 CONTENDERS = (BASE, "materialised", "fused")

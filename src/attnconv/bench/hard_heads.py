@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from attnconv.bench.answer import Answer, Row
 from attnconv.bench.measuring import Ratio, Timed, interleaved
 from attnconv.bench.settings import HardHeadsSettings
+from attnconv.convert import from_conv
 from attnconv.layers import SelfAttention2d
-from attnconv.theorem import from_conv
 
 PASSES = ("forward", "forward + backward")
 

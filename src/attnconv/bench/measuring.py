@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import torch
 
 import attnconv
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 
 Step: TypeAlias = Callable[[], object]
 

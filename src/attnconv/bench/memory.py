@@ -3,7 +3,7 @@
     python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
-first call is not counted as the step's. Freed blocks go back to the system (`attnconv._allocator`).
+first call is not counted as the step's. Freed blocks go back to the system (`attnconv._util.allocator`).
 
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is set back once the inputs are built.
 The mark of `getrusage` (ru_maxrss) would not do there: a child inherits its parent's, however small it is itself. Other
@@ -24,7 +24,7 @@ from typing import TypeAlias
 import torch
 from torch.profiler import profile
 
-from attnconv._allocator import give_back, map_large_blocks
+from attnconv._util.allocator import give_back, map_large_blocks
 from attnconv.bench.measuring import measuring_on, settle, waited
 
 Prepared: TypeAlias = Callable[[], Callable[[], object]]

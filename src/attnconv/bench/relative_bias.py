@@ -27,9 +27,9 @@ from attnconv.bench.contenders import Case, compare
 from attnconv.bench.measuring import device_here
 from attnconv.bench.settings import DtypeName, RelativeBiasSettings
 from attnconv.operators.base import score_dtype
-from attnconv.operators.biased import attention_with_relative_bias, axis_scores
-from attnconv.operators.fused import attend_flex, attend_folded, forget_kernels, form_of
-from attnconv.operators.products import axis_sum
+from attnconv.operators.kernels.contractions import axis_sum
+from attnconv.operators.kernels.fused_relative_bias import attend_flex, attend_folded, forget_kernels, form_of
+from attnconv.operators.kernels.relative_bias import attention_with_relative_bias, axis_scores
 
 BASE = "materialised"
 

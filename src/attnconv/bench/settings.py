@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16"]
 QUESTIONS: Mapping[str, str] = {

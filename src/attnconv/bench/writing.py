@@ -10,7 +10,7 @@ from rich.table import Table
 from attnconv.bench.answer import Answer, Row
 from attnconv.bench.figures import draw
 from attnconv.bench.settings import QUESTIONS
-from attnconv.report.canvas import save
+from attnconv.report.figure_style import save
 from attnconv.training.run_folder import write_json, write_text
 
 WORDS = ("case", "contender")  # columns

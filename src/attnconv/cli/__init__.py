@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from attnconv._errors import printable
+from attnconv._util.errors import printable
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -74,7 +74,7 @@ def _run(name: str, words: list[str]) -> int:
         with _terminable():
             return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
     except KeyboardInterrupt as stop:
-        from attnconv.training.processes import is_first_process
+        from attnconv.training.process_rank import is_first_process
 
         if is_first_process():
             print(stop if stop.args else "attnconv: stopped.", file=sys.stderr)

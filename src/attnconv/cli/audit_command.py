@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from attnconv._errors import bad
-from attnconv.cli.looking import (
+from attnconv._util.errors import bad
+from attnconv.cli.image_inputs import (
     blaming_size,
     layer_names,
     noise_for,
@@ -20,14 +20,14 @@ from attnconv.cli.looking import (
     require_positions_alone,
     sides,
 )
-from attnconv.cli.outputs import mark, require_room
+from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnconv.analysis import Audit as Found
-    from attnconv.models.load import LoadedModel
+    from attnconv.inspect import Audit as Found
+    from attnconv.models.model_loader import LoadedModel
 
 _EXAMPLES = """\
 attnconv audit runs/quadratic-digits --data digits
@@ -88,9 +88,9 @@ def run(words: Sequence[str]) -> int:
     sizes, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
-    from attnconv.analysis import audit
-    from attnconv.models.load import load
-    from attnconv.report.audit_page import write_audit
+    from attnconv.inspect import audit
+    from attnconv.models.model_loader import load
+    from attnconv.report.audit_report import write_audit
 
     loaded = load(arguments.model, pretrained=arguments.pretrained, size=sizes)
     reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layer_names(arguments.layers)}
@@ -118,7 +118,7 @@ def _images(
     """Images as the model wants them, where they came from in words, and what a reader must know."""
     import torch
 
-    from attnconv.data.augment import normalise
+    from attnconv.data.augmentation import normalise
 
     if arguments.data is None:
         drawn = noise_for(loaded, sizes)
@@ -137,8 +137,8 @@ def _print(found: "Found", title: str) -> None:
     """One row per layer, and what its numbers mean."""
     from rich.console import Console
 
-    from attnconv.cli.comparing import plain_table
-    from attnconv.report.audit_page import LAYER_COLUMNS, layer_row
+    from attnconv.cli.comparison_table import plain_table
+    from attnconv.report.audit_report import LAYER_COLUMNS, layer_row
 
     table = plain_table("", LAYER_COLUMNS[:ON_SCREEN], left=1)
     for layer in found.layers:

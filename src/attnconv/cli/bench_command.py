@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.bench.settings import (
     QUESTIONS,
     QUICK,
@@ -121,7 +121,7 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     import torch
     from rich.console import Console
 
-    from attnconv._allocator import keep_freed_memory
+    from attnconv._util.allocator import keep_freed_memory
     from attnconv.bench.measuring import measuring_on, settle
     from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _perform() -> None:
     """A random convolution and the attention layer that equals it."""
     import torch
 
-    from attnconv.theorem import from_conv
+    from attnconv.convert import from_conv
 
     print("1. Attention performs convolution")
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def _settings(arguments: Demo) -> "RunSettings":
 
 def _learn(arguments: Demo, settings: "RunSettings") -> None:
     """A small model on the embedded digits."""
-    from attnconv.training.fit import fit
+    from attnconv.training.fitting import fit
 
     print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
     run = fit(settings, arguments.out, command=["attnconv", "demo"])
@@ -89,7 +89,7 @@ def _learn(arguments: Demo, settings: "RunSettings") -> None:
 def _make_room(folder: Path) -> None:
     """Take an earlier demo away; anything else in the folder stays and stops the demo."""
     from attnconv.training.run_folder import RunFolder
-    from attnconv.training.writing import writing
+    from attnconv.training.run_lock import writing
 
     run = RunFolder(folder)
     with writing(run):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from attnconv.cli.flags import flags_of, positional_places
+from attnconv.cli.flag_errors import flags_of, positional_places
 from attnconv.cli.parsing import parse
 from attnconv.data.settings import DataSettings
 from attnconv.training.settings import AcceleratorName, PrecisionName
@@ -36,12 +36,12 @@ def run(words: Sequence[str]) -> int:
     examples = "attnconv evaluate runs/quadratic-digits\nattnconv evaluate best.safetensors --data.root PATH/TO/CIFAR"
     about = "Measure a model on a test set. The data default to those that the run was trained on."
     arguments = parse(Evaluate, "evaluate", words, about=about, examples=examples, default=_default(words))
-    from attnconv.data.load import load as load_data
+    from attnconv.data.load_splits import load as load_data
     from attnconv.data.settings import problems
-    from attnconv.models.load import load as load_model
-    from attnconv.training.checks import fit_problems, missing_accelerator
-    from attnconv.training.evaluate import device_of, evaluate
-    from attnconv.training.progress import downloading
+    from attnconv.models.model_loader import load as load_model
+    from attnconv.training.evaluation import device_of, evaluate
+    from attnconv.training.progress_bars import downloading
+    from attnconv.training.run_checks import fit_problems, missing_accelerator
     from attnconv.training.settings import SettingsError
 
     wrong = problems(arguments.data)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.cli.demo_command import Demo
-from attnconv.cli.looking import (
+from attnconv.cli.image_inputs import (
     blaming_size,
     layer_names,
     noise_for,
@@ -20,11 +20,11 @@ from attnconv.cli.looking import (
     require_positions_alone,
     sides,
 )
-from attnconv.cli.outputs import mark, require_room
+from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from attnconv.explorer.moments import Moment
+    from attnconv.explorer.training_history import Moment
 
 _EXAMPLES = """\
 attnconv explore
@@ -103,7 +103,7 @@ def run(words: Sequence[str]) -> int:
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and what answers a visitor's picture if there is a model to answer."""
     from attnconv.explorer import Pictures, Session, example, payload
-    from attnconv.models.load import load
+    from attnconv.models.model_loader import load
 
     size, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     name = arguments.model or _demo()

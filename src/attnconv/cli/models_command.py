@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from attnconv.models.tables import Table
+    from attnconv.models.preset_tables import Table
 
 _EXAMPLES = """\
 attnconv models
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _table(name: str) -> "Table":
-    from attnconv.models.tables import table_2, table_4, table_of_presets
+    from attnconv.models.preset_tables import table_2, table_4, table_of_presets
     from attnconv.training.recipes import recipe, table_rows
 
     if name == "2":

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from attnconv._errors import bad, printable
+from attnconv._util.errors import bad, printable
 from attnconv.cli.parsing import parse
 
 
@@ -30,9 +30,9 @@ def run(words: Sequence[str]) -> int:
     arguments = parse(Predict, "predict", words, about=about, examples=examples)
     import torch
 
-    from attnconv.data.augment import normalise
-    from attnconv.data.folder import read_image
-    from attnconv.models.load import load
+    from attnconv.data.augmentation import normalise
+    from attnconv.data.image_folder import read_image
+    from attnconv.models.model_loader import load
 
     if arguments.top < 1:
         raise ValueError(bad("--top", "must be at least 1", arguments.top))

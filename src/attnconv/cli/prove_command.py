@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnconv._errors import bad
-from attnconv.cli.comparing import example_images, plain_table, print_comparison
+from attnconv._util.errors import bad
+from attnconv.cli.comparison_table import example_images, plain_table, print_comparison
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from attnconv.theorem import Proof
+    from attnconv.convert import Proof
 
 _EXAMPLES = """\
 attnconv prove
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
 def _prove_cases(arguments: Prove) -> int:
     from rich.progress import track
 
-    from attnconv.theorem.proof import WAYS, prove
+    from attnconv.convert.verify_theorem import WAYS, prove
 
     cases, seed = arguments.cases, arguments.seed
     hard = track(prove(cases, seed=seed), description="hard heads", total=cases * len(WAYS), transient=True)
@@ -77,7 +77,7 @@ def _print_hard(proofs: "list[Proof]") -> bool:
     """Hard heads by dtype and way; whether all keep to what is allowed."""
     from rich.console import Console
 
-    from attnconv.theorem.proof import ALLOWED, WAYS
+    from attnconv.convert.verify_theorem import ALLOWED, WAYS
 
     columns = ("dtype", "attention", "convolutions", "difference", "allowed", "of its bound")
     table = plain_table("Hard heads: largest relative difference", columns, left=2)
@@ -129,9 +129,9 @@ def _verdict(holds: bool) -> str:
 def _prove_model(arguments: Prove) -> int:
     import torch
 
+    from attnconv.convert import compare, no_convolutions, recast
     from attnconv.layers import SelfAttention
-    from attnconv.models.load import load
-    from attnconv.theorem import compare, no_convolutions, recast
+    from attnconv.models.model_loader import load
 
     assert arguments.model is not None
     loaded = load(arguments.model, pretrained=arguments.pretrained)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from attnconv._errors import bad
-from attnconv.cli.comparing import plain_table
+from attnconv._util.errors import bad
+from attnconv.cli.comparison_table import plain_table
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnconv.analysis.kernel_span import KernelSpan
-    from attnconv.models.load import LoadedModel
+    from attnconv.inspect.kernel_expressibility import KernelSpan
+    from attnconv.models.model_loader import LoadedModel
     from attnconv.models.settings import AttentionSettings
 
 _EXAMPLES = """\
@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
     about += "saves and which layers can then no longer express a 3 x 3 kernel."
     arguments = parse(Prune, "prune", words, about=about, examples=_EXAMPLES)
     from attnconv.training.run_folder import RunFolder
-    from attnconv.training.writing import writing
+    from attnconv.training.run_lock import writing
 
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
@@ -61,9 +61,9 @@ def run(words: Sequence[str]) -> int:
 
 def _prune(arguments: Prune) -> None:
     """The work, with the folder held for writing."""
-    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
-    from attnconv.models.load import load
+    from attnconv.models.model_loader import load
     from attnconv.models.settings import AttentionSettings
+    from attnconv.surgery.head_pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
 
     loaded = load(arguments.model)
     before = loaded.settings
@@ -88,7 +88,7 @@ def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapp
         requirement = "must leave at least one head in every layer"
         got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
         fix = "Such a layer only averages or sees lines: there is nothing in it to keep. "
-        fix += "To leave it as it is, remove heads in Python with attnconv.analysis.prune_heads."
+        fix += "To leave it as it is, remove heads in Python with attnconv.surgery.prune_heads."
         if arguments.criterion == "code":
             fix += " The criterion paper is less strict."
         raise ValueError(bad("--criterion", requirement, got, fix))
@@ -100,8 +100,8 @@ def _print_layers(
     """Each layer's heads, and how near it comes to every 3 x 3 convolution."""
     from rich.console import Console
 
-    from attnconv.analysis.kernel_span import KERNEL, kernel_span
-    from attnconv.analysis.pruning import attention_layers
+    from attnconv.inspect.kernel_expressibility import KERNEL, kernel_span
+    from attnconv.surgery.head_pruning import attention_layers
 
     kernel = f"{KERNEL} x {KERNEL}"
     columns = ("layer", "removed heads", "left", f"{kernel} before", f"{kernel} after")
@@ -134,7 +134,7 @@ def _missed(span: "KernelSpan") -> str:
 
 
 def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> None:
-    from attnconv.models.counts import flops_all, flops_paper, parameters
+    from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 
     counts = {"parameters": parameters, "FLOPs, paper's way": flops_paper, "FLOPs, everything": flops_all}
     for name, count in counts.items():

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from attnconv.training.reproduction import PlannedRun
+from attnconv.paper.training_plan import PlannedRun
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
 if TYPE_CHECKING:
-    from attnconv.analysis.pruning import Criterion
+    from attnconv.surgery.head_pruning import Criterion
 
 _CRITERIA: tuple["Criterion", ...] = ("paper", "code")
 
@@ -48,10 +48,10 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> PrunedStart:
     Raises:
         NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
     """
-    from attnconv.analysis.pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
     from attnconv.models.checkpoint import save_weights
-    from attnconv.models.load import load
+    from attnconv.models.model_loader import load
     from attnconv.models.settings import AttentionSettings
+    from attnconv.surgery.head_pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
 
     name = planned.folder.path.name
     if source.result() is None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from attnconv._errors import bad
-from attnconv.cli.comparing import example_images, print_comparison
-from attnconv.cli.outputs import require_new
+from attnconv._util.errors import bad
+from attnconv.cli.comparison_table import example_images, print_comparison
+from attnconv.cli.output_checks import require_new
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def run(words: Sequence[str]) -> int:
     about = "Replace every convolution of a network by multi-head self-attention that computes the same, compare the "
     about += "two layer by layer, and write the result."
     arguments = parse(Recast, "recast", words, about=about, examples=_EXAMPLES)
-    from attnconv.models.load import load
+    from attnconv.convert import compare, recast
+    from attnconv.models.model_loader import load
     from attnconv.models.recast_file import save_recast
-    from attnconv.theorem import compare, recast
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from attnconv.cli.outputs import mark, require_room
+from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import parse
 
 

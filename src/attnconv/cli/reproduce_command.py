@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.cli.parsing import parse
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
-from attnconv.training.processes import await_result, is_first_process
-from attnconv.training.reproduction import (
+from attnconv.paper.training_plan import (
     PRUNED,
     SOURCE,
     PlannedRun,
@@ -20,6 +19,7 @@ from attnconv.training.reproduction import (
     runs_in,
     settings_at,
 )
+from attnconv.training.process_rank import await_result, is_first_process
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import SettingsError
 
@@ -109,7 +109,7 @@ def run(words: Sequence[str]) -> int:
 
 def _write(arguments: Reproduce, out: Path, said: list[str]) -> None:
     """Figures and tables of all runs in the folder, those of earlier calls too."""
-    from attnconv.report import write_paper
+    from attnconv.paper import write_paper
 
     runs = {name: [run.path for run in several] for name, several in runs_in(out).items()}
     if arguments.scale != "paper":
@@ -120,7 +120,7 @@ def _write(arguments: Reproduce, out: Path, said: list[str]) -> None:
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
     """How the runs in the folder were trained otherwise than a scale's: a sentence for all that differ alike."""
-    from attnconv.training.checks import differences
+    from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}
     for name, several in runs_in(out).items():
@@ -149,9 +149,9 @@ def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
     """Seconds that a run takes on this machine, of each model that has one to train."""
     from rich.console import Console
 
-    from attnconv.data.load import load
-    from attnconv.training.progress import downloading
-    from attnconv.training.timing import training_seconds
+    from attnconv.data.load_splits import load
+    from attnconv.training.progress_bars import downloading
+    from attnconv.training.time_estimate import training_seconds
 
     firsts = {planned.name: planned.settings for planned in reversed(runs) if planned.state != "finished"}
     taken, console = {}, Console(stderr=True)
@@ -172,7 +172,7 @@ def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> Non
     """
     from rich.console import Console
 
-    from attnconv.cli.comparing import plain_table
+    from attnconv.cli.comparison_table import plain_table
 
     columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
     table = plain_table("What is trained", columns, left=1)
@@ -205,10 +205,10 @@ def _duration(seconds: float) -> str:
 
 def _train(planned: PlannedRun, out: Path) -> str:
     """Train one run unless it is finished; what is to be said about it, if anything."""
-    from attnconv.training.checks import check_folder
-    from attnconv.training.fit import fit
-    from attnconv.training.recorder import DivergedError
-    from attnconv.training.starting import measure_start
+    from attnconv.training.fitting import fit
+    from attnconv.training.initial_model import measure_start
+    from attnconv.training.run_checks import check_folder
+    from attnconv.training.run_recorder import DivergedError
 
     settings, start, said = planned.settings, None, ""
     name, folder = planned.folder.path.name, planned.folder

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from attnconv._errors import bad
-from attnconv.cli.flags import flags_of, positional_places, sort_out
+from attnconv._util.errors import bad
+from attnconv.cli.flag_errors import flags_of, positional_places, sort_out
 from attnconv.cli.parsing import parse
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.settings import (
@@ -78,8 +78,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(arguments: Any, settings: RunSettings) -> int:
-    from attnconv.training.fit import fit
-    from attnconv.training.processes import is_first_process
+    from attnconv.training.fitting import fit
+    from attnconv.training.process_rank import is_first_process
 
     folder = arguments.out or Path("runs") / arguments.preset
     command = ["attnconv", *sys.argv[1:]]
@@ -117,7 +117,7 @@ def _defaults(preset: str, words: Sequence[str]) -> RunSettings:
             return settings
     if known.start_from is not None:
         from attnconv.models.checkpoint import read_checkpoint
-        from attnconv.models.load import checkpoint_file
+        from attnconv.models.model_loader import checkpoint_file
 
         settings = replace(settings, model=read_checkpoint(checkpoint_file(Path(known.start_from))).settings)
     return settings

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from attnconv._errors import bad
-from attnconv.data.images import ImageSet
-from attnconv.data.randomness import permutation
+from attnconv._util.errors import bad
+from attnconv.data.image_set import ImageSet
+from attnconv.data.random_numbers import permutation
 
 
 class Batch(NamedTuple):

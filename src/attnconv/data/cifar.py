@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from attnconv._errors import bad
-from attnconv.data.cache import Tensors, cache_folder, cached, key_of
-from attnconv.data.cifar_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
+from attnconv._util.errors import bad
+from attnconv.data.cifar_class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
+from attnconv.data.cifar_pickles import Member, Official, check_archive, check_folder, read_archive, read_folder
+from attnconv.data.decoded_cache import Tensors, cache_folder, cached, key_of
 from attnconv.data.download import Progress, Remote, fetch
-from attnconv.data.official import Member, Official, check_archive, check_folder, read_archive, read_folder
-from attnconv.data.parquet import check_parquet, parquet_files, read_parquet
+from attnconv.data.hub_parquet import check_parquet, parquet_files, read_parquet
 from attnconv.data.settings import DataSettings
 
 _PARQUET_FOLDERS = ("data", "plain_text")

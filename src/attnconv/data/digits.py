@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from attnconv.data.images import ImageSet, held_out
+from attnconv.data.image_set import ImageSet, held_out
 
 TEST_IMAGES = 360
 CLASSES = tuple(str(digit) for digit in range(10))

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from attnconv._errors import bad
-from attnconv._lock import locked
-from attnconv.data.cache import stream_digest
+from attnconv._util.errors import bad
+from attnconv._util.file_lock import locked
+from attnconv.data.decoded_cache import stream_digest
 
 _LOG = logging.getLogger(__name__)
 _PIECE = 1 << 18

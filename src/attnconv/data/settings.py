@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 Recipe = Literal["none", "paper", "modern"]

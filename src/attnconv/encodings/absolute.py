@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content import check_head_channels, content_scores, split_heads
-from attnconv.encodings.positions import Positions
+from attnconv.encodings.content_scores import check_head_channels, content_scores, split_heads
+from attnconv.encodings.position_vectors import Positions
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.content import Content

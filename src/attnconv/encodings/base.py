@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv._errors import bad
-from attnconv._values import whole
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
+from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.products import axis_sum, below_largest
 from attnconv.operators.toeplitz import SMALL, Toeplitz
 
 POSITION = "position-position"

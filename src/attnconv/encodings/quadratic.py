@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.encodings.base import JointEncoding, SeparableEncoding
-from attnconv.encodings.gaussian_mass import mass_off_nearest
+from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.operators.base import score_dtype
 
 

@@ -17,11 +17,11 @@ from typing import Any, SupportsIndex, final
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from attnconv._errors import bad
-from attnconv._values import whole
-from attnconv.explorer.building import Pictures, payload
-from attnconv.explorer.page import find_page, with_payload
-from attnconv.explorer.reading import read_payload
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.explorer.html_page import find_page, with_payload
+from attnconv.explorer.payload_read import read_payload
+from attnconv.explorer.payload_write import Pictures, payload
 from attnconv.explorer.selection import Place, Selection, attention_of, question, selection_in
 from attnconv.explorer.widget import channel_class
 

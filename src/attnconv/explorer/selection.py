@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnconv._errors import bad
-from attnconv._values import is_index, is_whole
-from attnconv.explorer.attending import PARTS, attention_row
-from attnconv.explorer.reading import Payload, PayloadLayer
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_index, is_whole
+from attnconv.explorer.payload_read import Payload, PayloadLayer
+from attnconv.explorer.payload_rows import PARTS, attention_row
 
 Place: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor  # row and column
 

@@ -22,11 +22,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnconv._allocator import give_back
-from attnconv._errors import bad
-from attnconv.data.decoding import TooLargeError, UnsupportedTypeError
-from attnconv.explorer.page import find_page, with_server
-from attnconv.explorer.uploads import LARGEST_UPLOAD
+from attnconv._util.allocator import give_back
+from attnconv._util.errors import bad
+from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
+from attnconv.explorer.html_page import find_page, with_server
+from attnconv.explorer.uploaded_images import LARGEST_UPLOAD
 
 if TYPE_CHECKING:
     import uvicorn
@@ -117,7 +117,7 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
     """The HTTP server, set up to hold little: `run(sockets=[listen(port)])` serves until interrupted."""
     import uvicorn
 
-    from attnconv.explorer.connections import Connection
+    from attnconv.explorer.connection_limits import Connection
 
     settings = uvicorn.Config(
         application,

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from attnconv.data.augment import normalise
-from attnconv.explorer.building import Pictures, payload
-from attnconv.explorer.moments import Moment
-from attnconv.explorer.uploads import read_upload
+from attnconv.data.augmentation import normalise
+from attnconv.explorer.payload_write import Pictures, payload
+from attnconv.explorer.training_history import Moment
+from attnconv.explorer.uploaded_images import read_upload
 
 
 @final

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv._errors import bad
-from attnconv._inputs import FLOATING
-from attnconv._values import is_real, whole
+from attnconv._util.errors import bad
+from attnconv._util.input_checks import FLOATING
+from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.named import encoding_named
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
+from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense

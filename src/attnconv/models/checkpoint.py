@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 
 import attnconv
-from attnconv._atomic import write_atomically
-from attnconv._errors import bad
-from attnconv._inputs import check_module
-from attnconv._json import read_json
-from attnconv._rollback import all_or_nothing
-from attnconv._values import is_real
-from attnconv.models.build import build
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
+from attnconv._util.input_checks import check_module
+from attnconv._util.json_files import read_json
+from attnconv._util.rollback import all_or_nothing
+from attnconv._util.value_checks import is_real
+from attnconv.models.factory import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
-from attnconv.models.weights_file import in_order, read_metadata
+from attnconv.models.weights_file_checks import in_order, read_metadata
 
 FORMAT = "attnconv"
 FORMAT_VERSION = 1

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv.encodings import Encoding, encoding_named
-from attnconv.encodings.neighbours import start_at_neighbours
+from attnconv.encodings.initial_centres import start_at_neighbours
 from attnconv.layers import SelfAttention2d
-from attnconv.models.images import check_images
+from attnconv.models.image_size_checks import check_images
 from attnconv.models.settings import AttentionSettings, problems
 
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
 

@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 import attnconv
-from attnconv._atomic import write_atomically
-from attnconv._errors import bad
-from attnconv._json import read_json
-from attnconv.models.build import build
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
+from attnconv._util.json_files import read_json
+from attnconv.convert import plan_shifts, recast
 from attnconv.models.checkpoint import check_about, read_tensors
+from attnconv.models.factory import build
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
-from attnconv.models.weights_file import in_order, read_metadata
-from attnconv.theorem import plan_shifts, recast
+from attnconv.models.weights_file_checks import in_order, read_metadata
 
 FORMAT = "attnconv-recast"
 _LISTS = ("classes", "mean", "std")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv.models.images import check_images
+from attnconv.models.image_size_checks import check_images
 from attnconv.models.settings import ResNetSettings, problems
 
 

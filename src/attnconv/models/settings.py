@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from attnconv._errors import bad
-from attnconv._values import is_real, is_whole
-from attnconv.encodings.names import ENCODING_NAMES, EncodingName
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_real, is_whole
+from attnconv.encodings.registry_names import ENCODING_NAMES, EncodingName
 
 LARGEST_COUNT = 65_536
 """The most channels, heads, classes, ...: no model of more can be meant, and building it would fill the memory."""
@@ -269,7 +269,7 @@ def _vector_problems(values: Mapping[str, Any], found: _Problems) -> None:
 
 
 def _size_problems(settings: ModelSettings, found: _Problems) -> None:
-    from attnconv.models.counts import parameters  # which imports this module
+    from attnconv.models.operation_counts import parameters  # which imports this module
 
     if (count := parameters(settings)) > MOST_PARAMETERS:
         fix = f"It has {count:,}."

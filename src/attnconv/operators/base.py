@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.grid import Grid
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import full_precision
-from attnconv.operators.biased import attend
+from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
+from attnconv.operators.kernels.relative_bias import attend
 from attnconv.operators.lattice import LatticeOperator
-from attnconv.operators.products import axis_sum, project, project_heads
 
 
 @final

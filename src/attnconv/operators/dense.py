@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries, score_dtype
-from attnconv.operators.products import apply_rows, contract_rows
+from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
 
 @final

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, check_queries
-from attnconv.operators.contraction import contract_factors, mix_values
-from attnconv.operators.products import banded_softmax
+from attnconv.operators.kernels.contractions import banded_softmax
+from attnconv.operators.kernels.kronecker_contraction import contract_factors, mix_values
 
 
 @final

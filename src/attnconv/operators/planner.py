@@ -24,10 +24,10 @@ from typing import Any, Literal, final
 
 import torch
 
-from attnconv._atomic import write_atomically
-from attnconv._cache import user_cache
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.cache_folder import user_cache
 from attnconv.grid import Grid
-from attnconv.operators.blocks import BLOCK, LONG_AXIS, block_bytes_on
+from attnconv.operators.kernels.tiling import BLOCK, LONG_AXIS, block_bytes_on
 
 Form = Literal["dense", "structured"]
 

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnconv._errors import bad
+from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
 from attnconv.operators.base import AttentionOperator, check_queries, product_dtype
-from attnconv.operators.products import project
+from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

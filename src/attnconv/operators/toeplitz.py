@@ -4,7 +4,7 @@
 
 The scores of all shifts are a table with one entry per shift that occurs, (n - 1) * stride + lattice of them along each
 axis; a row of the matrix is a window of the table, normalised. A small problem makes all its rows at once; a larger one
-goes head by head and never makes them (`operators/shifted.py`).
+goes head by head and never makes them (`operators/kernels/toeplitz_mixing.py`).
 """
 
 from typing import final
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.kernels.contractions import apply_rows, contract_rows
+from attnconv.operators.kernels.toeplitz_fft import shift_rows
+from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
 from attnconv.operators.lattice import LatticeOperator
-from attnconv.operators.products import apply_rows, contract_rows
-from attnconv.operators.shifted import contract_by_shift, mix_by_shift
-from attnconv.operators.spectrum import shift_rows
 
 SMALL = 2**24  # probabilities up to which all rows are made at once: about where the two cost the same
 

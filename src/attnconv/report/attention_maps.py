@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
-from attnconv._errors import bad
-from attnconv.report.canvas import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussians import FloatArray
+from attnconv._util.errors import bad
+from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
+from attnconv.report.gaussian_contours import FloatArray
 
 _SIDE = 0.74  # inches, side of a square map
 _GAP = 0.12

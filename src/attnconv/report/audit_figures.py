@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
-from attnconv._errors import bad
-from attnconv.analysis.auditing import LayerAudit
-from attnconv.analysis.shift_profiles import ShiftProfile
-from attnconv.report.canvas import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussians import FloatArray
-from attnconv.report.marks import colour_of
+from attnconv._util.errors import bad
+from attnconv.inspect.auditing import LayerAudit
+from attnconv.inspect.shift_profiles import ShiftProfile
+from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
+from attnconv.report.gaussian_contours import FloatArray
+from attnconv.report.palette import colour_of
 
 _BAR, _NAME_WIDTH = 0.27, 44  # inches a bar, and the most characters of a layer's name
 _PANEL, _BETWEEN, _ABOVE, _BELOW = 1.25, 0.3, 0.2, 0.38

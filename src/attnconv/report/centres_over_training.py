@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnconv._errors import bad
-from attnconv.report.gaussians import HeadGaussians
+from attnconv._util.errors import bad
+from attnconv.report.gaussian_contours import HeadGaussians
 from attnconv.report.head_panels import Panel, draw_panels
 
 

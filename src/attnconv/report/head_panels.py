@@ -19,10 +19,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from attnconv._errors import bad
-from attnconv.report.canvas import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussians import Fate, FloatArray, HeadGaussians, choose_view, contour, fates
-from attnconv.report.marks import colour_of, shape_of, size_of
+from attnconv._util.errors import bad
+from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
+from attnconv.report.gaussian_contours import Fate, FloatArray, HeadGaussians, choose_view, contour, fates
+from attnconv.report.palette import colour_of, shape_of, size_of
 
 _PANEL = 2.3  # inches
 _LEFT, _RIGHT, _BETWEEN = 0.75, 0.2, 0.22

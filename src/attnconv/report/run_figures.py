@@ -9,21 +9,20 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from attnconv.analysis.operators_of import content_layers
-from attnconv.analysis.query_maps import QueryMaps, mean_query_maps
-from attnconv.data.augment import normalise
-from attnconv.data.load import load as load_data
-from attnconv.models.load import LoadedModel
-from attnconv.models.load import load as load_model
+from attnconv.data.augmentation import normalise
+from attnconv.data.load_splits import load as load_data
+from attnconv.inspect.capture_operators import content_layers
+from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
+from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
-from attnconv.report.accuracy import draw_accuracy
+from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, reading_order
-from attnconv.report.canvas import save
-from attnconv.report.centres import draw_centres
 from attnconv.report.centres_over_training import draw_centres_over_training
-from attnconv.report.gaussians import HeadGaussians
-from attnconv.report.page import Picture, Section
-from attnconv.report.runs import curves_of, heads_of, run_name
+from attnconv.report.figure_style import save
+from attnconv.report.gaussian_contours import HeadGaussians
+from attnconv.report.head_centres import draw_centres
+from attnconv.report.html_page import Picture, Section
+from attnconv.report.run_data import curves_of, heads_of, run_name
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 

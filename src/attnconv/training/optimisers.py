@@ -25,7 +25,7 @@ def undecayed_names(model: nn.Module, *, decay_vectors: bool = True) -> set[str]
         What the model's encodings name as ``undecayed`` and, unless they are decayed, all vectors.
 
     Example:
-        >>> from attnconv.models.build import build
+        >>> from attnconv.models.factory import build
         >>> sorted(undecayed_names(build("quadratic-digits")))[:2]
         ['blocks.0.attention.encoding.centres', 'blocks.0.attention.encoding.spread']
     """

@@ -100,7 +100,7 @@ def _modern(preset: str, model: ModelSettings) -> RunSettings:
 
 
 def table_rows(settings: RunSettings) -> dict[str, str]:
-    """The rows of the paper's Table 2 that are about training; `attnconv.models.tables.table_2` has the others.
+    """The rows of the paper's Table 2 that are about training; `attnconv.models.preset_tables.table_2` has the others.
 
     Example:
         >>> table_rows(recipe("quadratic"))["linear warm up ratio"]

@@ -9,7 +9,7 @@
                       weights that a pruned model began with (`start`)
     tensorboard/      the same curves for TensorBoard
     report/           figures and tables, written by ``attnconv report``
-    .writer           while a process writes here: which one (see ``attnconv.training.writing``)
+    .writer           while a process writes here: which one (see ``attnconv.training.run_lock``)
 
 Epochs are counted by how many are complete: 1 is the end of the first one.
 """
@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, TypedDict
 
-from attnconv._atomic import PARTIAL, cannot_write, write_atomically
-from attnconv._errors import bad
-from attnconv._json import read_json
-from attnconv.training.plain import fits, from_plain, to_plain
+from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
+from attnconv._util.errors import bad
+from attnconv._util.json_files import read_json
 from attnconv.training.settings import RunSettings
+from attnconv.training.settings_json import fits, from_plain, to_plain
 
 FORMAT = 1
-LOCK = ".writer"  # see `attnconv.training.writing`
+LOCK = ".writer"  # see `attnconv.training.run_lock`
 
 # Patterns of what a run leaves, below its folder, and of what one leaves that is killed before its settings are there.
 _OWN = (

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from attnconv._errors import bad
-from attnconv._values import is_real, is_whole
-from attnconv.data.settings import AugmentSettings, DataSettings
-from attnconv.data.settings import problems as data_problems
-from attnconv.models.settings import ModelSettings
-from attnconv.models.settings import problems as model_problems
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_real, is_whole
+from attnconv.data.settings import AugmentSettings, DataSettings, problems as data_problems
+from attnconv.models.settings import ModelSettings, problems as model_problems
 
 OptimiserName = Literal["sgd", "adamw"]
 ScheduleName = Literal["constant", "cosine", "linear", "steps"]

@@ -1,5 +1,5 @@
 /**
- * How far soft heads can be from a convolution, whatever the image: `attnconv.theorem.error_bound`, for one channel.
+ * How far soft heads can be from a convolution, whatever the image: `attnconv.theory.error_bound`, for one channel.
  *
  *     |out - conv|  <=  soft  +  misplaced  +  missing  +  rounding
  *     soft = sum_h eps_h |w_h| (max x - min x)

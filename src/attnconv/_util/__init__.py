@@ -1,0 +1,1 @@
+"""What several rooms need and no user: errors, checks, files."""

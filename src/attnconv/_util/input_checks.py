@@ -1,0 +1,71 @@
+"""Checks of models and images given by others, made before anything is computed."""
+
+import torch
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what layers compute in
+
+
+def check_module(model: object, argument: str = "model") -> None:
+    """Refuse what is no module.
+
+    Args:
+        model: What was given.
+        argument: The argument's name.
+
+    Raises:
+        TypeError: It is no module; a class of modules is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(bad(argument, "must be an nn.Module", type(model).__name__))
+
+
+def check_tensor(images: object, argument: str = "images") -> None:
+    """Refuse what is no tensor with a batch axis.
+
+    Args:
+        images: What was given.
+        argument: The argument's name.
+
+    Raises:
+        TypeError: It is no tensor.
+        ValueError: It has less than two axes.
+    """
+    if not isinstance(images, Tensor):
+        raise TypeError(bad(argument, "must be a tensor, (b, c, height, width)", type(images).__name__))
+    if images.dim() < 2:
+        fix = "Add a batch axis with images[None]."
+        raise ValueError(bad(argument, "must have a batch axis first", f"shape {tuple(images.shape)}", fix))
+
+
+def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
+    """Refuse what is no batch of images.
+
+    Args:
+        images: What was given.
+        argument: The argument's name.
+        least: Number of images that are needed.
+        dims: Axes of an image; None where images of any are taken.
+
+    Raises:
+        TypeError: It is no dense tensor of 16 to 64 bit floating point numbers.
+        ValueError: It is on the meta device, has no batch axis or no pixels, or has fewer images or
+            other axes.
+    """
+    check_tensor(images, argument)
+    assert isinstance(images, Tensor)
+    if images.layout != torch.strided:
+        raise TypeError(bad(argument, "must be a dense tensor", str(images.layout)))
+    if images.dtype not in FLOATING:
+        fix = "Scale bytes to [0, 1] and normalise them."
+        raise TypeError(bad(argument, "must be floating point of 16 to 64 bits", str(images.dtype), fix))
+    if images.is_meta:
+        raise ValueError(bad(argument, "must hold pixels", "a tensor on the meta device"))
+    if dims is not None and images.dim() != dims + 2:
+        raise ValueError(bad(argument, f"must be of {dims} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
+    if 0 in images.shape[1:]:
+        raise ValueError(bad(argument, "must have pixels", f"shape {tuple(images.shape)}"))
+    if len(images) < least:
+        raise ValueError(bad(argument, f"must be at least {least}", len(images)))

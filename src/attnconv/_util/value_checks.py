@@ -1,0 +1,45 @@
+"""Plain checks of single values, for arguments that may arrive with any type."""
+
+import operator
+import sys
+from typing import SupportsIndex, TypeGuard
+
+from attnconv._util.errors import bad
+
+LARGEST = 2**63 - 1  # of int64
+
+
+def is_whole(value: object, minimum: int) -> bool:
+    """Whether a value is an int, no bool, of at least `minimum`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a finite int or float, no bool, and no int that is larger than every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_index(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool, no array."""
+    if isinstance(value, int):  # first: a compiler's symbols have no attributes to ask for
+        return not isinstance(value, bool)
+    indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
+    return indexable and getattr(value, "ndim", 0) == 0
+
+
+def whole(name: str, value: object, minimum: int) -> int:
+    """A whole number as an int, from anything that `is_index`.
+
+    Raises:
+        TypeError: The value is no whole number.
+        ValueError: It is below the minimum, or above `LARGEST`.
+    """
+    requirement = f"must be a whole number of at least {minimum}"
+    if not is_index(value):
+        raise TypeError(bad(name, requirement, repr(value)))
+    number = operator.index(value)
+    if number < minimum:
+        raise ValueError(bad(name, requirement, number))
+    if number > LARGEST:
+        raise ValueError(bad(name, f"must be at most {LARGEST}, as PyTorch's whole numbers are", number))
+    return number

@@ -1,0 +1,88 @@
+"""What `prove` and `recast` share: images to compare two networks on, and the table of the comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnconv._util.errors import bad
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from attnconv.convert import Comparison
+    from attnconv.models.model_loader import LoadedModel
+
+
+def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | None, *, flag: str) -> "Tensor":
+    """Pictures as the model wants them, or one image of noise; of the axes and channels of its first convolution.
+
+    Args:
+        loaded: the model.
+        pictures: image files; none for noise.
+        size: height and width in pixels; None for the model's own, or 224 where it does not say.
+        flag: what the pictures are called on the command line.
+    """
+    import torch
+
+    from attnconv.data.augmentation import normalise
+    from attnconv.data.image_folder import read_image
+    from attnconv.theory.conv_taps import is_convolution
+
+    if size is not None and size < 1:
+        raise ValueError(bad("--image-size", "must be at least 1", size))
+    settings = loaded.settings
+    pixels = size if size is not None else 224 if settings is None else settings.image_size
+    first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
+    dims = 2 if first is None else len(first.kernel_size)
+    channels = 3 if first is None else first.in_channels
+    dtype = next(loaded.model.parameters()).dtype
+    if not pictures:
+        sizes = (pixels,) * dims
+        return torch.randn(1, channels, *sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if dims != 2 or channels not in (1, 3):
+        got = f"{dims} axes and {channels} channels"
+        raise ValueError(bad(flag, "are for networks of grey or RGB images", got, "Leave them out: noise does."))
+    if missing := [str(path) for path in pictures if not path.is_file()]:
+        raise ValueError(bad(flag, "must name image files", ", ".join(missing)))
+    images = torch.stack([read_image(path, pixels, channels=channels) for path in pictures])
+    mean, std = loaded.mean or (0.5,) * channels, loaded.std or (0.5,) * channels
+    return normalise(images, mean, std).to(dtype)
+
+
+def print_comparison(found: "Comparison", title: str) -> None:
+    """One row per layer, and what became of the network's output."""
+    from rich.console import Console
+
+    columns = ("layer", "heads", "alpha", "output", "difference", "bound", "FLOPs", "attention")
+    table = plain_table(title, columns, left=1)
+    for row in found.layers:
+        alpha, bound = ("" if value is None else f"{value:.3g}" for value in (row.alpha, row.bound))
+        numbers = (f"{row.scale:.3g}", f"{row.error:.1e}", bound, _flops(row.flops), _flops(row.attention_flops))
+        table.add_row(row.name or "(the model)", str(row.heads), alpha, *numbers)
+    console = Console()
+    console.print(table)
+    console.print("output, difference: largest absolute values; FLOPs: of the convolution, and as attention.")
+    relative = found.error / found.scale if found.scale else 0.0
+    console.print(
+        f"Network: largest difference {found.error:.1e} of outputs up to {found.scale:.3g} ({relative:.1e} relative).",
+        highlight=False,
+    )
+
+
+def plain_table(title: str, columns: Sequence[str], *, left: int) -> "Table":
+    """A table without lines; its first `left` columns hold words, which may take several lines, the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        words = index < left
+        table.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    return table
+
+
+def _flops(count: int) -> str:
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

@@ -1,0 +1,5 @@
+"""Convolutions as attention, and attention as convolutions: layers and whole networks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,32 @@
+from .attention_to_conv import (
+    conversion_error as conversion_error,
+    to_conv as to_conv,
+)
+from .compare_networks import (
+    Comparison as Comparison,
+    LayerComparison as LayerComparison,
+    compare as compare,
+)
+from .conv_to_attention import (
+    HARD_ALPHA as HARD_ALPHA,
+    SOFT_ALPHA as SOFT_ALPHA,
+    equation_9 as equation_9,
+    from_conv as from_conv,
+)
+from .head_placement import place_heads as place_heads
+from .low_rank_heads import (
+    factor as factor,
+    factor_error as factor_error,
+    head_ranks as head_ranks,
+)
+from .recast_network import (
+    plan_shifts as plan_shifts,
+    recast as recast,
+    restore as restore,
+)
+from .verify_theorem import (
+    Proof as Proof,
+    draw_convolution as draw_convolution,
+    no_convolutions as no_convolutions,
+    prove as prove,
+)

@@ -1,0 +1,146 @@
+"""A network beside its recast: what each layer costs and how far its output is from the convolution's, measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnconv._util.errors import bad
+from attnconv._util.eval_mode import evaluating
+from attnconv._util.input_checks import check_module
+from attnconv.encodings.quadratic import Quadratic
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.theory.conv_taps import Convolution, head_weights, is_convolution
+from attnconv.theory.error_bounds import error_bound
+
+
+@final
+@dataclass(frozen=True)
+class LayerComparison:
+    """A convolution and the attention layer in its place, on the inputs that the network gave the convolution.
+
+    Attributes:
+        name: The layer's name in the model.
+        heads: Number of heads.
+        alpha: Sharpness of its bluntest head, in 1 / pixel^2; None where heads are not Gaussian.
+        scale: Largest absolute output of the convolution.
+        error: Largest absolute difference between the two outputs.
+        bound: What theory allows for `error` on inputs of this range (see `error_bound`); None where heads are not
+            Gaussian or their weights are not the kernel's slices.
+        flops: Of the convolution, 2 x multiply-adds.
+        attention_flops: Of the attention layer, as it runs.
+    """
+
+    name: str
+    heads: int
+    alpha: float | None
+    scale: float
+    error: float
+    bound: float | None
+    flops: int
+    attention_flops: int
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` measured.
+
+    Attributes:
+        layers: One entry per replaced convolution, in the order in which they run first.
+        scale: Largest absolute output of the whole network.
+        error: Largest absolute difference between the networks' outputs.
+    """
+
+    layers: tuple[LayerComparison, ...]
+    scale: float
+    error: float
+
+
+def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
+    """Run a network and its recast side by side on the same inputs.
+
+    Each layer's error is its own: both the convolution and its attention layer see what the original network feeds the
+    convolution. Both networks run in eval mode, without gradients, and keep their modes.
+
+    Args:
+        model: The network.
+        recast: What `recast(model)` returned.
+        inputs: What the network's forward pass takes.
+
+    Raises:
+        TypeError: One of the two is no module.
+        ValueError: No convolution of the model has an attention layer in its place.
+    """
+    check_module(model)
+    check_module(recast, "recast")
+    twins = dict(recast.named_modules())
+    pairs = {
+        name: (module, twins[name])
+        for name, module in model.named_modules()
+        if is_convolution(module) and isinstance(twins.get(name), SelfAttention)
+    }
+    if not pairs:
+        raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
+    found: dict[str, LayerComparison] = {}
+
+    def watch(name: str, layer: SelfAttention) -> Callable[..., None]:
+        def hook(conv: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
+            assert is_convolution(conv)
+            now = _layer(name, conv, layer, arguments, options, output)
+            found[name] = now if name not in found else _worse(found[name], now)
+
+        return hook
+
+    with torch.no_grad(), evaluating(model), evaluating(recast):
+        handles = []
+        for name, (conv, layer) in pairs.items():
+            assert isinstance(layer, SelfAttention)
+            handles.append(conv.register_forward_hook(watch(name, layer), with_kwargs=True))
+        try:
+            expected = model(*inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        made = recast(*inputs)
+    wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
+    error = max(float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True))
+    return Comparison(tuple(found.values()), max(float(leaf.abs().max()) for leaf in wanted), error)
+
+
+def _layer(
+    name: str,
+    conv: Convolution,
+    layer: SelfAttention,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    output: Tensor,
+) -> LayerComparison:
+    (x, *_), axes = arguments, (0, *range(2, output.dim()))
+    with FlopCounterMode(display=False) as before:
+        conv.forward(*arguments, **options)
+    with FlopCounterMode(display=False) as after:
+        made = layer.forward(*arguments, **options)
+    bound = None
+    sliced = layer.weight is not None and torch.equal(layer.weight, head_weights(conv))
+    if sliced and isinstance(layer.encoding, Quadratic):
+        bound = float(error_bound(layer, x.double().amin(axes), x.double().amax(axes)).max())
+    return LayerComparison(
+        name=name,
+        heads=layer.heads,
+        alpha=float(layer.encoding.alpha.min()) if isinstance(layer.encoding, Quadratic) else None,
+        scale=float(output.abs().max()),
+        error=float((made.double() - output.double()).abs().max()),
+        bound=bound,
+        flops=before.get_total_flops(),
+        attention_flops=after.get_total_flops(),
+    )
+
+
+def _worse(first: LayerComparison, second: LayerComparison) -> LayerComparison:
+    """Of two calls of one layer, the one that leaves its bound by more or, without one, has the larger error."""
+    return max(first, second, key=lambda row: row.error if row.bound is None else row.error / max(row.bound, 1e-300))

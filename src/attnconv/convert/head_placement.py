@@ -1,0 +1,194 @@
+"""Fewer heads than kernel positions: where Gaussian heads stand best, and how wide.
+
+On an unbounded grid a layer of H Gaussian heads computes, at every query, with Phi[s, h] the attention of head h to the
+shift s and T[s] the convolution's matrix there (zero off its taps),
+
+    sum_s x_{q+s} (Phi W)[s]    in place of    sum_s x_{q+s} T[s]
+
+For given centres and widths the best W are least squares, and what they leave depends on the kernel through the small
+Gram matrix G of its taps alone (variable projection):
+
+    min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
+
+which is minimised over centres and widths by L-BFGS from several starts.
+"""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.convert.conv_to_attention import layer_for
+from attnconv.encodings.quadratic import Quadratic
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
+
+BLUNTEST, SHARPEST = 0.02, 40.0  # the alphas between which heads may lie, in 1 / pixel^2
+_BEYOND = 8  # pixels around the taps over which the fit is taken
+_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have, so that heads may meet
+_STEPS = 200
+
+
+def place_heads(
+    conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
+) -> SelfAttention:
+    """The layer of few Gaussian heads that comes nearest to a convolution, away from the border.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
+        heads: Number of heads, fewer than the kernel has positions.
+        diagonal: Let every head have a width per axis instead of one.
+        restarts: Starts of the search besides that from the taps with the largest weights, at least 0.
+        seed: Of these starts; the result is a function of it.
+
+    Returns:
+        A layer of the convolution's geometry, with centres, widths and weights as found. It is never further from the
+        convolution than hard heads at the taps with the largest weights. `imitation_error` says what remains.
+
+    Raises:
+        TypeError: conv is no convolution, or a transposed one.
+        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
+            is on the meta device.
+
+    Example:
+        >>> import torch
+        >>> from attnconv.theory import imitation_error
+        >>> blur = torch.nn.Conv2d(1, 1, 5, padding=2, bias=False, dtype=torch.float64)
+        >>> bell = torch.exp(-0.7 * torch.arange(-2.0, 3).square())
+        >>> _ = blur.weight.data.copy_(bell[:, None] * bell)
+        >>> one = place_heads(blur, 1)  # in place of 25
+        >>> imitation_error(one, blur, sizes=(15, 15)).inside < 0.01
+        True
+    """
+    check_convolution(conv)
+    if not isinstance(conv, Forward):
+        raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
+    if conv.weight.is_meta:
+        raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
+    heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
+    positions = math.prod(conv.kernel_size)
+    if heads >= positions:
+        fix = "With a head per position from_conv is exact."
+        raise ValueError(bad("heads", f"must lie between 1 and {positions - 1}", heads, fix))
+    with torch.no_grad(), torch.device("cpu"):
+        shifts = torch.tensor(taps(conv), dtype=torch.float64)
+        problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
+        found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
+        # Weights that nearly cancel lose more by rounding than the search has gained.
+        centres, alpha = min(
+            found, problem.hard(heads), key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype)
+        )
+        encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
+        encoding.centres.copy_(centres)
+        encoding.spread.copy_((2 * alpha).sqrt())
+        return layer_for(conv, encoding, problem.weights(centres, alpha))
+
+
+@final
+class _Problem:
+    """The error of heads at given places, and its minimum."""
+
+    def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
+        self.shifts, self.kernel, self.diagonal = shifts, kernel, diagonal
+        flat = kernel.flatten(1)
+        self.gram = flat @ flat.mT
+        low, high = shifts.amin(0).long() - _BEYOND, shifts.amax(0).long() + _BEYOND
+        self.axes = [torch.arange(int(a), int(b) + 1, dtype=shifts.dtype) for a, b in zip(low, high, strict=True)]
+        index = torch.zeros(len(shifts), dtype=torch.long)
+        for dim, axis in enumerate(self.axes):
+            index = index * len(axis) + (shifts[:, dim].long() - low[dim])
+        self.places = index
+
+    def attention(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "s h"]:
+        """Phi: softmax over all shifts of the window, a product over axes."""
+        rows = centres.new_ones(len(centres), 1)
+        for dim, axis in enumerate(self.axes):
+            scores = -alpha[:, dim if self.diagonal else 0, None] * (axis - centres[:, dim, None]).square()
+            rows = (rows[..., None] * torch.softmax(scores, -1)[:, None]).flatten(1)
+        return rows.mT
+
+    def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
+        """What the best weights leave, of the kernel's own size."""
+        phi = self.attention(centres, alpha)
+        factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
+        reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
+        return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
+
+    def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
+        """The best weights themselves."""
+        phi = self.attention(centres, alpha)
+        inverse = torch.linalg.pinv(phi, rtol=1e-8)  # (h, s)
+        return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
+
+    def hard(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Hard heads at the taps with the largest weights."""
+        order = self.gram.diagonal().argsort(descending=True, stable=True)[:heads]
+        return self.shifts[order], torch.full((heads, self._widths), SHARPEST, dtype=torch.float64)
+
+    def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
+        """What is left of the kernel, of its own size, once all parameters are rounded to a layer's dtype (squared)."""
+        weights = self.weights(centres, alpha).to(dtype).double()
+        spread = (2 * alpha).sqrt().to(dtype).double()
+        left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
+        left[self.places] += self.kernel
+        return float(left.square().sum())
+
+    def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The best centres and alphas of all starts."""
+        energy = self.gram.diagonal()
+        best = self.hard(heads)
+        least = float(self.error(*best))
+        starts = [(best[0], 3.0)]
+        for _ in range(restarts):
+            chosen = torch.multinomial(
+                energy.clamp_min(1e-12 * float(energy.max()) + 1e-300), heads, generator=generator
+            )
+            jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
+            starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
+        for centres, alpha in starts:
+            found = self._descend(centres, alpha)
+            error = float(self.error(*found))
+            if error < least:
+                best, least = found, error
+        return best
+
+    @property
+    def _widths(self) -> int:
+        return self.shifts.shape[1] if self.diagonal else 1
+
+    def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
+        """A few rounds of k-means over the taps, weighted by what the kernel holds there."""
+        for _ in range(5):
+            nearest = torch.cdist(self.shifts, centres).argmin(1)
+            share = torch.nn.functional.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
+            mass = share.sum(0)
+            moved = share.mT @ self.shifts / mass.clamp_min(1e-300)[:, None]
+            centres = torch.where(mass[:, None] > 0, moved, centres)
+        return centres
+
+    def _descend(self, centres: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        """L-BFGS over centres and, within their bounds, the logarithms of alpha."""
+        low, high = math.log(BLUNTEST), math.log(SHARPEST)
+        part = (math.log(alpha) - low) / (high - low)
+        place = centres.clone().requires_grad_()
+        width = torch.full((len(centres), self._widths), math.log(part / (1 - part)), dtype=torch.float64)
+        width.requires_grad_()
+
+        def alphas() -> Tensor:
+            return torch.exp(low + (high - low) * torch.sigmoid(width))
+
+        optimiser = torch.optim.LBFGS([place, width], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            loss = self.error(place, alphas())
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimiser.step(closure)
+        return place.detach(), alphas().detach()

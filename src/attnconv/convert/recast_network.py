@@ -1,0 +1,313 @@
+"""Whole networks: every convolution replaced by the attention layer that equals it, and back.
+
+Every layer is checked and made before the model is copied. The copy (`copy.deepcopy`) is told to meet the new layer
+wherever it meets the old one, as a child module, in a list, or bound in a hook; all else stays as it is: batch norms,
+activations, hooks, train or eval mode, frozen parameters, modules used at several places, parameters shared between
+modules. What cannot be copied so is refused, so that nothing half converted comes back.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from types import MethodType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.input_checks import check_module
+from attnconv.convert.attention_to_conv import to_conv
+from attnconv.convert.conv_to_attention import from_conv
+from attnconv.layers.self_attention import SelfAttention, check_finite, check_loaded, discard_plan
+from attnconv.theory.conv_taps import check_convolution, is_convolution, looks_like_convolution
+
+Only: TypeAlias = Callable[[str, nn.Module], bool] | Iterable[str] | None
+_HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
+_OWN_HOOKS = (check_loaded, discard_plan)
+
+
+def recast(
+    model: nn.Module,
+    *,
+    alpha: float | None = None,
+    weights: Literal["slices", "nearest"] = "slices",
+    only: Only = None,
+    fast: bool = True,
+) -> nn.Module:
+    """A copy of a network in which attention layers do the work of its convolutions.
+
+    Args:
+        model: Any module: torchvision's, timm's, Hugging Face's, one's own; also a convolution itself.
+        alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
+        weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
+        only: Which layers: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a function of
+            name and module; None for all. It must choose at least one: an empty list is refused, as is a function that
+            takes none.
+        fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
+            every probability from centres and alpha through the softmax. A state dict that is loaded discards the
+            plan; `plan_shifts` makes it again.
+
+    Returns:
+        The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. What
+        *calls* a convolution is served; code that reads `conv.weight` itself is not (fusing batch norms, say,
+        reparameterising, or some state-space models): do that first, or leave those layers out. A model on the meta
+        device gives one there, without a plan.
+
+    Raises:
+        TypeError, ValueError: A convolution that cannot be converted, named with its place and the reason; a model
+            without any, or one that keeps a method of a convolution, such as `conv.forward`; or `only` chooses none.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> cnn = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
+        ... ).eval()
+        >>> attention, x = recast(cnn), torch.randn(1, 3, 9, 11)
+        >>> bool((attention(x) - cnn(x)).abs().max() < 1e-5)
+        True
+    """
+    found = _chosen(model, only, looks_like_convolution, "convolution")
+    _check_all(found)
+    _check_whole(model, found)
+    _check_ties(model, found)
+    shared: dict[nn.Parameter, nn.Parameter] = {}
+
+    def attention(name: str, conv: nn.Module) -> nn.Module:
+        assert is_convolution(conv)
+        layer = from_conv(conv, alpha=alpha, weights=weights)
+        layer.called = name
+        _take_over(conv, layer, shared)
+        return layer
+
+    with torch.random.fork_rng(devices=[]):  # layers draw weights before they are given theirs
+        made = _transcribe(model, found, attention)
+    if fast:
+        plan_shifts(made)
+    return made
+
+
+def plan_shifts(model: nn.Module) -> int:
+    """Run every layer whose heads are hard as shifts, at a convolution's cost, until `unplan` or a loaded state dict.
+
+    Returns:
+        The number of such layers.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: Such a layer holds NaN or infinity; then no layer was planned.
+    """
+    check_module(model)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
+    hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
+    for name, layer in hard.items():  # before the first one is planned
+        check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
+    for layer in hard.values():
+        layer.plan((1,) * layer.dims, choose="shift")
+    return len(hard)
+
+
+def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
+    """A copy of a network in which convolutions do the work of attention layers with hard heads: recast's inverse.
+
+    Weights of layers that `recast` made come back bit for bit.
+
+    Args:
+        model: Any module with attention layers.
+        only: Which of them, as for `recast`.
+
+    Raises:
+        ValueError: A layer that is no convolution (soft heads, heads that moved), named with its place, or a model
+            without attention layers.
+
+    Example:
+        >>> from torch import nn
+        >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> bool((restore(recast(cnn))[0].weight == cnn[0].weight).all())
+        True
+    """
+    found = _chosen(model, only, lambda module: isinstance(module, SelfAttention), "attention layer")
+    shared: dict[nn.Parameter, nn.Parameter] = {}
+
+    def convolution(_: str, layer: nn.Module) -> nn.Module:
+        assert isinstance(layer, SelfAttention)
+        conv = to_conv(layer)
+        if layer.weight is not None:
+            _take_over(layer, conv, shared)
+        return conv
+
+    return _transcribe(model, found, convolution)
+
+
+def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
+    """The modules to replace by their first name, in the model's order."""
+    check_module(model)
+    present = {name: module for name, module in model.named_modules() if wanted(module)}
+    if not present:
+        raise ValueError(bad("model", f"must have at least one {kind}", type(model).__name__))
+    if callable(only):
+        found = {name: module for name, module in present.items() if only(name, module)}
+    else:
+        found = {name: present[name] for name in _matching(model, list(present), only)}
+    if not found:
+        few = ", ".join(list(present)[:5])
+        raise ValueError(bad("only", f"must choose at least one {kind}", f"none of {len(present)} ({few}, ..)"))
+    return found
+
+
+def _matching(model: nn.Module, names: list[str], only: Iterable[str] | None) -> list[str]:
+    """Those of the names that the patterns choose; a module used at several places answers to each of its names."""
+    if only is None:
+        return names
+    patterns = _patterns(only)
+    aliases: dict[str, list[str]] = {name: [] for name in names}
+    first = {id(model.get_submodule(name)): name for name in names}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in first:
+            aliases[first[id(module)]].append(name)
+    chosen, left_out = set[str](), set[str]()
+    for pattern in patterns:
+        plain = pattern.removeprefix("!")
+        met = {name for name, others in aliases.items() if any(fnmatchcase(other, plain) for other in others)}
+        if not met:
+            few = ", ".join(names[:5])
+            raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
+        (left_out if plain != pattern else chosen).update(met)
+    if patterns and all(pattern.startswith("!") for pattern in patterns):
+        chosen = set(names)
+    return [name for name in names if name in chosen - left_out]
+
+
+def _patterns(only: Any) -> list[str]:
+    patterns = [only] if isinstance(only, str) or not isinstance(only, Iterable) else list(only)
+    if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        raise TypeError(bad("only", "must be patterns for names, or a function of name and module", repr(wrong[0])))
+    return patterns
+
+
+def _check_all(found: dict[str, nn.Module]) -> None:
+    """Refuse convolutions that cannot be converted: the first one by its reason, the others by name."""
+    errors: dict[str, TypeError | ValueError] = {}
+    for name, module in found.items():
+        try:
+            check_convolution(module, name or "model")
+        except (TypeError, ValueError) as error:
+            errors[name] = error
+    if not errors:
+        return
+    first, *others = errors
+    more = f" Nor can {', '.join(others)} be converted." if others else ""
+    raise type(errors[first])(f"{errors[first]}{more}") from errors[first]
+
+
+def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
+    """Refuse models that are not there yet, or that were compiled for their convolutions."""
+    for name, module in model.named_modules():
+        if any(nn.parameter.is_lazy(value) for value in module.parameters(recurse=False)):
+            fix = "Run the model once on an image, so that its lazy layers take their shapes."
+            raise TypeError(bad(name, "must have its parameters", f"{type(module).__name__}, not materialised", fix))
+        wrapped = type(module).__module__.startswith("torch._dynamo")  # what torch.compile returns
+        if (wrapped or module._compiled_call_impl is not None) and any(
+            not name or other == name or other.startswith(f"{name}.") for other in found
+        ):
+            got = f"{type(module).__name__}, compiled"
+            raise ValueError(bad(name or "model", "must not be compiled yet", got, "Compile what comes back."))
+
+
+def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
+    """Refuse weights that a convolution shares with something that keeps another layout."""
+    layouts: dict[nn.Parameter, tuple[str, object]] = {}
+    names = {id(module): name for name, module in found.items()}
+    for path, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            layout: object = (path, parameter_name)  # not to be replaced: shared with nothing that is
+            if id(module) in names and parameter_name == "weight":
+                assert is_convolution(module)
+                transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+                layout = ("transposed", module.groups) if transposed else "forward"
+            elif parameter_name == "bias" and id(module) in names:
+                continue  # moves as it is
+            other, known = layouts.setdefault(parameter, (path, layout))
+            if known != layout and (id(module) in names or other in found):
+                fix = "Leave both out with `only`, or give one a weight of its own."
+                raise ValueError(bad(path, "must share its weight with convolutions of its kind only", other, fix))
+
+
+def _transcribe(
+    model: nn.Module, found: dict[str, nn.Module], make: Callable[[str, nn.Module], nn.Module]
+) -> nn.Module:
+    """A copy of the model in which what `make` makes of each module stands wherever the module stood."""
+    made: dict[nn.Module, nn.Module] = {}
+    known: dict[int, object] = {}  # deepcopy's: what has become of each object
+    for name, old in found.items():
+        try:
+            new = made[old] = make(name, old)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name or 'model'}: {error}") from error
+        known[id(old)] = new
+        bias = old._parameters.get("bias")
+        if bias is not None:  # moves as it is, with those that share it
+            new.register_parameter("bias", copy.deepcopy(bias, known))
+    twin = _copied(model, known)
+    for old, new in made.items():
+        _move_hooks(old, new, known)
+    for held in known.values():
+        if isinstance(held, MethodType) and held.__self__ in made.values() and not _is_own(held):
+            got = f"{type(model).__name__}, which keeps {held.__qualname__}"
+            raise ValueError(bad("model", "must keep no method of what is replaced", got, "Call the module itself."))
+    gone = {part for old in made for part in old.modules()} - made.keys()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in gone:  # a part of what was replaced
+            continue
+        copied = twin.get_submodule(name)
+        if module in made and copied is not made[module]:
+            raise ValueError(bad("model", "must be copied by copy.deepcopy with what it holds", type(model).__name__))
+        if copied.training != module.training:  # some classes come back from a copy in another mode
+            copied.train(module.training)
+    return twin
+
+
+def _is_own(method: MethodType) -> bool:
+    """Whether a method is one that the class of what it is bound to has."""
+    return getattr(type(method.__self__), method.__name__, None) is method.__func__
+
+
+def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
+    try:
+        return copy.deepcopy(model, known)
+    except (RuntimeError, TypeError, ValueError) as error:
+        computed = [
+            f"{name}.{key}"
+            for name, module in model.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        ]
+        reason = str(error).partition("\n")[0]
+        got = f"a computed {computed[0].removeprefix('.')}" if computed else type(model).__name__
+        raise ValueError(bad("model", "must be one that copy.deepcopy copies", got, reason)) from error
+
+
+def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Give `new` the freezing and the ties of `old`: weights of one parameter stay one parameter."""
+    weight, made = old._parameters["weight"], new._parameters["weight"]
+    assert weight is not None
+    assert made is not None
+    for parameter in new.parameters():
+        parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
+    first = shared.setdefault(weight, made)
+    if not made.is_meta and not torch.equal(first, made):
+        fix = "Take weights='slices', or give each layer a weight of its own."
+        raise ValueError(bad("weights", "'nearest' must find the same for layers that share a weight", "others", fix))
+    new.register_parameter("weight", first)
+
+
+def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:
+    """Forward, backward and state-dict hooks; not those that a class of the library registers for itself."""
+    for key in _HOOKS:
+        before, after = vars(old).get(key), vars(new)[key]
+        if isinstance(before, dict):
+            kept = {number: hook for number, hook in before.items() if getattr(hook, "hook", hook) not in _OWN_HOOKS}
+            after.update(copy.deepcopy(kept, known))
+        elif before is not None:
+            setattr(new, key, before)

@@ -1,0 +1,179 @@
+"""The theorem put to the test: convolutions drawn over every option, performed by attention, compared, and bounded.
+
+While attention computes, convolutions are forbidden (`no_convolutions`): what equals the convolution has gone through
+the softmax of scores made from centres and alpha.
+"""
+
+import copy
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnconv.convert.conv_to_attention import from_conv
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents
+from attnconv.theory.error_bounds import error_bound
+
+Way: TypeAlias = Literal["dense", "kronecker", "shift"]
+WAYS: tuple[Way, ...] = ("dense", "kronecker", "shift")
+ALLOWED: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@final
+@dataclass(frozen=True)
+class Proof:
+    """One convolution performed by attention.
+
+    Attributes:
+        title: The convolution and the image, in words.
+        dtype: Of weights, image and output.
+        way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
+        alpha: Sharpness of its heads, in 1 / pixel^2.
+        hard: Whether that is hard to the dtype's precision.
+        difference: Largest absolute difference from the convolution in float64.
+        relative: That, divided by the largest absolute output of the convolution.
+        tightness: Largest ratio, over output channels, of the difference to its bound; at most 1 if theory is right.
+    """
+
+    title: str
+    dtype: torch.dtype
+    way: Way
+    alpha: float
+    hard: bool
+    difference: float
+    relative: float
+    tightness: float
+
+
+def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
+    """A convolution with options drawn from everything that PyTorch offers, and an image that it takes.
+
+    One to three axes; forward or transposed; kernels of 1 to 5, even and non-square; strides and dilations up to 3;
+    padding as numbers, "same" or "valid"; all padding modes; one group, two, or one per channel; with and without bias.
+    """
+    dims = source.choice((1, 2, 2, 3))
+    largest = (5, 5, 3)[dims - 1]
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(source.randint(low, high) for _ in range(dims))
+
+    kernel, stride, dilation = each(1, largest), each(1, 3), each(1, 3)
+    groups = source.choice((1, 1, 2, 4))
+    inputs, outputs = 4 if groups == 4 else groups * source.randint(1, 3), groups * source.randint(1, 3)
+    options: dict[str, Any] = {"groups": groups, "bias": source.random() < 0.7, "dtype": dtype}
+    if source.random() < 0.25:
+        extra = tuple(source.randrange(max(a, b)) for a, b in zip(stride, dilation, strict=True))
+        kind: Any = TRANSPOSED[dims]
+        conv: Convolution = kind(
+            inputs, outputs, kernel, stride, each(0, 2), output_padding=extra, dilation=dilation, **options
+        )
+        sizes = each(5, 7)
+    else:
+        padding: Any = source.choice(("numbers", "numbers", "same", "valid"))
+        stride = (1,) * dims if padding == "same" else stride
+        mode = source.choice(("zeros", "replicate", "reflect", "circular"))
+        padding = each(0, 3) if padding == "numbers" else padding
+        kind = FORWARD[dims]
+        conv = kind(inputs, outputs, kernel, stride, padding, dilation, padding_mode=mode, **options)
+        least = max(4, *extents(conv))  # no smaller than kernel and padding: reflected and circular padding fit as well
+        sizes = each(least, least + 4)
+    generator = torch.Generator().manual_seed(source.getrandbits(62))
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / len(conv.weight[0].flatten()) ** 0.5)
+    return conv, torch.randn(2, inputs, *sizes, generator=generator).to(dtype)
+
+
+def prove(
+    cases: int = 200,
+    *,
+    seed: int = 0,
+    dtypes: Sequence[torch.dtype] = tuple(ALLOWED),
+    alpha: float | Literal["drawn"] | None = None,
+    ways: Sequence[Way] = WAYS,
+) -> Iterator[Proof]:
+    """Draw convolutions, perform each by attention in several ways, and measure.
+
+    Args:
+        cases: How many convolutions, spread evenly over the dtypes.
+        seed: Where the draws begin.
+        dtypes: Of the layers.
+        alpha: None for hard heads. For soft ones a number, or `drawn` for one between 0.3 and 20 for each case; `shift`
+            is left out then.
+        ways: Which operators perform it.
+
+    Yields:
+        One result per convolution and way.
+    """
+    source = random.Random(seed)
+    for case in range(cases):
+        dtype = dtypes[case % len(dtypes)]
+        conv, x = draw_convolution(source, dtype)
+        sharp = 0.3 * (20 / 0.3) ** source.random() if alpha == "drawn" else alpha
+        with torch.no_grad():
+            expected = _in_float64(conv, x)
+            for way in ways:
+                if way == "shift" and alpha is not None:
+                    continue
+                layer = from_conv(conv, alpha=sharp)
+                yield _measure(layer, conv, x, expected, way)
+
+
+def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
+    """A layer's output by one of its operators; through the softmax no convolution is run by any name."""
+    if way == "shift":
+        layer.plan(x.shape[2:], choose="shift")
+        out: Tensor = layer(x)
+        return out
+    layer.unplan()
+    layer.backend = "reference" if way == "dense" else "structured"
+    with no_convolutions():
+        attended: Tensor = layer(x)
+    return attended
+
+
+@contextmanager
+def no_convolutions() -> Iterator[None]:
+    """Within this, any convolution that PyTorch runs, under whatever name, raises a RuntimeError."""
+    with _NoConvolutions():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _NoConvolutions(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "conv" in func.name().partition("::")[2]:
+            raise RuntimeError(f"{func.name()} was run where convolutions are forbidden")
+        return func(*args, **(kwargs or {}))
+
+
+def _in_float64(conv: Convolution, x: Tensor) -> Tensor:
+    """The convolution of the same weights, computed in float64."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using padding='same' with even kernel", UserWarning)
+        out: Tensor = copy.deepcopy(conv).double()(x.double())
+    return out
+
+
+def _measure(layer: SelfAttention, conv: Convolution, x: Tensor, expected: Tensor, way: Way) -> Proof:
+    apart = (perform(layer, x, way).double() - expected).abs()
+    axes = (0, *range(2, x.dim()))
+    bound = error_bound(layer, x.double().amin(axes), x.double().amax(axes))
+    scale = float(expected.abs().max())
+    encoding: Any = layer.encoding
+    return Proof(
+        title=f"{conv} on {tuple(x.shape)}",
+        dtype=x.dtype,
+        way=way,
+        alpha=float(encoding.alpha.min()),
+        hard=layer.hard_shifts() is not None,
+        difference=float(apart.max()),
+        relative=float(apart.max()) / scale if scale else 0.0,
+        tightness=float((apart.amax(axes) / bound).max()),
+    )

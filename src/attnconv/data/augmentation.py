@@ -1,0 +1,192 @@
+"""Random changes to whole batches of images, on the device the images are on.
+
+A batch goes through crop and mirror (one gather on bytes), colour, normalisation and cutout; there is no loop over
+images. The random numbers of an image depend on (seed, epoch, sample) alone, see `attnconv.data.random_numbers`, so an
+image is changed in the same way in every batch, process and on every device.
+
+The black border of a shifted crop is black before normalisation, as in the paper's code; cutout's square is zero after
+it, the mean colour.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float32, Int64, UInt8
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv.data.random_numbers import Stream, Words, below, fraction, words
+from attnconv.data.settings import Augmentation, AugmentSettings, CropBorder, settle
+
+# ITU-R BT.601 luma: what "grey" means when contrast and saturation change.
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Draws(NamedTuple):
+    """The random words of a batch, one column per use; a use that is switched off leaves the others as they are."""
+
+    row: Int64[Tensor, " b"]
+    column: Int64[Tensor, " b"]
+    mirror: Int64[Tensor, " b"]
+    cut_row: Int64[Tensor, " b"]
+    cut_column: Int64[Tensor, " b"]
+    brightness: Int64[Tensor, " b"]
+    contrast: Int64[Tensor, " b"]
+    saturation: Int64[Tensor, " b"]
+
+
+def augment(
+    images: UInt8[Tensor, "b c height width"],
+    samples: Int64[Tensor, " b"],
+    *,
+    seed: int,
+    epoch: int,
+    settings: AugmentSettings,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    draw: Words = words,
+) -> Float32[Tensor, "b c height width"]:
+    """Change a batch at random and normalise it.
+
+    Args:
+        images: pixels as bytes.
+        samples: numbers of the images in their set; they decide what happens to each image.
+        seed: the run's seed, at least 0.
+        epoch: number of the epoch, at least 0.
+        settings: which changes, how strong.
+        mean: mean of each channel, of pixels scaled to [0, 1].
+        std: deviation of each channel, positive.
+        draw: where the random numbers come from; `WordsOfASet` saves time in training.
+
+    Returns:
+        The batch as normalised floats, of the same shape and on the same device.
+
+    Raises:
+        ValueError: if the images are smaller than the settings ask, or the constants do not fit the channels.
+
+    Example:
+        >>> batch = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
+        >>> chosen = AugmentSettings("none")
+        >>> out = augment(batch, torch.arange(2), seed=0, epoch=0, settings=chosen, mean=(0.5,), std=(0.25,))
+        >>> out.unique().item()
+        2.0
+    """
+    channels, height, width = images.shape[1:]
+    chosen = settle(settings, channels=channels, size=min(height, width))
+    if not chosen.random:
+        return normalise(images, mean, std)
+    draws = Draws(*draw(seed, epoch, samples, Stream.AUGMENT, len(Draws._fields)).unbind(dim=1))
+    if chosen.padding > 0 or chosen.flip:
+        images = _crop(images, draws, chosen)
+    if chosen.jitter > 0.0:
+        pixels = _normalise(_jitter(images.to(torch.float32) / 255, draws, chosen.jitter), mean, std)
+    else:
+        pixels = normalise(images, mean, std)
+    return pixels.masked_fill_(_square(draws, (height, width), chosen.cutout), 0.0) if chosen.cutout > 0 else pixels
+
+
+def normalise(
+    images: UInt8[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float32[Tensor, "b c height width"]:
+    """Turn bytes into floats of mean 0 and deviation 1: (x / 255 - mean) / std per channel; nothing random.
+
+    Args:
+        images: pixels as bytes.
+        mean: mean of each channel, of pixels scaled to [0, 1].
+        std: deviation of each channel, positive.
+
+    Returns:
+        The images as float32, on the same device.
+
+    Raises:
+        ValueError: if the constants do not fit the channels.
+
+    Example:
+        >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
+        tensor([-1.])
+    """
+    return _normalise(images.to(torch.float32), tuple(255 * m for m in mean), tuple(255 * s for s in std))
+
+
+def _normalise(
+    pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float32[Tensor, "b c height width"]:
+    """(pixels - mean) / std in place: the pixels are always a fresh tensor of this module.
+
+    Channel by channel: constants in a tensor would be copied to the device, and a GPU's queue runs empty for that.
+    """
+    channels = pixels.shape[1]
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise ValueError(bad(name, f"must have one number for each of the {channels} channels", values))
+    if min(std) <= 0.0:
+        raise ValueError(bad("std", "must be positive", std))
+    for channel, shift, scale in zip(pixels.unbind(1), mean, std, strict=True):
+        channel.sub_(shift).div_(scale)
+    return pixels
+
+
+def _crop(
+    images: UInt8[Tensor, "b c height width"], draws: Draws, chosen: Augmentation
+) -> UInt8[Tensor, "b c height width"]:
+    """Shift each image by up to ``padding`` pixels along each axis and mirror it, by one gather.
+
+    Pixel (i, j) of the result is pixel (i + row - p, j' + column - p) of the image, j' = width - 1 - j when mirrored.
+    A black pixel is appended to each image; whatever falls outside looks there.
+    """
+    b, c, height, width = images.shape
+    shifts, p = 2 * chosen.padding + 1, chosen.padding
+    i, j = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    if chosen.flip:
+        j = torch.where((below(draws.mirror, 2) == 1)[:, None], width - 1 - j, j)  # (b, width)
+    rows, row_inside = _border(below(draws.row, shifts)[:, None] + i - p, height, chosen.border)
+    columns, column_inside = _border(below(draws.column, shifts)[:, None] + j - p, width, chosen.border)
+    inside = row_inside[:, :, None] & column_inside[:, None, :]
+    places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], height * width)
+    places = places.view(b, 1, height * width).expand(b, c, height * width)
+    return F.pad(images.flatten(2), (0, 1)).gather(2, places).view(b, c, height, width)
+
+
+def _border(
+    positions: Int64[Tensor, "b n"], size: int, border: CropBorder
+) -> tuple[Int64[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """Positions inside the image for positions that may lie outside, and whether each one shows the image."""
+    if border == "reflect":  # -1 -> 1, size -> size - 2: the edge itself is not repeated
+        return (size - 1) - ((size - 1) - positions.abs()).abs(), torch.ones_like(positions, dtype=torch.bool)
+    return positions, (positions >= 0) & (positions < size)
+
+
+def _jitter(
+    pixels: Float32[Tensor, "b c height width"], draws: Draws, strength: float
+) -> Float32[Tensor, "b c height width"]:
+    """Scale brightness, contrast and saturation, in this order, each by a factor in [1 - strength, 1 + strength)."""
+
+    def factor(column: Int64[Tensor, " b"]) -> Float32[Tensor, "b 1 1 1"]:
+        return (1.0 - strength + 2.0 * strength * fraction(column))[:, None, None, None]
+
+    pixels = (pixels * factor(draws.brightness)).clamp_(0.0, 1.0)
+    middle = grey(pixels).mean(dim=(2, 3), keepdim=True)
+    pixels = torch.lerp(middle, pixels, factor(draws.contrast)).clamp_(0.0, 1.0)
+    if pixels.shape[1] != 3:
+        return pixels
+    return torch.lerp(grey(pixels), pixels, factor(draws.saturation)).clamp_(0.0, 1.0)
+
+
+def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
+    """The luma of colour images; the mean of the channels for any other number of them."""
+    if pixels.shape[1] != 3:
+        return pixels.mean(dim=1, keepdim=True)
+    red, green, blue = pixels.split(1, dim=1)
+    luma: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    return luma
+
+
+def _square(draws: Draws, size: tuple[int, int], side: int) -> Bool[Tensor, "b 1 height width"]:
+    """Masks of squares whose middle is any pixel; a square near the border sticks out of the image."""
+    masks = []
+    for draw, length in ((draws.cut_row, size[0]), (draws.cut_column, size[1])):
+        first = below(draw, length) - side // 2
+        steps = torch.arange(length, device=draw.device) - first[:, None]
+        masks.append((steps >= 0) & (steps < side))
+    return (masks[0][:, :, None] & masks[1][:, None, :])[:, None]

@@ -1,0 +1,242 @@
+"""Open pictures that nobody vouches for. Every picture file of the library is opened here.
+
+Before a pixel is decoded, its header is held to
+
+    format    one of `FORMATS`; Pillow tries no other, so its rarer decoders, and the programs they start, are out of
+              reach
+    size      at most `LARGEST_PICTURE` pixels and `LONGEST_SIDE` in each direction (a picture of one pixel's width
+              takes Pillow up to 50 bytes a pixel); WebP at most `LARGEST_WEBP` pixels
+    depth     8 bits a channel: of more Pillow would cut some off
+    PNG       the checksums of its chunks, and that its data fill every row, which Pillow does not ask
+
+Pillow keeps 4 bytes a pixel, and up to 10 while it drops transparency: 800 MB for the largest picture. Pictures above
+`LARGE_PICTURE` are decoded one at a time, however many threads ask.
+"""
+
+import io
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from attnconv._util.errors import bad
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+LARGEST_PICTURE = 80_000_000  # pixels
+LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
+LARGE_PICTURE = 16_000_000  # pixels: two of more are not decoded at once
+LONGEST_SIDE = 65_535  # pixels: the most that JPEG has
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+# Pillow's decoders raise all of these for broken files.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+_DEEP = re.compile(r";16[BLN]")  # in the layout that a file's pixels have; `BGR;16` has 5 or 6 bits a channel
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of colour
+_PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_PIECE = 1 << 16  # bytes
+
+_one_large = threading.Lock()
+
+
+class PictureError(ValueError):
+    """The picture is broken, or not of 8 bits a channel."""
+
+
+class UnsupportedTypeError(PictureError):
+    """The bytes are no picture of a format that is taken."""
+
+
+class TooLargeError(PictureError):
+    """The picture has too many bytes or pixels."""
+
+
+@contextmanager
+def open_picture(
+    source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
+) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture and check its header; what Pillow raises inside the `with` block becomes a `PictureError`.
+
+    Args:
+        source: A file, or its content.
+        name: What errors call it; the file's path by default.
+        formats: Which of `FORMATS` are taken.
+        largest: The most pixels that it may have.
+
+    Raises:
+        UnsupportedTypeError: It is not of one of the formats.
+        TooLargeError: It has more pixels than `largest`, or in one direction more than `LONGEST_SIDE`.
+        PictureError: There is no such file, or the picture is broken, or not of 8 bits a channel.
+    """
+    name = name or ("image" if isinstance(source, bytes) else str(source))
+    try:
+        with (
+            _opened(source, name) as file,
+            Image.open(file, formats=formats) as image,
+        ):
+            _check_size(image, name, largest)
+            _check_depth(image, name)
+            if image.format == "PNG":
+                place = file.tell()
+                _check_png(file)
+                file.seek(place)  # of the pixels
+            with _one_large if image.width * image.height > LARGE_PICTURE else nullcontext():
+                yield image
+    except PictureError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnsupportedTypeError(bad(name, "must be a whole image", f"none of {', '.join(formats)}")) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
+        got = str(error) or "one that does not fit into memory"
+        raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
+    except _BROKEN as error:
+        first = str(error).partition("\n")[0][:200].rstrip(".") or type(error).__name__
+        raise PictureError(bad(name, "must be a whole image", first)) from error
+
+
+def _opened(source: Path | str | bytes, name: str) -> io.BytesIO | io.BufferedReader:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if not Path(source).is_file():  # a pipe might never end
+        raise PictureError(bad(name, "must be an image file", "no file of that name"))
+    return Path(source).open("rb")
+
+
+def fit_picture(
+    image: Image.Image, sizes: tuple[int, int], *, channels: int = 3
+) -> UInt8[Tensor, "channels height width"]:
+    """Decode an open picture: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
+
+    Of a picture with several frames this is the first, and of transparent pixels the colour below.
+
+    Args:
+        image: From `open_picture`, inside its `with` block.
+        sizes: Height and width of the result in pixels, at least 1.
+        channels: 3 for RGB, 1 for grey.
+    """
+    mode = "RGB" if channels == 3 else "L"
+    image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out first
+    if image.mode == "P" and image.palette is None:
+        raise SyntaxError("no palette")
+    turn = _turn(image)
+    width, height = sizes if turn in _SIDEWAYS else sizes[::-1]
+    if image.mode == "P" and image.has_transparency_data:
+        image = image.convert("RGBA")  # or Pillow warns
+    # Palettes and transparency cannot be scaled as they are; the other modes can, before they are converted.
+    plain = image if image.mode in ("RGB", "L", "CMYK", "YCbCr") else image.convert(mode)
+    fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR).convert(mode)
+    if turn is not None:  # now that it is small
+        fitted = fitted.transpose(turn)
+    pixels = np.asarray(fitted, np.uint8).reshape(*sizes, channels).transpose(2, 0, 1).copy()
+    return torch.from_numpy(pixels)
+
+
+def enlargement(image: Image.Image, sizes: tuple[int, int]) -> float:
+    """By how much `fit_picture` enlarges a picture that it has decoded; below 1 where it shrinks it."""
+    width, height = image.size[::-1] if _turn(image) in _SIDEWAYS else image.size
+    return max(sizes[0] / height, sizes[1] / width)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to set a picture upright. EXIF that cannot be read turns nothing: the pixels are whole all the same."""
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except _BROKEN:
+        return None
+
+
+def _check_size(image: ImageFile.ImageFile, name: str, largest: int) -> None:
+    got = f"{image.width} x {image.height}"
+    most = min(largest, LARGEST_WEBP) if image.format == "WEBP" else largest
+    if image.width * image.height > most:
+        requirement = f"must have at most {most:,} pixels" + (" as WebP" if most < largest else "")
+        raise TooLargeError(bad(name, requirement, got))
+    if max(image.size) > LONGEST_SIDE:
+        raise TooLargeError(bad(name, f"must have sides of at most {LONGEST_SIDE:,} pixels", got))
+
+
+def _check_depth(image: ImageFile.ImageFile, name: str) -> None:
+    codec, arguments = (image.tile[0][0], image.tile[0][3]) if image.tile else ("", "")
+    deep = codec == "ppm" and isinstance(arguments, tuple) and arguments[-1] > 255  # the largest value
+    if image.mode[0] in "IF" or deep or _DEEP.search(str(arguments)):
+        raise PictureError(bad(name, "must have 8 bits a channel", f"an image of mode {image.mode}, {arguments}"))
+
+
+def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
+    """Hold a PNG's chunks to their checksums, and count the bytes that its pixels unpack to.
+
+    Raises:
+        SyntaxError: A checksum is wrong, or rows are missing.
+        struct.error: The file ends before its last chunk does.
+        zlib.error: The pixels cannot be unpacked.
+    """
+    file.seek(8)
+    inflate, missing, kind = zlib.decompressobj(), 0, b""
+    while kind != b"IEND":
+        length, kind = struct.unpack(">I4s", file.read(8))
+        checksum = zlib.crc32(kind)
+        while length > 0:
+            piece = file.read(min(length, _PIECE))
+            if not piece:
+                raise SyntaxError(f"a chunk {kind.decode('ascii', 'replace')} that is cut off")
+            length -= len(piece)
+            checksum = zlib.crc32(piece, checksum)
+            if kind == b"IHDR":
+                missing = _png_bytes(piece)
+            elif kind == b"IDAT":
+                missing -= _inflated(inflate, piece, missing)
+        if struct.unpack(">I", file.read(4))[0] != checksum:
+            raise SyntaxError(f"a chunk {kind.decode('ascii', 'replace')} whose checksum does not fit")
+    if missing > 0:
+        raise SyntaxError(f"pixels of which {missing:,} bytes are missing")
+
+
+def _inflated(inflate: Any, piece: bytes, most: int) -> int:
+    """How many bytes a piece of a stream of `zlib.decompressobj` unpacks to; no more than `most` are unpacked."""
+    total = 0
+    while total < most and not inflate.eof:
+        count = len(inflate.decompress(piece, min(most - total, _PIECE)))
+        total, piece = total + count, inflate.unconsumed_tail
+        if count == 0 and not piece:
+            break
+    return total
+
+
+def _png_bytes(header: bytes) -> int:
+    """Bytes that the pixels of a PNG unpack to: rows of whole bytes, each behind one that names its filter."""
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    bits = depth * _PNG_CHANNELS[colour]
+    total = 0
+    for left, top, across, down in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = max(0, -(-(width - left) // across)), max(0, -(-(height - top) // down))
+        total += rows * (1 + -(-columns * bits // 8)) if columns else 0
+    return total

@@ -1,0 +1,125 @@
+"""Mixup and CutMix: pictures that are blends of two images, with labels that are blends as well.
+
+Mixup (Zhang et al., 2018) blends all pixels: lambda x + (1 - lambda) x'. CutMix (Yun et al., 2019) pastes a rectangle
+of x' into x; lambda is then the part of x that is left. Both draw lambda from Beta(a, a).
+
+Whether and how an image is blended depends on (seed, epoch, sample); with whom depends on who else is in the batch of
+this process. This is the only randomness of the library that does.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv.data.random_numbers import Stream, Words, below, fraction, words
+from attnconv.data.settings import AugmentSettings
+
+_TRIES = 12
+_COLUMNS = 4 + 2 * _TRIES  # partner, choice, row, column, then the pairs for Beta
+
+
+def mix(
+    images: Float[Tensor, "b c height width"],
+    labels: Int64[Tensor, " b"],
+    samples: Int64[Tensor, " b"],
+    *,
+    seed: int,
+    epoch: int,
+    settings: AugmentSettings,
+    classes: int,
+    draw: Words = words,
+) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
+    """Blend each image of a batch with another one, and their labels alike.
+
+    Args:
+        images: the batch after `attnconv.data.augmentation.augment`.
+        labels: its classes; checked on the CPU only.
+        samples: numbers of the images in their set.
+        seed: the run's seed, at least 0.
+        epoch: number of the epoch, at least 0.
+        settings: ``mixup`` and ``cutmix`` are looked at. With both on, each image takes one of them at random; with
+            both at 0 the images come back as they are.
+        classes: number of classes.
+        draw: where the random numbers come from; `WordsOfASet` saves time in training.
+
+    Returns:
+        The blended images, and a distribution over the classes for each.
+
+    Raises:
+        ValueError: if a label is not one of the classes, or a parameter is outside [0, 1].
+
+    Example:
+        >>> chosen = AugmentSettings(mixup=0.2)
+        >>> numbers, ones = torch.arange(4), torch.ones(4, 3, 8, 8)
+        >>> _, soft = mix(ones, numbers, numbers, seed=0, epoch=0, settings=chosen, classes=4)
+        >>> soft.sum(dim=1)
+        tensor([1., 1., 1., 1.])
+    """
+    # On a GPU a look at them would wait for all work that it was handed.
+    if labels.device.type == "cpu" and len(labels) > 0 and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        got = f"{int(labels.min())} to {int(labels.max())}"
+        raise ValueError(bad("labels", f"must be 0 to {classes - 1}", got))
+    soft = (labels[:, None] == torch.arange(classes, device=labels.device)).to(torch.float32)
+    if settings.mixup == 0.0 and settings.cutmix == 0.0:
+        return images, soft
+    draws = draw(seed, epoch, samples, Stream.MIX, _COLUMNS)
+    pairs, partner = fraction(draws[:, 4:]), _partners(draws[:, 0])
+    both = settings.mixup > 0.0 and settings.cutmix > 0.0
+    cuts = below(draws[:, 1], 2) == 1 if both else torch.full_like(labels, settings.cutmix > 0.0, dtype=torch.bool)
+    kept = torch.ones_like(pairs[:, 0])
+    if settings.mixup > 0.0:
+        kept = torch.where(cuts, kept, beta(settings.mixup, pairs))
+    mixed = torch.lerp(images[partner], images, kept[:, None, None, None].to(images.dtype))
+    if settings.cutmix > 0.0:
+        inside = cuts[:, None, None] & _rectangle(draws, images, beta(settings.cutmix, pairs))
+        mixed = torch.where(inside[:, None], images[partner], mixed)
+        kept = torch.where(cuts, 1.0 - inside.to(torch.float32).mean(dim=(1, 2)), kept)
+    return mixed, torch.lerp(soft[partner], soft, kept[:, None])
+
+
+def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
+    """Draws from Beta(a, a), 0 < a <= 1, by Jöhnk's rule: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+
+    A pair (u, v) is accepted with probability at least 1/2; the first accepted of twelve is taken, and 1/2 where none
+    is (once in 4096 at a = 1, practically never at a = 0.2).
+
+    Args:
+        parameter: a, in (0, 1].
+        uniforms: numbers in [0, 1), first all u, then all v.
+
+    Returns:
+        One number in [0, 1] per row.
+
+    Raises:
+        ValueError: if the parameter is outside (0, 1].
+    """
+    if not 0.0 < parameter <= 1.0:
+        raise ValueError(bad("parameter", "must be in (0, 1]", parameter))
+    # In logarithms, since u^(1/a) underflows for small a; 1 - u lies in (0, 1], where the logarithm is finite.
+    log_x, log_y = (torch.log1p(-uniforms) / parameter).chunk(2, dim=1)
+    accepted = torch.logaddexp(log_x, log_y) <= 0.0
+    values = torch.sigmoid(log_x - log_y)
+    first = accepted.to(torch.int64).argmax(dim=1, keepdim=True)
+    return torch.where(accepted.any(dim=1), values.gather(1, first)[:, 0], 0.5)
+
+
+def _partners(draws: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+    """One cycle through the batch in random order: everyone has a partner, nobody itself (in batches of 2 and up)."""
+    order = torch.argsort(draws, stable=True)
+    partner = torch.empty_like(order)
+    partner[order] = order.roll(1)
+    return partner
+
+
+def _rectangle(
+    draws: Int64[Tensor, "b columns"], images: Float[Tensor, "b c height width"], kept: Float32[Tensor, " b"]
+) -> Bool[Tensor, "b height width"]:
+    """Masks of rectangles of the image's shape and the area 1 - kept, about any pixel, cut off at the border."""
+    masks = []
+    for column, length in ((2, images.shape[2]), (3, images.shape[3])):
+        side = ((1.0 - kept).sqrt() * length).round().to(torch.int64)
+        first = below(draws[:, column], length) - side // 2
+        steps = torch.arange(length, device=draws.device) - first[:, None]
+        masks.append((steps >= 0) & (steps < side[:, None]))
+    return masks[0][:, :, None] & masks[1][:, None, :]

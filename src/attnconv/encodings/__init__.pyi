@@ -1,0 +1,25 @@
+from .absolute import Absolute as Absolute
+from .base import (
+    Encoding as Encoding,
+    JointEncoding as JointEncoding,
+    SeparableEncoding as SeparableEncoding,
+)
+from .learned_relative import (
+    LearnedRelative as LearnedRelative,
+    LearnedRelativeContent as LearnedRelativeContent,
+)
+from .position_vectors import (
+    LearnedPositions as LearnedPositions,
+    SinusoidalPositions as SinusoidalPositions,
+)
+from .quadratic import (
+    GeneralizedQuadratic as GeneralizedQuadratic,
+    Quadratic as Quadratic,
+)
+from .registry import encoding_named as encoding_named
+from .registry_names import ENCODING_NAMES as ENCODING_NAMES
+from .transformer_xl import (
+    QuadraticFeatures as QuadraticFeatures,
+    Relative as Relative,
+    SinusoidalFeatures as SinusoidalFeatures,
+)

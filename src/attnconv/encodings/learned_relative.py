@@ -1,0 +1,125 @@
+"""Learned relative encodings: a table of vectors for row shifts and one for column shifts. Section 4.3 of the paper.
+
+    position only   score_h(delta) = sum_a  r_a[delta_a] . w_h,a
+    with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
+
+where a runs over axes, r_a is the axis's table, and q_h,a is the a-th equal part of the query vector of e channels.
+A table has 2 * max_shift + 1 rows. **Another image size:** a shift beyond the table takes the table's outermost row, so
+weights learned on one size serve every size, and a larger image only adds shifts that all count as "far".
+"""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attnconv._util.value_checks import whole
+from attnconv.encodings.base import Encoding, SeparableEncoding
+from attnconv.encodings.content_scores import (
+    check_head_channels,
+    content_scores,
+    lattice_keys,
+    pixel_queries,
+    position_scores,
+)
+from attnconv.grid import Grid
+from attnconv.operators.content import Content
+from attnconv.operators.kernels.contractions import axis_sum
+
+
+@final
+class LearnedRelative(SeparableEncoding):
+    """Learned relative encoding without content: a fixed map of attention per head, the same for every image.
+
+    Args:
+        heads: Number of heads.
+        dims: Number of axes.
+        channels: Length of the table's vectors.
+        max_shift: Largest shift with a row of its own, in pixels; 15 for the paper's 16 x 16 positions.
+
+    Attributes:
+        tables: One (2 * max_shift + 1, channels) for each axis; row max_shift is shift 0.
+        projections: One bias-free Linear(channels, heads) for each axis.
+    """
+
+    by_head = ("projections",)
+
+    def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
+        super().__init__(heads, dims)
+        self.max_shift = check_max_shift(max_shift)
+        channels = whole("channels", channels, 1)
+        self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
+        self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
+
+    def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
+        projection = self.projections[axis].weight.to(shifts.dtype)
+        scores = self.tables[axis].to(shifts.dtype) @ projection.T  # (2 max_shift + 1, h)
+        return scores[table_rows(shifts, self.max_shift)].permute(2, 0, 1)
+
+
+@final
+class LearnedRelativeContent(Encoding):
+    """Learned relative encoding with content, q.k + q.r: the full stand-alone self-attention of section 4.3.
+
+    Args:
+        in_channels: Channels of the image.
+        heads: Number of heads.
+        dims: Number of axes; must divide head_channels.
+        head_channels: Length e of a head's query and key; None for in_channels, or the next multiple of dims.
+        max_shift: Largest shift with a row of its own, in pixels.
+
+    Attributes:
+        query: Linear(in_channels, heads * e), with bias.
+        key: Linear(in_channels, heads * e), with bias.
+        tables: One (2 * max_shift + 1, e / dims) for each axis, shared by the heads.
+    """
+
+    by_head = ("query", "key")
+
+    def __init__(
+        self, in_channels: int, heads: int, dims: int = 2, *, head_channels: int | None = None, max_shift: int = 15
+    ) -> None:
+        super().__init__(heads, dims)
+        self.head_channels = check_head_channels(in_channels, head_channels, multiple_of=dims)
+        self.max_shift = check_max_shift(max_shift)
+        self.query = nn.Linear(in_channels, heads * self.head_channels)
+        self.key = nn.Linear(in_channels, heads * self.head_channels)
+        rows, part = 2 * max_shift + 1, self.head_channels // dims
+        self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
+
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
+        query, key = self._query_and_key(grid, x)
+        return Content(grid, query, key, biases=self._biases(grid, query))
+
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
+        query, key = self._query_and_key(grid, x)
+        return {
+            "content-content": content_scores(query, key),
+            "content-position": axis_sum(self._biases(grid, query)),
+        }
+
+    def _query_and_key(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
+        query = pixel_queries(self.query, self.heads, grid, x, 1 / math.sqrt(self.head_channels))
+        return query, lattice_keys(self.key, self.heads, grid, x)
+
+    def _biases(self, grid: Grid, query: Tensor) -> list[Tensor]:
+        parts = query.chunk(self.dims, -1)
+        scores = []
+        for dim, (part, axis) in enumerate(zip(parts, grid.axes, strict=True)):
+            rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
+            scores.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
+        return scores
+
+
+def table_rows(
+    shifts: Float[Tensor, "n lattice"] | Int[Tensor, "n lattice"], max_shift: int
+) -> Int[Tensor, "n lattice"]:
+    """The table row of each shift: shifts beyond the table take its outermost rows."""
+    return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift
+
+
+def check_max_shift(max_shift: int) -> int:
+    """Refuse a table without a row for shift 0."""
+    return whole("max_shift", max_shift, 0)

@@ -1,0 +1,222 @@
+"""Relative encodings in the form of Transformer-XL: equation (8) of the paper, with all four terms.
+
+    score_h(q, k) = scale * (   x_q W_qry . x_k W_key          content-content
+                              + x_q W_qry . W^_key r_delta     content-position
+                              + u_h . x_k W_key                position-content
+                              + v_h . W^_key r_delta )         position-position
+
+The vectors r_delta are fixed functions of the shift that are sums over axes, r_delta = sum_a phi_a(delta_a): sinusoids
+(one part of the vector for each axis) or the quadratic (|delta|^2, delta_1, delta_2) of equation (9). Each term can be
+left out, with its parameters; with the last term alone the scores are a sum over axes and no image enters them.
+"""
+
+import abc
+import math
+from functools import partial
+from typing import Literal, TypeAlias, final, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv.encodings.base import Encoding, over_queries, separable_operator, widest
+from attnconv.encodings.content_scores import (
+    check_head_channels,
+    content_scores,
+    lattice_keys,
+    next_multiple,
+    pixel_queries,
+    position_scores,
+)
+from attnconv.encodings.position_vectors import check_sinusoidal, sinusoids
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
+from attnconv.operators.content import Content
+from attnconv.operators.kernels.contractions import axis_sum
+
+Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
+TERMS: tuple[Term, ...] = get_args(Term)
+
+
+class ShiftFeatures(abc.ABC):
+    """Fixed vectors r_delta of a shift: a sum over axes of vectors of `channels` numbers."""
+
+    channels: int
+
+    @abc.abstractmethod
+    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        """phi_a: what the shift along one axis adds to r_delta."""
+
+
+@final
+class SinusoidalFeatures(ShiftFeatures):
+    """One equal part of the vector for each axis, made of sines and cosines of the shift at geometric wavelengths."""
+
+    def __init__(self, channels: int, dims: int) -> None:
+        self.channels = check_sinusoidal("position_channels", channels, dims)
+        self.dims = dims
+
+    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        part = self.channels // self.dims
+        return nn.functional.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
+
+
+@final
+class QuadraticFeatures(ShiftFeatures):
+    """``r_delta = (|delta|^2, delta_1, .., delta_dims)`` of equation (9): D_p = dims + 1 numbers."""
+
+    def __init__(self, dims: int) -> None:
+        self.channels = dims + 1
+        self.dims = dims
+
+    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        zero = torch.zeros_like(shifts)
+        others = [shifts if axis == other else zero for other in range(self.dims)]
+        return torch.stack([shifts.square(), *others], -1)
+
+
+@final
+class Relative(Encoding):
+    """Equation (8), term by term.
+
+    Args:
+        in_channels: Channels of the image.
+        heads: Number of heads.
+        dims: Number of axes.
+        head_channels: Length e of a head's query and key; None for in_channels.
+        features: The vectors r_delta; None for sinusoids of in_channels numbers, or the next multiple of 2 * dims.
+        terms: Which of the four terms to use; parameters of the others do not exist.
+        scaled: Divide the score by sqrt(e), as Transformer-XL does; equation (8) itself has no such factor.
+
+    Attributes:
+        query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias, or None where no used term has them.
+        position_key: W^_key, Linear(D_p, heads * e) without bias, or None.
+        content_bias: u, (heads, e), or None.
+        position_bias: v, (heads, e), or None.
+    """
+
+    by_head = ("query", "key", "position_key", "content_bias", "position_bias")
+
+    def __init__(
+        self,
+        in_channels: int,
+        heads: int,
+        dims: int = 2,
+        *,
+        head_channels: int | None = None,
+        features: ShiftFeatures | None = None,
+        terms: tuple[Term, ...] = TERMS,
+        scaled: bool = True,
+    ) -> None:
+        super().__init__(heads, dims)
+        if not terms or any(term not in TERMS for term in terms):
+            raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
+        self.used = frozenset(terms)
+        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.features = SinusoidalFeatures(next_multiple(in_channels, 2 * dims), dims) if features is None else features
+        self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
+        width = heads * self.head_channels
+        content, position, positional = "content-content", "content-position", "position-position"
+        self.query = nn.Linear(in_channels, width, bias=False) if self.used & {content, position} else None
+        self.key = nn.Linear(in_channels, width, bias=False) if self.used & {content, "position-content"} else None
+        with_position = bool(self.used & {position, positional})
+        self.position_key = nn.Linear(self.features.channels, width, bias=False) if with_position else None
+        vector = (heads, self.head_channels)
+        self.content_bias = nn.Parameter(torch.randn(vector)) if "position-content" in self.used else None
+        self.position_bias = nn.Parameter(torch.randn(vector)) if positional in self.used else None
+
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
+        if self.used == {"position-position"}:
+            tables = partial(self._position_tables, grid, x, widest(x.device))
+            return separable_operator(grid, x, self.heads, partial(self._global_positions, grid, x), tables)
+        query = self._query(grid, x)
+        biases: list[Tensor] = []
+        if "content-position" in self.used:
+            assert query is not None
+            biases = self._content_positions(grid, query)
+        if "position-position" in self.used:
+            whole = self._spread_positions(grid, x)
+            biases = [a + b for a, b in zip(biases, whole, strict=True)] if biases else whole
+        left, right = self._content_vectors(grid, x, query)
+        return Content(grid, left, right, biases=biases)
+
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
+        found: dict[str, Tensor] = {}
+        query = self._query(grid, x)
+        key = None if self.key is None else lattice_keys(self.key, self.heads, grid, x)
+        if "content-content" in self.used:
+            assert query is not None
+            assert key is not None
+            found["content-content"] = content_scores(query, key)
+        if "content-position" in self.used:
+            assert query is not None
+            found["content-position"] = axis_sum(self._content_positions(grid, query))
+        if "position-content" in self.used:
+            assert key is not None
+            score = content_scores(self._scaled_bias(key.dtype)[None], key)
+            found["position-content"] = score.expand(-1, -1, grid.query_count, -1)
+        if "position-position" in self.used:
+            found["position-position"] = axis_sum(self._spread_positions(grid, x))
+        return found
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, dims={self.dims}, terms={tuple(t for t in TERMS if t in self.used)}"
+
+    def _query(self, grid: Grid, x: Tensor) -> Tensor | None:
+        """scale * q, (b, h, n, e)."""
+        return None if self.query is None else pixel_queries(self.query, self.heads, grid, x, self.scale)
+
+    def _content_vectors(self, grid: Grid, x: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Left and right vectors whose products are the terms with a content key: scale * (q + u) . k."""
+        if self.key is None:  # no such term: products of nothing
+            assert query is not None
+            return query[..., :0], query.new_zeros((query.shape[0], self.heads, grid.lattice_count, 0))
+        key = lattice_keys(self.key, self.heads, grid, x)
+        left = key.new_zeros((key.shape[0], self.heads, grid.query_count, self.head_channels))
+        if "content-content" in self.used:
+            assert query is not None
+            left = query
+        if self.content_bias is not None:
+            left = left + self._scaled_bias(left.dtype)
+        return left, key
+
+    def _content_positions(self, grid: Grid, query: Tensor) -> list[Tensor]:
+        """scale * q . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
+        with full_precision(query.device):
+            folded = query @ self._position_matrix(query.dtype)  # (b, h, n, D_p): W^T q meets r directly
+        scores = []
+        for dim, axis in enumerate(grid.axes):
+            shifts = axis.all_shifts(query.device)
+            vectors = self.features.along(dim, shifts.to(query.dtype))
+            scores.append(position_scores(folded, vectors, axis.shifts(query.device) - shifts[0], dim, grid))
+        return scores
+
+    def _position_tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """v . W^_key phi_a(delta_a), scaled, one (h, shifts) for each axis."""
+        assert self.position_bias is not None
+        with full_precision(x.device):
+            bias = self.position_bias.to(dtype)[:, None] * self.scale
+            folded = (bias @ self._position_matrix(dtype))[:, 0]  # (h, D_p)
+            shifts = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
+            return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
+
+    def _global_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
+        """The same of every query and lattice point, one (h, n_a, lattice_a) for each axis."""
+        tables = zip(grid.axes, self._position_tables(grid, x, score_dtype(x.dtype)), strict=True)
+        return [table[:, axis.shifts(x.device) - axis.all_shifts(x.device)[0]] for axis, table in tables]
+
+    def _spread_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
+        """The same for every query, one (1, h, n, lattice_a) for each axis."""
+        scores = enumerate(self._global_positions(grid, x))
+        return [over_queries(grid, dim, score)[None] for dim, score in scores]
+
+    def _scaled_bias(self, dtype: torch.dtype) -> Tensor:
+        """scale * u as (h, 1, e)."""
+        assert self.content_bias is not None
+        return self.content_bias.to(dtype)[:, None] * self.scale
+
+    def _position_matrix(self, dtype: torch.dtype) -> Tensor:
+        """W^_key as (h, e, D_p)."""
+        assert self.position_key is not None
+        return self.position_key.weight.to(dtype).unflatten(0, (self.heads, self.head_channels))

@@ -1,0 +1,30 @@
+from .example_payload import example as example
+from .html_page import find_page as find_page
+from .notebook import (
+    Explorer as Explorer,
+    explore as explore,
+)
+from .payload_read import (
+    Payload as Payload,
+    PayloadLayer as PayloadLayer,
+    read_payload as read_payload,
+)
+from .payload_rows import attention_row as attention_row
+from .payload_write import (
+    Pictures as Pictures,
+    payload as payload,
+)
+from .selection import Selection as Selection
+from .server import (
+    app as app,
+    listen as listen,
+    server_for as server_for,
+)
+from .session import Session as Session
+from .static_export import export as export
+from .training_history import (
+    HeadShapes as HeadShapes,
+    Moment as Moment,
+    moments_of as moments_of,
+)
+from .uploaded_images import read_upload as read_upload

@@ -1,0 +1,46 @@
+from .auditing import (
+    Audit as Audit,
+    LayerAudit as LayerAudit,
+    audit as audit,
+)
+from .capture import visit_attention as visit_attention
+from .capture_operators import (
+    attention_operators as attention_operators,
+    content_layers as content_layers,
+    visit_operators as visit_operators,
+)
+from .conv_score import (
+    convolution_score as convolution_score,
+    grid_coverage as grid_coverage,
+)
+from .head_arrangement import (
+    MirrorSymmetry as MirrorSymmetry,
+    TurnedHeads as TurnedHeads,
+    mirror_partners as mirror_partners,
+    mirror_symmetry as mirror_symmetry,
+    turned_heads as turned_heads,
+)
+from .head_statistics import (
+    LayerStatistics as LayerStatistics,
+    RunningStatistics as RunningStatistics,
+    layer_statistics as layer_statistics,
+)
+from .layer_trends import (
+    LayerTrend as LayerTrend,
+    layer_trend as layer_trend,
+)
+from .moments import (
+    AttentionMoments as AttentionMoments,
+    attention_moments as attention_moments,
+    sample_queries as sample_queries,
+)
+from .query_maps import (
+    QueryMaps as QueryMaps,
+    mean_query_maps as mean_query_maps,
+)
+from .shift_profiles import (
+    RunningShiftProfile as RunningShiftProfile,
+    ShiftProfile as ShiftProfile,
+    shift_profile as shift_profile,
+)
+from .token_operator import TokenOperator as TokenOperator

@@ -1,0 +1,190 @@
+"""How the heads of a layer stand to each other: against heads turned at random, and against their own mirror images.
+
+Two heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), as in `redundancy`.
+
+    turned at random   every head's profile is mirrored along each axis, and its axes are exchanged where they are as
+                       long, by chance. How far and how widely a head looks stays; the direction is drawn anew. Heads
+                       that keep out of each other's way overlap less than such heads and cover a kernel better.
+    mirrored           profile p_h(delta) with one component of delta negated. A layer is symmetric along an axis if
+                       every mirrored head has a partner in the layer: another head, or itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.inspect.conv_score import grid_coverage
+from attnconv.inspect.head_statistics import profile_cosines, redundancy
+from attnconv.inspect.layer_trends import LEVEL
+from attnconv.inspect.shift_profiles import ShiftProfile
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TurnedHeads:
+    """What to expect of a layer's heads by chance: one number for each draw.
+
+    Attributes:
+        redundancy: `redundancy` of each draw, (draws,) float64.
+        coverage: `grid_coverage` of each draw, (draws,) float64.
+    """
+
+    redundancy: Float64[Tensor, "draws"]
+    coverage: Float64[Tensor, "draws"]
+
+
+def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
+    """Overlap and coverage of a layer whose heads are turned at random.
+
+    Args:
+        profile: The layer's attention per shift.
+        draws: How often to draw, at least 1.
+        seed: Of the draws, at least 0.
+
+    Raises:
+        ValueError: `draws` is below 1, `seed` below 0, or shifts reach farther one way than the other.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
+        >>> profile = shift_profile(Shift(Grid.make((8, 8)), taps, torch.zeros(())))
+        >>> turned = turned_heads(profile, draws=20)
+        >>> redundancy(profile) < float(turned.redundancy.min()), float(turned.coverage.max()) < 1
+        (True, True)
+    """
+    generator = torch.Generator().manual_seed(whole("seed", seed, 0))
+    turned = [turned_at_random(profile, generator) for _ in range(whole("draws", draws, 1))]
+    return TurnedHeads(
+        redundancy=torch.tensor([redundancy(one) for one in turned], dtype=torch.float64),
+        coverage=torch.tensor([grid_coverage(one) for one in turned], dtype=torch.float64),
+    )
+
+
+def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> ShiftProfile:
+    """The profile with each head mirrored along each axis by chance, and its axes in any order where they are as long.
+
+    Args:
+        profile: The layer's attention per shift.
+        generator: What the chances are drawn from, on the CPU.
+
+    Returns:
+        A profile to compare heads by; its `counts` and `constancy` are those of the original.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> one = shift_profile(Shift(Grid.make((6,)), [(1,)], torch.zeros(())))
+        >>> turned = turned_at_random(one, torch.Generator().manual_seed(0))
+        >>> bool(turned.mass.sum() == one.mass.sum())
+        True
+    """
+    dims = _symmetric_axes(profile)
+    square = len(set(profile.reach)) == 1
+    heads = []
+    for head in profile.mass:
+        flipped = torch.rand(dims, generator=generator) < 0.5
+        order = torch.randperm(dims, generator=generator).tolist() if square else list(range(dims))
+        heads.append(head.flip(flipped.nonzero().flatten().tolist()).permute(order))
+    return replace(profile, mass=torch.stack(heads))
+
+
+def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
+    """For each head, the head of the layer that is most like its mirror image.
+
+        max over h' of  cosine(p_h mirrored, p_h')
+
+    Args:
+        profile: The layer's attention per shift.
+        axis: The axis whose shifts are negated: of images 0 mirrors up and down, 1 left and right.
+
+    Returns:
+        The cosine, 0 to 1, and the partner's index, which may be the head's own.
+
+    Raises:
+        ValueError: There is no such axis, or shifts reach farther one way than the other.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> profile = shift_profile(Shift(Grid.make((8, 8)), [(0, 1), (0, -1), (2, 0)], torch.zeros(())))
+        >>> similarity, partner = mirror_partners(profile, 1)
+        >>> similarity.tolist(), partner.tolist()
+        ([1.0, 1.0, 1.0], [1, 0, 2])
+        >>> bool(mirror_partners(profile, 0)[0][2] < 0.1)
+        True
+    """
+    dims = _symmetric_axes(profile)
+    if axis not in range(dims):
+        raise ValueError(bad("axis", f"must be in 0 .. {dims - 1}", axis))
+    mirrored = profile.mass.flip(axis + 1)
+    found = profile_cosines(mirrored.flatten(1), profile.mass.flatten(1)).max(1)
+    return found.values.clamp(0.0, 1.0), found.indices
+
+
+def _symmetric_axes(profile: ShiftProfile) -> int:
+    """The number of axes, where the shifts of each reach as far down as up: only then a flip negates them."""
+    if any(least != -most for least, most in profile.reach):
+        fix = "Use a layer whose queries stand on its pixels."
+        raise ValueError(bad("profile", "must reach as far either way", list(profile.reach), fix))
+    return len(profile.reach)
+
+
+@final
+@dataclass(frozen=True)
+class MirrorSymmetry:
+    """How far the heads of images stand symmetrically from left to right, with up and down as the control.
+
+    Attributes:
+        left_right: Mean over heads of the cosine with the best partner (`mirror_partners`), 0 to 1.
+        up_down: The same of the other mirror.
+        chance: What left_right - up_down exceeds in one of twenty draws that exchange the two mirrors head by head;
+            two heads that are each other's partner are exchanged together.
+    """
+
+    left_right: float
+    up_down: float
+    chance: float
+
+
+def mirror_symmetry(profiles: Sequence[ShiftProfile], *, draws: int = 1000, seed: int = 0) -> MirrorSymmetry:
+    """Symmetry of all heads of some layers, each head having its partner in its own layer.
+
+    Args:
+        profiles: One for each layer, of two axes.
+        draws: Exchanges, at least 1.
+        seed: Of the exchanges, at least 0.
+
+    Raises:
+        ValueError: There is no profile, one has not two axes, `draws` is below 1 or `seed` below 0.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> taps = [(2, 1), (2, -1), (3, 2), (3, -2), (1, 3), (1, -3), (4, 4), (4, -4), (2, 0), (3, 0)]
+        >>> found = mirror_symmetry([shift_profile(Shift(Grid.make((12, 12)), taps, torch.zeros(())))])
+        >>> round(found.left_right, 3), found.left_right - found.up_down > found.chance
+        (1.0, True)
+    """
+    if not profiles or any(len(profile.reach) != 2 for profile in profiles):
+        got = [len(profile.reach) for profile in profiles]
+        raise ValueError(bad("profiles", "must be one or more, of two axes each", f"axes {got}"))
+    generator = torch.Generator().manual_seed(whole("seed", seed, 0))
+    across, upright, sums = [], [], []
+    for profile in profiles:
+        (one, partner), (other, _) = mirror_partners(profile, 1), mirror_partners(profile, 0)
+        own = torch.arange(len(partner), device=partner.device)
+        pair = torch.where(partner[partner] == own, torch.minimum(own, partner), own)  # a name for each pair
+        across.append(one)
+        upright.append(other)
+        sums.append(torch.zeros_like(one).index_add(0, pair, one - other))
+    together = torch.cat(sums).cpu()
+    signs = torch.randint(0, 2, (whole("draws", draws, 1), len(together)), generator=generator).double() * 2 - 1
+    chance = torch.quantile(signs @ together / len(together), LEVEL)
+    return MirrorSymmetry(float(torch.cat(across).mean()), float(torch.cat(upright).mean()), float(chance))

@@ -1,0 +1,241 @@
+"""What enters the scores of an attention module besides its projections, and how the module is called.
+
+    scores(q, k) = s (R_q N_q(x_q W_q)) . (R_k N_k(x_k W_k)) + B(q, k) + A(q, k)        per head
+
+    B    a learned number for each relative position and head, read from a table
+    R    rotary positions: planes of the image's queries and keys turned by angles that depend on their place
+    A    what is added at every call: the mask of shifted windows, or a bias that several layers share
+
+R and A are arguments of the forward pass. They are known by name, as are the two ways in which rotations are given:
+sines and cosines in one tensor for neighbouring channels or halves (timm), cosines and sines in a pair for halves
+(Hugging Face).
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+
+ADDED = ("attn_mask", "attention_mask", "mask", "shared_rel_pos_bias", "shared_rel_pos")
+ROTATIONS = ("rope", "position_embeddings")
+BLOCKED = -50.0  # what is added to scores that are to be nothing: -100 in Swin, infinity elsewhere; e^-50 = 2e-22
+
+
+@final
+class PositionBias(nn.Module):
+    """B: a number for each relative position and head.
+
+    Args:
+        table: One row for each relative position, (positions, heads). Held, not copied.
+        index: Which of them a query and a key have, (queries, keys).
+
+    Example:
+        >>> bias = PositionBias(nn.Parameter(torch.tensor([[1.0], [2.0]])), torch.tensor([[0, 1], [1, 0]]))
+        >>> bias().tolist()
+        [[[1.0, 2.0], [2.0, 1.0]]]
+    """
+
+    def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
+        super().__init__()
+        self.table = table
+        self.index: Tensor
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self) -> Float[Tensor, "h r n"]:
+        """B of all queries and keys."""
+        return self.table[self.index].permute(2, 0, 1)
+
+    def of(self, heads: Sequence[int], queries: slice = slice(None)) -> "PositionBias":
+        """A copy for some heads and queries."""
+        table = nn.Parameter(self.table.detach()[:, list(heads)].clone(), requires_grad=self.table.requires_grad)
+        return PositionBias(table, self.index[queries].clone())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScoreTerms:
+    """R and A of one call.
+
+    Attributes:
+        cos: Cosines for the tokens of the image, which are the last; None without rotations.
+        sin: Sines.
+        neighbours: Whether planes are of channels 2i and 2i + 1 or (False) of i and i + d / 2.
+        added: A for the sequences of one image, or for any sequence.
+    """
+
+    cos: Float[Tensor, "#h m d"] | None = None
+    sin: Float[Tensor, "#h m d"] | None = None
+    neighbours: bool = False
+    added: Float[Tensor, "w #h n n"] | None = None
+
+    def of(self, heads: Sequence[int]) -> "ScoreTerms":
+        """Those of some heads."""
+        some = list(heads)
+
+        def pick(x: Tensor | None, dim: int) -> Tensor | None:
+            return x if x is None or x.shape[dim] == 1 else x.index_select(dim, torch.tensor(some, device=x.device))
+
+        return replace(self, cos=pick(self.cos, 0), sin=pick(self.sin, 0), added=pick(self.added, 1))
+
+    def turned(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """R x. Tokens before the image's stay."""
+        if self.cos is None or self.sin is None:
+            return x
+        before = x.shape[2] - self.cos.shape[1]
+        image = x[:, :, before:]
+        if self.neighbours:
+            pairs = image.unflatten(-1, (-1, 2))
+            partner = torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
+        else:
+            low, high = image.chunk(2, -1)
+            partner = torch.cat((-high, low), -1)
+        return torch.cat((x[:, :, :before], (image * self.cos + partner * self.sin).to(x.dtype)), 2)
+
+    def raised(self, scores: Float[Tensor, "b h r n"], rows: slice = slice(None)) -> Float[Tensor, "b h r n"]:
+        """Scores plus A.
+
+        Args:
+            scores: Of sequences; those of one image follow one another.
+            rows: Which queries they belong to.
+        """
+        if self.added is None:
+            return scores
+        added = self.added[:, :, rows].to(scores.dtype)
+        return (scores.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
+
+    def allowed(self) -> Bool[Tensor, "w n n"] | None:
+        """Which keys a query may look at in any head; None where nothing is added."""
+        return None if self.added is None else (self.added > BLOCKED).any(1)
+
+    def blocks(self) -> bool:
+        """Whether there is a key that a query may not look at."""
+        allowed = self.allowed()
+        return allowed is not None and not bool(allowed.all())
+
+    def per_image(self, sequences: int, name: str) -> "ScoreTerms":
+        """The same with A of as many sequences as one image has, or of one.
+
+        Args:
+            sequences: Of one image.
+            name: What errors call the module.
+
+        Raises:
+            ValueError: A differs from image to image.
+        """
+        if self.added is None or len(self.added) in (1, sequences):
+            return self
+        images = self.added.unflatten(0, (-1, sequences))
+        if bool((images != images[:1]).any()):
+            raise ValueError(bad(name, "must add the same to the scores of every image", "a mask of each image's own"))
+        return replace(self, added=images[0])
+
+
+@final
+@dataclass(frozen=True)
+class CallForm:
+    """How an attention module is called, and what its caller expects.
+
+    Attributes:
+        names: Of the arguments of its forward pass, in order. The first holds the tokens.
+        torchs: Whether it is called as `nn.MultiheadAttention`, with queries, keys and values.
+        batch_first: Whether sequences come before tokens.
+        neighbours: As in `ScoreTerms`.
+        pair: Whether it gives maps, or None in their place, beside the output.
+    """
+
+    names: tuple[str, ...]
+    torchs: bool = False
+    batch_first: bool = True
+    neighbours: bool = False
+    pair: bool = False
+
+    @classmethod
+    def of(cls, attention: nn.Module) -> "CallForm":
+        """That of a module.
+
+        Example:
+            >>> CallForm.of(nn.MultiheadAttention(4, 1)).batch_first
+            False
+        """
+        torchs = isinstance(attention, nn.MultiheadAttention)
+        return cls(
+            tuple(inspect.signature(type(attention).forward).parameters)[1:],
+            torchs=torchs,
+            batch_first=not torchs or bool(attention.batch_first),
+            neighbours=not getattr(attention, "rotate_half", True),  # timm's say it; Hugging Face's turn halves
+            pair=torchs,
+        )
+
+    def read(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Float[Tensor, "b n c"], ScoreTerms]:
+        """Tokens and what enters the scores beside them, of one call.
+
+        Args:
+            args: Positional arguments.
+            named: The others.
+
+        Raises:
+            ValueError: Tokens are no sequences, queries are not keys and values, attention is causal, or a tensor is
+                given that is not known.
+        """
+        given = {**dict(zip(self.names, args, strict=False)), **named}
+        x = given.pop(self.names[0], None)
+        if self.torchs and any(given.pop(name, x) is not x for name in ("key", "value")):
+            raise ValueError(bad("key, value", "must be the queries", "others"))
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _words(x)))
+        if given.pop("is_causal", False):
+            raise ValueError(bad("is_causal", "must be False", True))
+        rotation = [given.pop(name, None) for name in ROTATIONS]
+        cos, sin = _rotation(next((part for part in rotation if part is not None), None))
+        added = [self._added(name, given.pop(name, None)) for name in ADDED]
+        unknown = [name for name, value in given.items() if isinstance(value, Tensor)]
+        if unknown:
+            raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", "Its part in attention is not known."))
+        parts = [part for part in added if part is not None]
+        terms = ScoreTerms(cos, sin, self.neighbours, sum(parts[1:], parts[0]) if parts else None)
+        return (x if self.batch_first else x.transpose(0, 1)), terms
+
+    def give(self, out: Float[Tensor, "b n d"]) -> Tensor | tuple[Tensor, None]:
+        """What the caller expects."""
+        out = out if self.batch_first else out.transpose(0, 1)
+        return (out, None) if self.pair else out
+
+    def _added(self, name: str, mask: Tensor | None) -> Tensor | None:
+        """A as (sequences, heads, n, n)."""
+        if mask is None:
+            return None
+        if mask.dim() not in ((2,) if self.torchs else (2, 3, 4)):
+            raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _words(mask)))
+        if mask.dtype == torch.bool:  # torch's own marks what is blocked, the others what is not
+            blocked = mask if self.torchs else ~mask
+            mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)
+        return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
+
+
+def _rotation(given: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Cosines and sines, (heads or 1, tokens, d)."""
+    if given is None:
+        return None, None
+    if isinstance(given, Tensor):
+        sin, cos = given.chunk(2, -1)
+    else:
+        cos, sin = given
+    return _by_head(cos), _by_head(sin)
+
+
+def _by_head(part: Tensor) -> Tensor:
+    if part.dim() == 4 and len(part) == 1:
+        part = part[0]
+    if part.dim() not in (2, 3):
+        raise ValueError(bad("rotary positions", "must be those of every image", f"shape {tuple(part.shape)}"))
+    return part[None] if part.dim() == 2 else part
+
+
+def _words(x: object) -> str:
+    return f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

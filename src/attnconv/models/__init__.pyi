@@ -1,0 +1,27 @@
+from .checkpoint import (
+    Checkpoint as Checkpoint,
+    read_checkpoint as read_checkpoint,
+    restore as restore,
+    save_weights as save_weights,
+)
+from .classifier import AttentionClassifier as AttentionClassifier
+from .factory import build as build
+from .model_loader import (
+    LoadedModel as LoadedModel,
+    load as load,
+)
+from .operation_counts import (
+    flops_all as flops_all,
+    flops_paper as flops_paper,
+    parameters as parameters,
+)
+from .presets import (
+    CATALOGUE as CATALOGUE,
+    PRESETS as PRESETS,
+)
+from .resnet import ResNet as ResNet
+from .settings import (
+    AttentionSettings as AttentionSettings,
+    ModelSettings as ModelSettings,
+    ResNetSettings as ResNetSettings,
+)

@@ -1,0 +1,136 @@
+"""The paper's Tables 1, 2 and 4 from the presets, and the table behind `attnconv models`; free of torch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from attnconv.models.operation_counts import flops_all, flops_paper, parameters
+from attnconv.models.presets import CATALOGUE, PRESETS
+from attnconv.models.settings import AttentionSettings, ModelSettings
+
+# Section E of the paper: heads pruned from the generalised quadratic model, first to last layer.
+PRUNED_HEADS = (2, 4, 1, 2, 6, 0)
+
+# Tables 1 and 4 of the paper: model -> test accuracy on CIFAR-10.
+PAPER_ACCURACY: Mapping[str, float] = {
+    "ResNet18": 0.938,
+    "SA quadratic emb.": 0.938,
+    "SA quadratic emb. gen.": 0.934,
+    "SA quadratic emb. gen. pruned": 0.934,
+    "SA learned emb.": 0.918,
+    "SA learned emb. + content": 0.871,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the names of the columns, and rows of as many texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table in Markdown; columns after the first are aligned to the right if they hold numbers.
+
+        Example:
+            >>> print(Table("", ("model", "heads"), (("quadratic", "9"),)).markdown())
+            | model | heads |
+            |:---|---:|
+            | quadratic | 9 |
+        """
+        marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
+        lines = [_line(self.columns), f"|{'|'.join(marks)}|", *(_line(row) for row in self.rows)]
+        return "\n".join(lines)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds only numbers; a column without rows does not."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return tuple(bool(column) and all(_is_number(cell) for cell in column) for column in columns)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").removesuffix(" M").removesuffix(" G").isdigit()
+
+
+def pruned_settings() -> AttentionSettings:
+    """The generalised quadratic model with the heads that the paper pruned taken out."""
+    full = PRESETS["quadratic-generalized"]
+    assert isinstance(full, AttentionSettings)
+    kept = (heads - pruned for heads, pruned in zip(full.heads_per_layer, PRUNED_HEADS, strict=True))
+    return replace(full, heads=tuple(kept))
+
+
+def table_of_presets() -> Table:
+    """Every preset with its exact number of parameters and both counts of operations: what `attnconv models` prints."""
+    rows = [
+        (name, f"{parameters(name):,}", f"{flops_paper(name):,}", f"{flops_all(name):,}", preset.description)
+        for name, preset in CATALOGUE.items()
+    ]
+    columns = ("preset", "parameters", "FLOPs, paper's way", "FLOPs, everything", "what it is")
+    return Table("Presets", columns, tuple(rows))
+
+
+def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str, str] | None = None) -> Table:
+    """Table 2 of the paper: the hyper-parameters of a self-attention network.
+
+    Args:
+        settings: of the model; None for the preset `quadratic`.
+        training: names and values of the rows about training, which this room does not know. They follow the model's.
+    """
+    if settings is None:
+        preset = PRESETS["quadratic"]
+        assert isinstance(preset, AttentionSettings)
+        settings = preset
+    per_layer = settings.heads_per_layer
+    heads = str(per_layer[0]) if len(set(per_layer)) == 1 else ", ".join(str(count) for count in per_layer)
+    model = {
+        "number of layers": str(settings.layers),
+        "number of heads": heads,
+        "hidden dimension": str(settings.width),
+        "intermediate dimension": str(settings.mlp_width),
+        "invertible pooling width": str(settings.downsampling),
+        "dropout probability": f"{settings.dropout:g}",
+        "layer normalization epsilon": f"{settings.norm_epsilon:g}",
+    }
+    rows = {**model, **({} if training is None else training)}
+    return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))
+
+
+def table_4(accuracy: Mapping[str, float] | None = None) -> Table:
+    """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model.
+
+    Args:
+        accuracy: model, as in `PAPER_ACCURACY`, to test accuracy in 0 .. 1; None for the paper's values. A model
+            without one shows a dash.
+    """
+    accuracy = PAPER_ACCURACY if accuracy is None else accuracy
+    models: dict[str, ModelSettings] = {
+        "ResNet18": PRESETS["resnet18"],
+        "SA quadratic emb.": PRESETS["quadratic"],
+        "SA quadratic emb. gen.": PRESETS["quadratic-generalized"],
+        "SA quadratic emb. gen. pruned": pruned_settings(),
+        "SA learned emb.": PRESETS["learned"],
+        "SA learned emb. + content": PRESETS["learned-content"],
+    }
+    rows = [
+        (
+            name,
+            f"{accuracy[name]:.3f}" if name in accuracy else "-",
+            _short(parameters(settings), 1e6, "M"),
+            _short(flops_paper(settings), 1e9, "G"),
+            _short(flops_all(settings), 1e9, "G"),
+        )
+        for name, settings in models.items()
+    ]
+    title = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
+    columns = ("Models", "accuracy", "# of params", "# of FLOPS", "# of FLOPS, everything counted")
+    return Table(title, columns, tuple(rows))
+
+
+def _short(count: int, unit: float, letter: str) -> str:
+    return f"{count / unit:.1f} {letter}"

@@ -1,0 +1,1 @@
+"""How the operators are computed: tiles, bands, transforms, and their derivatives."""

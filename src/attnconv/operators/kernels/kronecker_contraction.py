@@ -1,0 +1,112 @@
+"""sum_h A_h X W_h for Kronecker products A_h = F_h,1 (x) F_h,2 .., without a tensor of heads x channels per position.
+
+Nothing of the mixed pixels A_h X is kept: the backward pass mixes again, a small part of the work. How that is done
+depends on the axes: `short_axes` makes large products for all heads, `long_axes` goes head by head over bands of keys.
+
+With g groups of channels, as in a grouped convolution, W_h is block diagonal and only its blocks are given, as
+(h, c / g, d).
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv.operators.base import full_precision, has_values, product_dtype
+from attnconv.operators.kernels.autograd import Gradients, recomputing
+from attnconv.operators.kernels.contractions import project, project_heads, transposed
+from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
+from attnconv.operators.kernels.kronecker_short_axes import contract_short, pull_short
+from attnconv.operators.kernels.tiling import are_short
+
+
+def contract_factors(
+    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], factors: Sequence[Float[Tensor, "h _ _"]]
+) -> Float[Tensor, "b *queries d"]:
+    """sum_h (F_h,1 (x) F_h,2 ..) X W_h.
+
+    Args:
+        x: Images, channels last.
+        weight: One matrix per head; of c / i groups of channels if it has fewer rows than x has channels.
+        factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient: a softmax,
+            which makes the factors, would not pass it on.
+    """
+    dtype = product_dtype(x)
+    cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
+    with full_precision(x.device):
+        if not has_values(x):
+            return contract_plainly(*cast)
+        return _contraction(*cast)
+
+
+def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    """The same in a few differentiable products, with all of M at once: what compilers and transforms see."""
+    groups = _groups(x, weight)
+    if _narrows(x, weight):
+        return mix_values(project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
+    return project(mix_values(x[:, None], factors).movedim(1, -2), weight, groups)
+
+
+def mix_values(
+    values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]]
+) -> Float[Tensor, "b h *queries c"]:
+    """A_h V_h, one axis after the other; `values` may be shared by all heads (second axis 1)."""
+    for dim, factor in enumerate(factors, start=2):
+        moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
+        matrix = factor.to(values.dtype).reshape(factor.shape[0], *(1,) * (dim - 2), *factor.shape[1:])
+        values = (matrix @ moved).unflatten(-1, values.shape[dim + 1 :])
+    return values
+
+
+def _forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    if not _narrows(x, weight):
+        return _contract(x, weight, *factors)
+    empty = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    swapped = _swapped(empty, weight, factors, _groups(x, weight))
+    out = _pull(swapped, x, (True, *[False] * (1 + len(factors))))[0]
+    assert out is not None
+    return out
+
+
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    x, weight, *factors = inputs
+    if not _narrows(x, weight):
+        return _pull(inputs, gradient, wanted)
+    groups = _groups(x, weight)
+    swapped = _swapped(gradient, weight, factors, groups)
+    _, to_weight, *to_factors = _pull(swapped, x, (False, *wanted[1:]))
+    return (
+        _contract(*swapped) if wanted[0] else None,
+        None if to_weight is None else transposed(to_weight, groups),
+        *(None if grad is None else grad.mT for grad in to_factors),
+    )
+
+
+def _groups(x: Tensor, weight: Tensor) -> int:
+    return x.shape[-1] // weight.shape[1]
+
+
+def _narrows(x: Tensor, weight: Tensor) -> bool:
+    """Whether there are fewer channels after the projection, so that mixing comes second: sum_h A_h (X W_h).
+
+    With G, the gradient of the output, in the place of X, A_h^T in that of A_h and W_h^T in that of W_h, that is the
+    gradient of X, dX = sum_h A_h^T (G W_h^T): the two orders are each other's adjoints, and the same functions serve.
+    """
+    return weight.shape[2] < x.shape[-1]
+
+
+def _swapped(x: Tensor, weight: Tensor, factors: Sequence[Tensor], groups: int) -> tuple[Tensor, ...]:
+    return x, transposed(weight, groups), *(factor.mT for factor in factors)
+
+
+def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    form = contract_short if are_short(factors) else contract_long
+    return form(x, weight, *factors)
+
+
+def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    form = pull_short if are_short(inputs[2:]) else pull_long
+    return form(inputs, gradient, wanted)
+
+
+_contraction = recomputing(contract_plainly, _forward, _gradients)

@@ -1,0 +1,185 @@
+"""sum_h A_h X W_h where an axis is long: head by head, over the keys that hold the head's weights.
+
+    mix      M_h = A_h X        axis by axis, a few images or a few rows of queries at a time, so that it stays in cache
+    project  out = sum_h M_h W_h
+
+With G the gradient of out,
+
+    dW_h = M_h^T G,      dM_h = G W_h^T,      dX = sum_h A_h^T dM_h,      dF_h,a = dM_h (x) M_h along the other axes.
+
+On long axes each head's factor is a band, and only the keys inside it are met: for every tile of queries the smallest
+range of keys that holds their weights. What lies outside is zero, so nothing is approximated here.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels.autograd import Gradients
+from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
+from attnconv.operators.kernels.tiling import Block, Tile, View, block_bytes, blocks, strips, within
+
+
+def contract_long(
+    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
+) -> Float[Tensor, "b *queries d"]:
+    """The products of the module's docstring, strip by strip; c / i groups of channels."""
+    out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    for strip in strips(factors):
+        _contract_blocks(x[:, :, strip.keys], weight, within(factors, strip), out[:, :, strip.queries])
+    return out
+
+
+def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted; strip by strip."""
+    x, weight, *factors = inputs
+    exact = score_dtype(x.dtype)  # sums over blocks lose nothing
+    totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
+    for strip in strips(factors):
+        narrow = (x[:, :, strip.keys], weight, *within(factors, strip))
+        into = [None if total is None else _part_of(total, place, strip) for place, total in enumerate(totals)]
+        _pull_blocks(narrow, gradient[:, :, strip.queries], into)
+    return tuple(None if total is None else total.to(x.dtype) for total in totals)
+
+
+def _part_of(total: Tensor, place: int, strip: Tile) -> Tensor:
+    """What a strip adds to of an input's gradient: columns of x, and of the second axis's factors."""
+    if place == 0:
+        return total[:, :, strip.keys]
+    return total[:, strip.queries, strip.keys] if place == 3 else total
+
+
+def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: Tensor) -> None:
+    """The products, a block at a time, into `out`."""
+    groups = x.shape[-1] // weight.shape[1]
+    for block in blocks(x, weight, factors):
+        part = out[block.images, block.rows]
+        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=score_dtype(x.dtype))
+        for view in block.views:
+            mixed, matrix = _mix(x, factors, block, view)[0], weight[view.head]
+            if groups == 1 and total.dtype == mixed.dtype:
+                torch.addmm(total, mixed, matrix, out=total)
+            else:
+                total.add_(project_each(mixed[None], matrix[None], groups)[0])
+        part.copy_(total.view(part.shape))
+
+
+def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tensor | None]) -> None:
+    """The gradients, a block at a time, added `into` those that are wanted."""
+    x, weight, *factors = inputs
+    to_x, to_weight, *to_factors = into
+    groups, moving = x.shape[-1] // weight.shape[1], any(total is not None for total in to_factors)
+    for block in blocks(x, weight, factors):
+        part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
+        for view in block.views:
+            met: list[Tensor] = []
+            if moving or to_weight is not None:
+                mixed, met = _mix(x, factors, block, view)
+                if to_weight is not None:
+                    to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
+                del mixed
+            if moving or to_x is not None:
+                back = project_back(part, weight[view.head, None], groups)[0]
+                _unmix(x, factors, block, view, back, met, into)
+
+
+def _mix(
+    x: Tensor, factors: Sequence[Tensor], block: Block, view: View
+) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
+    """M of a block and a head, its points row-major; and what each axis met.
+
+    Returns:
+        M, and the inputs (b, rows, *sizes, c) of the axes after the first.
+    """
+    images = x[block.images]
+    first = factors[0][view.head, block.rows, view.keys]
+    part = _each(first, images[:, view.keys].flatten(2)).view(len(images), len(first), *x.shape[2:])
+    met = []
+    for dim, (factor, tiles) in enumerate(zip(factors[1:], view.tiles, strict=True), start=2):
+        met.append(part)
+        part = _along(part, factor[view.head], tiles, dim)
+    return part.flatten(0, -2), met
+
+
+def _unmix(
+    x: Tensor,
+    factors: Sequence[Tensor],
+    block: Block,
+    view: View,
+    gradient: Float[Tensor, "points c"],
+    met: Sequence[Tensor],
+    into: Sequence[Tensor | None],
+) -> None:
+    """Carry the gradient of M back through every axis, and add what x and the factors get of it."""
+    images, to_x, to_factors = x[block.images], into[0], into[2:]
+    first = factors[0][view.head, block.rows, view.keys]
+    part = gradient.view(len(images), len(first), *(factor.shape[1] for factor in factors[1:]), x.shape[-1])
+    for axis in range(len(factors) - 1, 0, -1):
+        tiles, total = view.tiles[axis - 1], to_factors[axis]
+        if total is not None:
+            _add_outer(total[view.head], part, met[axis - 1], tiles, axis + 1)
+        part = _back_along(part, factors[axis][view.head], tiles, axis + 1)
+    flat = part.flatten(2)  # (b, rows, rest)
+    if to_factors[0] is not None:
+        _add_products(to_factors[0][view.head, block.rows, view.keys], flat, images[:, view.keys].flatten(2))
+    if to_x is not None:
+        back = _each(first.mT, flat)
+        to_x[block.images, view.keys].add_(back.view(len(images), -1, *x.shape[2:]))
+
+
+def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Float[Tensor, "p q rest"]:
+    """The same matrix for every part; `matmul` would transpose the parts and copy the product."""
+    return torch.bmm(matrix.expand(len(parts), -1, -1), parts)
+
+
+def _flat(part: Tensor, dim: int) -> Float[Tensor, "p k rest"]:
+    """An axis between all before it and all behind it."""
+    return part.flatten(dim + 1).flatten(0, dim - 1)
+
+
+def _along(part: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
+    """One more axis mixed: (.., k, ..) -> (.., q, ..)."""
+    flat = _flat(part, dim)
+    made = [_each(factor[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
+    whole = made[0] if len(made) == 1 else torch.cat(made, 1)
+    return whole.view(*part.shape[:dim], len(factor), *part.shape[dim + 1 :])
+
+
+def _back_along(gradient: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
+    """The adjoint of `_along`."""
+    flat = _flat(gradient, dim)
+    shape = (*gradient.shape[:dim], factor.shape[1], *gradient.shape[dim + 1 :])
+    if len(tiles) == 1 and tiles[0].keys == slice(0, factor.shape[1]):
+        return _each(factor.mT, flat).view(shape)
+    back = flat.new_zeros((len(flat), factor.shape[1], flat.shape[2]))
+    for tile in tiles:
+        back[:, tile.keys].add_(_each(factor[tile.queries, tile.keys].mT, flat[:, tile.queries]))
+    return back.view(shape)
+
+
+def _add_outer(into: Float[Tensor, "q k"], gradient: Tensor, met: Tensor, tiles: Sequence[Tile], dim: int) -> None:
+    """The gradient of the factor of `_along`, which `met` these keys."""
+    slopes, keys = _flat(gradient, dim), _flat(met, dim)
+    for tile in tiles:
+        _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
+
+
+def _add_products(
+    into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
+) -> None:
+    """Add the sum of left right^T over the parts, a block's bytes of products at a time.
+
+    Where channels are few these are more numbers than the mixed pixels.
+    """
+    parts, queries, keys = len(left), left.shape[1], right.shape[1]
+    most = max(block_bytes(left) // (left.element_size() * keys), 1)  # rows of products
+    height, some = min(most, queries), max(most // max(queries, 1), 1)
+    for row in range(0, queries, height):
+        rows = slice(row, row + height)
+        for part in range(0, parts, some):
+            chosen = slice(part, part + some)
+            products = torch.bmm(left[chosen, rows], right[chosen].mT)
+            into[rows].add_(products.sum(0, dtype=into.dtype))

@@ -1,0 +1,254 @@
+"""softmax(Q K^T + position) V where the position part is a sum over axes, without an n x n array.
+
+    S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
+
+No n x n array exists beyond a block of query rows that stays in a processor's cache, neither for the scores nor for the
+bias; the backward pass makes the block's probabilities again and uses, with G the gradient of O,
+
+    dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
+
+On CUDA the fused kernels do the same (`attnconv.operators.kernels.fused_relative_bias`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv.grid import per_axis
+from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.kernels.autograd import Gradients, recomputing
+from attnconv.operators.kernels.contractions import axis_sum
+from attnconv.operators.kernels.fused_relative_bias import Form, attend_flex, attend_folded, form_of
+
+BLOCK = 2**19  # scores of a block
+LEAST_ROWS = 16
+
+
+def attention_with_relative_bias(
+    q: Float[Tensor, "b h n e"],
+    k: Float[Tensor, "b h n e"],
+    v: Float[Tensor, "b h n f"],
+    row_table: Float[Tensor, "*h_rows rows e"],
+    column_table: Float[Tensor, "*h_columns columns e"],
+    *,
+    sizes: tuple[int, int],
+    scale: float | None = None,
+) -> Float[Tensor, "b h n f"]:
+    """Attention over an image with learned relative positions that meet the query: q . (k + r_row + r_column).
+
+        softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
+
+    Exact, differentiable in all five tensors: `scaled_dot_product_attention` without the n x n bias that it would have
+    to be given. Beside the inputs it keeps height + width numbers per query and head.
+
+    Args:
+        q: Query vectors of all pixels, row-major.
+        k: Key vectors.
+        v: Values, of any length f.
+        row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
+            a shift beyond the table takes its outermost vector, so that a table serves images of any size.
+        column_table: The same for column shifts.
+        sizes: Height and width of the image, height * width = n.
+        scale: Factor on all products; None for 1 / sqrt(e).
+
+    Raises:
+        ValueError: Shapes do not fit, or a table has no middle.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()  # two images of 3 x 4 pixels, four heads
+        >>> attention_with_relative_bias(q, k, v, torch.randn(5, 8), torch.randn(7, 8), sizes=(3, 4)).shape
+        torch.Size([2, 4, 12, 8])
+    """
+    height, width = per_axis("sizes", sizes, 2, least=1)
+    count = height * width
+    if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
+        raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
+    # The biases keep their digits where q has few: they are sums of products, and large where a head is sharp.
+    scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    biases = []
+    for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
+        fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
+        if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
+            requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
+            raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
+        with full_precision(q.device):
+            biases.append(axis_scores(scaled, table, dim, sizes))
+    return attend(scaled, k, v, biases)
+
+
+def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Float[Tensor, "b h n size"]:
+    """q . table[k_a - q_a] for every position k_a along an axis."""
+    most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
+    vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)
+    per_head = "h" if table.dim() == 3 else ""
+    along = "bhxye,{}xke->bhxyk" if dim == 0 else "bhxye,{}yke->bhxyk"
+    return torch.einsum(along.format(per_head), q.unflatten(2, sizes), vectors).flatten(2, 3)
+
+
+def attend(
+    queries: Float[Tensor, "#b h n e"],
+    keys: Float[Tensor, "#b h lattice e"],
+    values: Float[Tensor, "b #h lattice f"],
+    biases: Sequence[Float[Tensor, "#b h n _"]],
+) -> Float[Tensor, "b h n f"]:
+    """softmax(Q K^T + sum_a B_a) V, in the form that `form_of` names.
+
+    Scores and softmax are at least float32. On CUDA queries and keys in half precision meet as they are: the fused
+    kernels sum their products in float32, and the biases keep the digits that `attend_flex` and `attend_folded` name.
+
+    Args:
+        queries: Scaled query vectors.
+        keys: Key vectors of all lattice points, row-major.
+        values: Of all lattice points; shared by the heads if the second size is 1.
+        biases: Per axis of the lattice, the scores of its positions; none for products alone.
+    """
+    dtype = score_dtype(values.dtype)
+    channels = (queries.shape[-1], values.shape[-1])
+    form = form_of(values.device, values.dtype, queries=queries.shape[2], axes=len(biases), channels=channels)
+    products = values.dtype if form in ("flex", "folded") else dtype  # those kernels sum in float32 by themselves
+    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(dtype) for bias in biases)]
+    with full_precision(values.device):
+        return _FORMS[form](*inputs).to(values.dtype)
+
+
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """The same with all probabilities at once: what compilers and transforms see."""
+    scores = queries @ keys.mT
+    return torch.softmax(scores + axis_sum(biases) if biases else scores, -1) @ values
+
+
+def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """`attend` a block of rows at a time."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
+    out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+    room = _Room(2)
+    for images, rows in _blocks(batch, queries, keys):
+        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+        out[images, :, rows] = _times(_rows(query, key, bias, room), value)
+    return out
+
+
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    del wanted  # all but the last sums are needed for any of them
+    queries, keys, values, *biases = inputs
+    # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
+    totals = [
+        tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
+    ]
+    room = _Room(3)
+    for images, rows in _blocks(gradient.shape[0], queries, keys):
+        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+        into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
+        weights, part = _rows(query, key, bias, room), gradient[images, :, rows]
+        slopes = room.of(0, (*part.shape[:-1], keys.shape[2]), part)  # of the probabilities, where the scores were
+        if value.shape[1] == 1:  # one for all heads
+            into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
+            torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
+        else:
+            _add_product(into[2], part.mT, weights)
+            torch.matmul(part, value.mT, out=slopes)
+        weights, descent = weights.expand_as(slopes).contiguous(), room.of(2, slopes.shape, slopes)
+        torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
+        _add_product(into[0], descent, key)
+        _add_product(into[1], query.mT, descent)
+        if biases:
+            grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
+            for dim, total in enumerate(into[3:]):
+                others = [3 + axis for axis in range(len(biases)) if axis != dim]
+                _add(total, grid.sum(others) if others else grid)
+    return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
+
+
+@final
+class _Room:
+    """Tensors that all blocks share: a new one for each would be fetched from the system page by page, and cleared."""
+
+    def __init__(self, count: int) -> None:
+        self._held: list[Tensor | None] = [None] * count
+
+    def of(self, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Tensor number `place`, of any shape, not filled; the first block is the largest."""
+        held, size = self._held[place], math.prod(shape)
+        if held is None or held.numel() < size:
+            held = self._held[place] = like.new_empty(size)
+        return held[:size].view(*shape)
+
+
+def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """All images and rows of queries, in parts of about `BLOCK` scores."""
+    heads, count = queries.shape[1:3]
+    rows = min(max(BLOCK // (heads * keys.shape[2]), LEAST_ROWS), count)
+    images = max(BLOCK // (heads * keys.shape[2] * count), 1) if rows == count else 1
+    for image in range(0, batch, images):
+        for row in range(0, count, rows):
+            yield slice(image, min(image + images, batch)), slice(row, min(row + rows, count))
+
+
+def _part(
+    images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
+) -> list[Tensor]:
+    """Views of all inputs on a block; those that images share stay as they are."""
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor if tensor.shape[0] == 1 else tensor[images]
+
+    return [chosen(queries)[:, :, rows], chosen(keys), chosen(values), *(chosen(bias)[:, :, rows] for bias in biases)]
+
+
+def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) -> Float[Tensor, "b h r lattice"]:
+    """The probabilities of a block, in the room's second tensor."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
+    scores = room.of(0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
+    if biases:  # they are written first: the product adds itself to what is there
+        grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
+        along = [bias.unflatten(-1, _beside(dim, len(biases))) for dim, bias in enumerate(biases)]
+        grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
+        for bias in along[2:]:
+            grid += bias
+        left, right = (tensor.expand(batch, -1, -1, -1).flatten(0, 1) for tensor in (queries, keys))
+        flat = scores.flatten(0, 1)
+        torch.baddbmm(flat, left, right.mT, out=flat)  # torch counts the operations of this form, not of baddbmm_
+    else:
+        torch.matmul(queries, keys.mT, out=scores)
+    return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
+
+
+def _beside(dim: int, axes: int) -> list[int]:
+    """The shape of a vector along one of several axes."""
+    return [-1 if axis == dim else 1 for axis in range(axes)]
+
+
+def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
+    if values.shape[1] > 1:
+        return weights @ values
+    return (weights.flatten(1, 2) @ values[:, 0]).unflatten(1, weights.shape[1:3])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`_add` of a product, which adds itself where it may."""
+    if total.shape[0] == left.shape[0] == right.shape[0]:
+        flat = total.flatten(0, 1)
+        torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), out=flat)
+    else:
+        _add(total, left @ right)
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """Add to a view, summing over images where they share it."""
+    total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
+
+
+_attention = recomputing(attend_plainly, _forward, _gradients)
+_FORMS: Mapping[Form, Callable[..., Tensor]] = {
+    "blocks": _attention,
+    "plain": attend_plainly,
+    "folded": attend_folded,
+    "flex": attend_flex,
+}

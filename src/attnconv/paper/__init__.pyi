@@ -1,0 +1,1 @@
+from .report import write_paper as write_paper

@@ -1,0 +1,21 @@
+from .accuracy_curves import (
+    Curve as Curve,
+    draw_accuracy as draw_accuracy,
+)
+from .attention_maps import (
+    LayerMaps as LayerMaps,
+    draw_attention_maps as draw_attention_maps,
+)
+from .audit_figures import (
+    draw_profiles as draw_profiles,
+    draw_scores as draw_scores,
+)
+from .audit_report import write_audit as write_audit
+from .centres_over_training import draw_centres_over_training as draw_centres_over_training
+from .figure_style import save as save
+from .gaussian_contours import HeadGaussians as HeadGaussians
+from .head_centres import draw_centres as draw_centres
+from .head_mixture import draw_mixture as draw_mixture
+from .kernel_factorisation import draw_factorisation as draw_factorisation
+from .run_data import write_comparison as write_comparison
+from .run_report import write_report as write_report

@@ -1,0 +1,103 @@
+"""Figures without global state: their style, their texts, and saving them as PNG and SVG.
+
+Everything is drawn on `matplotlib.figure.Figure` objects, never through pyplot: a report leaves a user's own plots,
+backend and settings alone, and figures are freed like any other object. The style starts from matplotlib's own defaults
+instead of the reader's `matplotlibrc`, and SVG files carry no date and a fixed salt for their identifiers: the same run
+gives the same bytes.
+"""
+
+import io
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import matplotlib.style
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+
+from attnconv._util.atomic_write import write_atomically
+
+INK = "#1b1f24"
+FAINT = "#6a737d"
+GRID = "#d9dde2"
+
+_DPI = 200
+_STYLE: dict[str, object] = {
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.labelsize": 9.0,
+    "axes.edgecolor": "#8b949e",
+    "axes.linewidth": 0.8,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 9.0,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "figure.titlesize": 12.0,
+    "text.parse_math": False,  # a run may be called "50$"
+    "image.composite_image": False,
+    "path.simplify": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "attnconv",
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Matplotlib's defaults and the report's style, restored on leaving."""
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def printable(text: str, *, width: int | None = None) -> str:
+    r"""A text that the figures' font can show: other letters become "?", white space one blank, long lines are wrapped.
+
+    Args:
+        text: Any text, for instance the name of a run's folder.
+        width: Longest line in characters; None leaves one line.
+
+    Example:
+        >>> printable("a   long name", width=6)
+        'a long\nname'
+    """
+    known = _letters()
+    line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
+    return line if width is None else "\n".join(textwrap.wrap(line, width)) or line
+
+
+@lru_cache(maxsize=1)
+def _letters() -> frozenset[int]:
+    path = font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans"))
+    return frozenset(FT2Font(path).get_charmap())
+
+
+def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write `stem.png` and `stem.svg`, making the folder where it is missing.
+
+    Args:
+        figure: What to write.
+        stem: Path without an ending; a dot in its name is kept.
+
+    Returns:
+        The two files, PNG first.
+
+    Raises:
+        OSError: The folder cannot be made or written.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
+    with house_style():
+        bitmap, drawing = io.BytesIO(), io.BytesIO()
+        figure.savefig(bitmap, format="png", dpi=_DPI, metadata={"Software": "attnconv"})
+        figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": "attnconv"})
+    write_atomically(png, bitmap.getvalue())
+    write_atomically(svg, drawing.getvalue())
+    return png, svg

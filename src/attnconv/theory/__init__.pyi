@@ -1,0 +1,19 @@
+from .best_weights import (
+    imitate as imitate,
+    imitation_error as imitation_error,
+)
+from .error_bounds import (
+    alpha_for as alpha_for,
+    error_bound as error_bound,
+    mass_off as mass_off,
+)
+from .expressibility import (
+    Expressiveness as Expressiveness,
+    Factorisation as Factorisation,
+    can_express as can_express,
+    factorise as factorise,
+)
+from .lemma3_phi import (
+    Fit as Fit,
+    Residuals as Residuals,
+)

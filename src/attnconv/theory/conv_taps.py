@@ -1,0 +1,171 @@
+"""What the theorem needs to know of a PyTorch convolution: the shift of each tap, its matrix, its grid.
+
+    nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
+    nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
+
+Both are one sum over taps of shifted images times a matrix per tap; they differ in where queries and keys stand.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TypeAlias, TypeGuard
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.input_checks import FLOATING
+from attnconv.grid import Border, Grid
+
+Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution: TypeAlias = Forward | Transposed
+FORWARD: dict[int, type[Forward]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED: dict[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+BORDERS: dict[str, Border] = {
+    "zeros": "zero",
+    "replicate": "replicate",
+    "reflect": "reflect",
+    "circular": "circular",
+}
+_COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # what makes a convolution's output
+
+
+def looks_like_convolution(module: nn.Module) -> bool:
+    """Whether a module is, or means to be, a convolution: also those that `check_convolution` then refuses."""
+    foreign = type(module).__module__.startswith(("torch.ao.nn", "torch.nn.intrinsic", "torch.nn.quantized"))
+    return is_convolution(module) or (foreign and "Conv" in type(module).__name__)
+
+
+def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
+    """Whether a module is one of PyTorch's convolutions, or derives from one."""
+    return isinstance(module, Forward | Transposed)
+
+
+def check_convolution(conv: nn.Module, name: str = "conv") -> None:
+    """Refuse what cannot be written as attention.
+
+    Args:
+        conv: The module.
+        name: What to call it in the message, such as its path in a model.
+
+    Raises:
+        TypeError: It is no convolution, computes something else than its class, is lazy or quantised, or has a dtype
+            that attention has not.
+        ValueError: Its weight or bias is computed from others, or holds NaN or infinite values, or it holds modules, as
+            the observers of a quantisation.
+    """
+    kind = type(conv).__name__
+    if not is_convolution(conv):
+        known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
+        raise TypeError(bad(name, known, f"{type(conv).__module__}.{kind}"))
+    if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
+        fix = "Run the model once on an image, so that its lazy layers take their shapes."
+        raise TypeError(bad(name, "must have its weights", f"{kind}, not materialised", fix))
+    plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
+    if own := [method for method in _COMPUTING if _overrides(conv, plain, method)]:
+        fix = f"Leave it out, as with only=['!{name}'], or replace it by a plain convolution first."
+        got = f"{kind} with its own {own[0]}"
+        raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", got, fix))
+    for part in ("weight", "bias"):
+        if part not in conv._parameters or nn.utils.parametrize.is_parametrized(conv, part):
+            fix = "Remove what computes it, keeping the values as an nn.Parameter (parametrize, weight_norm, prune)."
+            raise ValueError(bad(name, f"must hold its {part} itself", f"{kind} with a computed {part}", fix))
+    if inner := list(conv._modules):
+        fix = "Recast the model before what puts them there, such as torch.ao.quantization.prepare."
+        raise ValueError(bad(name, "must hold no modules, whom its hooks would miss", f"{kind} with {inner[0]}", fix))
+    if conv.weight.dtype not in FLOATING:
+        raise TypeError(bad(name, "must have real weights of 16 to 64 bits", str(conv.weight.dtype)))
+    for parameter in conv.parameters():
+        if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
+            raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
+
+
+def _overrides(conv: nn.Module, plain: type[nn.Module], method: str) -> bool:
+    return method in vars(conv) or getattr(type(conv), method, None) is not getattr(plain, method, None)
+
+
+def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
+    """(before, after) per axis, with "same" and "valid" worked out as PyTorch does."""
+    if conv.padding == "valid":
+        return ((0, 0),) * len(conv.kernel_size)
+    if conv.padding == "same":
+        totals = [step * (size - 1) for size, step in zip(conv.kernel_size, conv.dilation, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    return tuple((int(pad), int(pad)) for pad in conv.padding)
+
+
+def extents(conv: Convolution) -> tuple[int, ...]:
+    """What the kernel spans per axis: dilation * (kernel - 1) + 1."""
+    return tuple(step * (size - 1) + 1 for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
+
+
+def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
+    """The shift (key minus query) of every kernel position, row-major: the centres of the heads."""
+    sign = 1 if isinstance(conv, Forward) else -1
+    steps = tuple(zip(conv.dilation, paddings(conv), strict=True))
+    places = product(*(range(size) for size in conv.kernel_size))
+    return tuple(
+        tuple(sign * (dilation * j - before) for j, (dilation, (before, _)) in zip(place, steps, strict=True))
+        for place in places
+    )
+
+
+def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
+    """One matrix per kernel position, row-major, in the layout of `SelfAttention.weight`: (h, c / groups, d)."""
+    return matrices_of(conv.weight, conv.groups, transposed=not isinstance(conv, Forward))
+
+
+def matrices_of(weight: Float[Tensor, "..."], groups: int, *, transposed: bool) -> Float[Tensor, "h i d"]:
+    """The same of a convolution's `weight` alone: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
+    if not transposed:
+        return weight.flatten(2).permute(2, 1, 0)
+    grouped = weight.flatten(2).unflatten(0, (groups, -1))  # (g, i, d / g, h)
+    return grouped.permute(3, 1, 0, 2).flatten(2)
+
+
+def kernel(
+    weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
+) -> Float[Tensor, "..."]:
+    """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
+    if math.prod(kernel_size) != weight.shape[0]:
+        raise ValueError(bad("kernel_size", f"must have {weight.shape[0]} positions, one per head", kernel_size))
+    if not transposed:
+        return weight.permute(2, 1, 0).unflatten(2, kernel_size)
+    grouped = weight.unflatten(2, (groups, -1))  # (h, i, g, d / g)
+    return grouped.permute(2, 1, 3, 0).flatten(0, 1).unflatten(2, kernel_size)
+
+
+def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
+    """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
+
+    Taps may reach beyond the grid's padding: the border rule continues outside (`renormalise` as `replicate`, which is
+    what hard heads make of it).
+
+    Args:
+        grid: Where the queries stand over the keys.
+        shifts: Key minus query, one whole number per axis, for each tap.
+        queries: Flat, row-major.
+    """
+    keys = torch.zeros((queries.shape[0], len(shifts)), dtype=torch.long, device=queries.device)
+    shown = torch.ones_like(keys, dtype=torch.bool)
+    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
+        along = torch.tensor([shift[dim] for shift in shifts], device=queries.device)
+        beyond = replace(axis, border="replicate") if axis.border == "renormalise" else axis
+        key = beyond.sources((axis.offset + axis.stride * index)[:, None] + along)
+        shown &= key >= 0
+        keys = keys * axis.size + key
+    return torch.where(shown, keys, -1)
+
+
+def inside(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Bool[Tensor, "r"]:
+    """Whether every tap of a query lies between the first and the last key of each axis: no border rule is asked."""
+    within = torch.ones_like(queries, dtype=torch.bool)
+    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
+        positions = axis.offset + axis.stride * index
+        along = [shift[dim] for shift in shifts]
+        within &= (positions + min(along) >= 0) & (positions + max(along) <= axis.spacing * (axis.size - 1))
+    return within

@@ -1,0 +1,364 @@
+"""Lemma 3 decided: which convolutions an attention layer can express, whatever its value weights.
+
+Stack the attention rows of query q as A_q (heads x keys) and the indicators of the kernel's positions as E_q (kernel
+positions x keys). A layer with matrices W_h equals the convolution with matrices W_j for every image when, at every q,
+
+    sum_h A_q[h] W_h = sum_j E_q[j] W_j,     and for every kernel if and only if     E_q = Phi A_q     for ALL q,
+
+with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. Weights do not depend on the query, so
+Phi must not. The paper asks that row(E_q) lie inside row(A_q) for each q, which gives each query a Phi_q of its own:
+necessary, but not sufficient. With two pixels and two heads, one always on pixel 1 and one always on pixel 2, each
+query's rows span its own pixel, and yet both queries get the same output: not even the identity is within reach.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_real
+from attnconv.grid import Grid, Padding, padding_pairs, per_axis
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import AttentionOperator
+from attnconv.operators.dense import Dense
+from attnconv.theory.lemma3_phi import (
+    Fit,
+    Residuals,
+    Shifts,
+    fit,
+    matrices,
+    rank_tolerance,
+    residual,
+    rows_dtype,
+    solve,
+)
+
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Expressiveness:
+    """Which kernels of one size an attention layer expresses: both readings of Lemma 3. Printed, a summary.
+
+    Attributes:
+        kernel_size: Per axis.
+        uniform: One Phi for all queries. What it leaves at the worst of them decides.
+        uniform_inside: One Phi for the queries all of whose taps lie in the image; None if there is none.
+        each_query: The paper's condition, each query with its own Phi_q (and each image, where rows depend on
+            content): the largest ||E_q - Phi_q A_q|| / ||E_q|| among the queries named.
+        tolerance: The largest residual that counts as none.
+        rank_tolerance: Singular values of the rows up to this part of the largest count as zero.
+    """
+
+    kernel_size: tuple[int, ...]
+    uniform: Fit
+    uniform_inside: Fit | None
+    each_query: Residuals
+    tolerance: float
+    rank_tolerance: float
+
+    @property
+    def expresses(self) -> bool:
+        """Whether the layer equals each convolution of this size, at every query, with some weights."""
+        return self.uniform.worst <= self.tolerance
+
+    @property
+    def expresses_inside(self) -> bool | None:
+        """The same at the queries all of whose taps lie in the image; None where there is no such query."""
+        return None if self.uniform_inside is None else self.uniform_inside.worst <= self.tolerance
+
+    @property
+    def missed(self) -> float:
+        """The relative part of the worst kernel that no weights reach, away from the border where there is such."""
+        return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
+
+    @property
+    def expresses_each_query(self) -> bool:
+        """Whether each query alone could be served, by weights of its own: the condition as the paper states it."""
+        return self.each_query.everywhere <= self.tolerance
+
+    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
+        """The matrices per head that imitate a convolution best: W_h = sum_j Phi[j, h] W_j.
+
+        They make the layer equal to it if `expresses`, and nearest in the least-squares sense over all queries, for
+        white input, if not. `uniform_inside.weights` is the same for the queries inside.
+
+        Args:
+            kernel: A convolution's `weight`, of this kernel size; a transposed one's for a transposed layer.
+
+        Returns:
+            A layer's `weight`, in the kernel's dtype.
+
+        Raises:
+            ValueError: The kernel has another size.
+        """
+        if tuple(kernel.shape[2:]) != self.kernel_size:
+            got = f"shape {tuple(kernel.shape)}"
+            raise ValueError(bad("kernel", f"must have the kernel size {self.kernel_size}", got))
+        return self.uniform.weights(kernel)
+
+    def __str__(self) -> str:
+        verdict = "every convolution" if self.expresses else "not every convolution"
+        if not self.expresses and self.expresses_inside:
+            verdict += ", but every one away from the border"
+        rows = {"each query alone": self.each_query, "one Phi for all": self.uniform.residuals}
+        if self.uniform_inside is not None:
+            rows["one Phi inside"] = self.uniform_inside.residuals
+        size, heads = " x ".join(map(str, self.kernel_size)), self.uniform.phi.shape[1]
+        lines = [
+            f"kernel {size}, {heads} heads of rank {self.uniform.rank}: {verdict}",
+            f"{'relative residual':<18}{'inside':>10}{'border':>10}{'everywhere':>12}",
+        ]
+        for name, found in rows.items():
+            three = ("-" if v is None else f"{v:.1e}" for v in (found.inside, found.border, found.everywhere))
+            lines.append("{:<18}{:>10}{:>10}{:>12}".format(name, *three))
+        return "\n".join([*lines, f"counted as none up to {self.tolerance:.0e}"])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Factorisation:
+    """E_q = Phi A_q of one query, as far as it holds: the matrices of the paper's Figure 11.
+
+    Attributes:
+        indicators: E_q, kernel positions x keys: a single one per row, or none where the tap sees a zero.
+        phi: Kernel positions x heads.
+        rows: A_q, heads x keys.
+        shifts: Key minus query of each kernel position, row-major.
+        query: Its index per axis.
+        sizes: Pixels per axis; keys are row-major.
+    """
+
+    indicators: Float[Tensor, "j m"]
+    phi: Float[Tensor, "j h"]
+    rows: Float[Tensor, "h m"]
+    shifts: Shifts
+    query: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def residual(self) -> float:
+        """||E_q - Phi A_q|| / ||E_q||; infinite where E_q is nothing and Phi A_q is not."""
+        return float(residual(torch.cat((self.rows, self.indicators)).mT, self.phi))
+
+
+def can_express(
+    attention: SelfAttention | Float[Tensor, "*b h n m"],
+    kernel_size: int | Sequence[int],
+    *,
+    x: Float[Tensor, "b c *sizes"] | None = None,
+    sizes: Sequence[int] | None = None,
+    dilation: int | Sequence[int] = 1,
+    stride: int | Sequence[int] | None = None,
+    padding: Literal["same", "valid"] | Padding = "same",
+    padding_mode: str = "zeros",
+    tolerance: float | None = None,
+) -> Expressiveness:
+    """Whether attention can express every convolution of a kernel size, and how near it comes (Lemma 3).
+
+        E_q = Phi A_q   for all queries q, and for all images where rows depend on content
+
+    The answer holds for images of the size given, and for weights W_h without restriction: merged, or factored with
+    D_h of at least the number of output channels. The cost is a QR decomposition of m x (heads + kernel positions)
+    numbers per query, in float64: take an image of a few kernel sizes rather than a large one.
+
+    Args:
+        attention: A layer, or attention rows of any library: (h, n, m), or (b, h, n, m) where they depend on the image,
+            with queries and keys row-major and without class tokens.
+        kernel_size: One number or one per axis.
+        x: With a layer, images: their size, and their content where rows depend on it.
+        sizes: Pixels per axis; with attention rows, or in place of x with a layer that looks at positions alone.
+        dilation: Of the kernel; one number or one per axis.
+        stride: Distance between queries; None for the layer's own, and for 1 with attention rows.
+        padding: Where the kernel stands: tap j sees the shift dilation * j - padding, or its opposite in a transposed
+            layer; numbers as for `Grid`, or `valid` for 0. `same` is PyTorch's dilation * (kernel - 1) // 2, which
+            centres odd kernels and gives even ones their longer half after the query; of a transposed layer, its own
+            padding. Attention rows have ceil(size / stride) queries per axis under `same`, else as many as the
+            convolution has outputs.
+        padding_mode: What taps outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
+        tolerance: The largest relative residual that counts as expressed. None for the difference up to which the
+            library calls outputs equal, by the dtype of the rows: 1e-10 in float64, 1e-5 in float32, 2e-3 in float16
+            and 2e-2 in bfloat16. Rounding of the rows leaves a few eps, times the norm of Phi where heads are alike.
+
+    Returns:
+        Both conditions with their residuals inside and at the border, Phi, and ranks. A singular value of the rows up
+        to `rank_tolerance` = eps sqrt(heads) of the largest counts as zero: so far rounding can move it.
+
+    Raises:
+        TypeError: attention is neither a layer nor a tensor of a floating dtype.
+        ValueError: The image's size is missing, given twice, or another than that of the rows; content is needed and
+            missing; rows are not finite; an option is out of range, or a stride is not the layer's.
+
+    Example:
+        >>> import torch
+        >>> from attnconv import from_conv
+        >>> layer = from_conv(torch.nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64))
+        >>> can_express(layer, 3, sizes=(5, 6)).expresses
+        True
+        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends pixel h, from both queries
+        >>> answer = can_express(one_pixel_each, kernel_size=1, sizes=(2,))
+        >>> answer.expresses_each_query, answer.expresses
+        (True, False)
+    """
+    with torch.no_grad():
+        operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
+        most = _tolerance(operator, tolerance)
+        everywhere, within, alone = fit(operator, shifts, padding_mode)
+        if isinstance(attention, SelfAttention) and attention.transposed:
+            everywhere = replace(everywhere, transposed=attention.groups)
+            within = None if within is None else replace(within, transposed=attention.groups)
+        return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
+
+
+def _tolerance(operator: AttentionOperator, tolerance: float | None) -> float:
+    """The one that is given, or that of the dtype."""
+    if tolerance is None:
+        return _TOLERANCES[rows_dtype(operator)]
+    if not (is_real(tolerance) and tolerance >= 0):
+        raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
+    return tolerance
+
+
+def factorise(
+    attention: SelfAttention | Float[Tensor, "*b h n m"],
+    kernel_size: int | Sequence[int],
+    *,
+    query: Sequence[int],
+    phi: Float[Tensor, "j h"] | None = None,
+    x: Float[Tensor, "b c *sizes"] | None = None,
+    sizes: Sequence[int] | None = None,
+    dilation: int | Sequence[int] = 1,
+    stride: int | Sequence[int] | None = None,
+    padding: Literal["same", "valid"] | Padding = "same",
+    padding_mode: str = "zeros",
+) -> Factorisation:
+    """The matrices of E_q = Phi A_q for one query, Figure 11; `attnconv.report.draw_factorisation` draws them.
+
+    Args:
+        attention: A layer or attention rows as for `can_express`, whose options these are; of images, the first.
+        kernel_size: One number or one per axis.
+        query: Its index per axis, such as row and column.
+        phi: One for all queries, such as `can_express(...).uniform.phi`; None for the query's own best Phi_q.
+        x: Images.
+        sizes: Pixels per axis.
+        dilation: Of the kernel.
+        stride: Distance between queries.
+        padding: Where the kernel stands.
+        padding_mode: What taps outside the image see.
+
+    Raises:
+        TypeError, ValueError: As `can_express`; or the query is not on the grid, or phi has another shape.
+
+    Example:
+        >>> import torch
+        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
+        >>> [
+        ...     factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)
+        ... ]  # no Phi serves both
+        [[[1.0, 0.0]], [[0.0, 1.0]]]
+    """
+    with torch.no_grad():
+        operator, _, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
+        grid, heads = operator.grid, operator.heads
+        place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
+        if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
+            raise ValueError(bad("query", f"must be an index on the grid of {grid.query_sizes} queries", place))
+        flat = torch.arange(grid.query_count, device=operator.device).reshape(grid.query_sizes)[place]
+        stack = matrices(operator, shifts, padding_mode, flat[None])[0, 0]
+        if phi is None:
+            phi = solve(stack, heads, rank_tolerance(operator))[0]
+        if tuple(phi.shape) != (len(shifts), heads):
+            requirement = f"must have the shape {(len(shifts), heads)}, kernel positions and heads"
+            raise ValueError(bad("phi", requirement, tuple(phi.shape)))
+        return Factorisation(stack[:, heads:].mT, phi.to(stack), stack[:, :heads].mT, shifts, place, grid.sizes)
+
+
+def layer_operator(
+    layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
+) -> AttentionOperator:
+    """A layer's attention on images, or on any images of a size where it looks at positions alone.
+
+    Raises:
+        ValueError: Neither or both of x and sizes are given, or sizes where attention depends on content.
+    """
+    if x is not None:
+        if sizes is not None:
+            raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))
+        return layer.operator(x)
+    if sizes is None:
+        raise ValueError(bad("x", "or sizes must say how large the image is", None))
+    sizes = per_axis("sizes", sizes, layer.dims, least=1)
+    operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
+    if operator.batch > 1:  # two images, two sets of rows
+        got = f"none for {type(layer.encoding).__name__}"
+        raise ValueError(bad("x", "must be given where attention depends on content", got, "Pass images as x."))
+    return operator
+
+
+def _laid_over(
+    attention: SelfAttention | Tensor,
+    kernel_size: int | Sequence[int],
+    x: Tensor | None,
+    sizes: Sequence[int] | None,
+    dilation: int | Sequence[int],
+    stride: int | Sequence[int] | None,
+    padding: Literal["same", "valid"] | Padding,
+) -> tuple[AttentionOperator, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
+    dims = attention.dims if isinstance(attention, SelfAttention) else len(_sizes_of_rows(attention, x, sizes))
+    kernel = per_axis("kernel_size", kernel_size, dims, least=1)
+    steps = per_axis("dilation", dilation, dims, least=1)
+    reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
+    transposed = isinstance(attention, SelfAttention) and attention.transposed
+    if padding == "same":
+        pads = tuple((far // 2, far - far // 2) for far in reach)
+        if isinstance(attention, SelfAttention) and attention.transposed:
+            pads = attention.padding
+    else:
+        pads = padding_pairs(0 if padding == "valid" else padding, dims)
+    sign = -1 if transposed else 1
+    along = [
+        [sign * (step * tap - before) for tap in range(size)]
+        for (before, _), size, step in zip(pads, kernel, steps, strict=True)
+    ]
+    if isinstance(attention, SelfAttention):
+        if stride is not None and per_axis("stride", stride, dims, least=1) != attention.stride:
+            raise ValueError(bad("stride", f"must be left out or equal the layer's {attention.stride}", stride))
+        operator = layer_operator(attention, x, sizes)
+    else:
+        window = None if padding == "same" else [far + 1 for far in reach]
+        places = Grid.make(
+            _sizes_of_rows(attention, x, sizes), stride=1 if stride is None else stride, padding=pads, window=window
+        )
+        operator = _rows_operator(attention, places)
+    return operator, kernel, tuple(product(*along))
+
+
+def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    if not isinstance(attention, Tensor):
+        got = type(attention).__name__
+        raise TypeError(bad("attention", "must be a SelfAttention layer or a tensor of attention rows", got))
+    if x is not None:
+        fix = "Leave it out: what depends on an image is in the rows."
+        raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
+    if sizes is None:
+        raise ValueError(bad("sizes", "must say over which pixels the attention rows stand", None))
+    dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
+    return per_axis("sizes", sizes, dims, least=1)
+
+
+def _rows_operator(rows: Tensor, grid: Grid) -> Dense:
+    if rows.dtype not in _TOLERANCES:
+        raise TypeError(bad("attention", "must have a floating dtype", str(rows.dtype), "Convert with rows.double()."))
+    expected = (grid.query_count, grid.key_count)
+    if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
+        requirement = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
+        fix = "Leave out rows and columns of class tokens."
+        raise ValueError(bad("attention", requirement, f"shape {tuple(rows.shape)}", fix))
+    return Dense(grid, rows.detach()[None] if rows.dim() == 3 else rows.detach())

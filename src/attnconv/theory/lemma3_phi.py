@@ -1,0 +1,238 @@
+"""The matrix Phi of Lemma 3: which mixture of heads comes nearest to each kernel position.
+
+With A_q the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel positions x
+keys), Phi minimises sum_q ||E_q - Phi A_q||^2 over a set of queries, and has the smallest norm of all that do.
+
+Each [A_q^T | E_q^T] (keys x columns) is reduced to its triangular QR factor, whose columns have the same lengths and
+angles; the factors of all queries are stacked and reduced again, a block at a time. Nothing of size n x m is stored,
+every sum of squares is kept in a matrix of few columns, and no Gram matrix squares the condition number.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, all_queries
+from attnconv.theory.conv_taps import BORDERS, inside, matrices_of, tap_keys
+
+Shifts: TypeAlias = Sequence[Sequence[int]]
+
+_BLOCK = 2**22  # numbers of [A^T | E^T] held at once
+_ROUNDING = 2.0**-48  # of the decompositions themselves: 16 eps of float64
+
+
+@final
+@dataclass(frozen=True)
+class Residuals:
+    """A relative difference over three sets of queries: 0 where all is expressed, 1 where nothing is.
+
+    Where the kernel sees no pixel from any query of a set, it is 0 if the attention adds nothing either, else infinite.
+
+    Attributes:
+        inside: Over queries all of whose taps lie in the image; None if there is none.
+        border: Over the other queries; None if there is none.
+        everywhere: Over all queries.
+    """
+
+    inside: float | None
+    border: float | None
+    everywhere: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """One matrix Phi for many queries.
+
+    Attributes:
+        phi: Kernel positions (row-major) x heads, in float64.
+        residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) of this Phi, over each set of queries.
+        worst: The largest ||E_q - Phi A_q|| / max(||E_q||, 1) of a fitted query.
+        rank: Rank of the stacked rows A of the fitted queries; below the number of heads where heads repeat others.
+        singular_values: Those of A, largest first.
+        transposed: None, or the number of groups of a transposed layer, whose convolutions have another layout.
+    """
+
+    phi: Float[Tensor, "j h"]
+    residuals: Residuals
+    worst: float
+    rank: int
+    singular_values: Float[Tensor, "s"]
+    transposed: int | None = None
+
+    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
+        """W_h = sum_j Phi[j, h] W_j, in the kernel's dtype: the `weight` of a layer that imitates a convolution's.
+
+        Raises:
+            ValueError: The kernel has another number of positions.
+        """
+        if math.prod(kernel.shape[2:]) != self.phi.shape[0]:
+            got = f"shape {tuple(kernel.shape)}"
+            raise ValueError(bad("kernel", f"must have {self.phi.shape[0]} positions", got))
+        slices = matrices_of(kernel, self.transposed or 1, transposed=self.transposed is not None)  # (j, i, d)
+        return torch.einsum("jh,jid->hid", self.phi, slices.to(self.phi)).to(kernel)
+
+
+def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
+    """Phi for all queries, Phi for those inside (None if there is none), and each query alone.
+
+    Args:
+        operator: The attention; where images have rows of their own, all images count as more queries.
+        shifts: Key minus query of each kernel position, one whole number per axis.
+        padding_mode: What kernel positions outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
+
+    Returns:
+        The two fits, and the largest residual that a query leaves with a Phi_q of its own.
+
+    Raises:
+        ValueError: Rows are not finite, or there is no such padding mode.
+    """
+    reduction = Reduction.of(operator, shifts, padding_mode)
+    factors = [reduction.everywhere] + ([] if reduction.inside is None else [reduction.inside])
+    solved = [solve(factor, reduction.heads, reduction.cut) for factor in factors]
+    worst = [0.0 for _ in solved]
+    for queries in _blocks(operator, shifts):
+        stack, within = matrices(operator, shifts, padding_mode, queries), inside(operator.grid, shifts, queries)
+        for index, ((phi, _), chosen) in enumerate(zip(solved, (torch.ones_like(within), within), strict=False)):
+            heads = operator.heads
+            apart = torch.linalg.matrix_norm(stack[..., :heads] @ phi.mT - stack[..., heads:])
+            size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
+            worst[index] = max(worst[index], float(((apart / size) * chosen).max()))
+    found = [reduction.fit(*solution, most) for solution, most in zip(solved, worst, strict=True)]
+    return found[0], found[1] if len(found) > 1 else None, reduction.each_query
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """[A_q^T | E_q^T] of all queries, stacked and reduced to triangles of heads + kernel positions columns.
+
+    Attributes:
+        inside: R factor of the queries all of whose taps lie in the image; None if there is none.
+        border: That of the others; None if there is none.
+        everywhere: That of all queries.
+        each_query: The largest residual that a query leaves with a Phi_q of its own.
+        heads: Number of the columns that belong to A.
+        cut: Singular values of A up to this part of the largest count as zero.
+    """
+
+    inside: Float[Tensor, "_ columns"] | None
+    border: Float[Tensor, "_ columns"] | None
+    everywhere: Float[Tensor, "_ columns"]
+    each_query: Residuals
+    heads: int
+    cut: float
+
+    @staticmethod
+    def of(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> "Reduction":
+        """All queries, a block at a time; arguments as for `fit`."""
+        cut = rank_tolerance(operator)
+        factors: list[Tensor | None] = [None, None]  # of the queries inside, and at the border
+        worst: list[float | None] = [None, None]
+        for queries in _blocks(operator, shifts):
+            # One factor per image and query: few rows, whatever the number of keys.
+            reduced = torch.linalg.qr(matrices(operator, shifts, padding_mode, queries), mode="r").R
+            alone = residual(reduced, solve(reduced, operator.heads, cut)[0])
+            within = inside(operator.grid, shifts, queries)
+            for place, chosen in enumerate((within, ~within)):
+                if bool(chosen.any()):
+                    factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
+                    worst[place] = max(float(alone[:, chosen].max()), worst[place] or 0.0)
+        each_query = Residuals(worst[0], worst[1], max(most for most in worst if most is not None))
+        return Reduction(factors[0], factors[1], _stacked(*factors), each_query, operator.heads, cut)
+
+    def fit(self, phi: Float[Tensor, "j h"], values: Float[Tensor, "s"], worst: float) -> Fit:
+        """What a Phi, from the singular values of its set, leaves over each of the three sets."""
+        rank = int((values > self.cut * values[:1]).sum())
+        return Fit(phi, self.over(lambda place: residual(place, phi)), worst, rank, values)
+
+    def over(self, measure: Callable[[Tensor], Tensor]) -> Residuals:
+        """A relative difference that depends on [A^T | E^T] by its R factor alone, over the three sets."""
+        within, border = (None if place is None else float(measure(place)) for place in (self.inside, self.border))
+        return Residuals(within, border, float(measure(self.everywhere)))
+
+
+def _blocks(operator: AttentionOperator, shifts: Shifts) -> tuple[Int[Tensor, "r"], ...]:
+    """All queries, in parts whose [A^T | E^T] are of moderate size."""
+    numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
+    return all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1))
+
+
+def matrices(
+    operator: AttentionOperator, shifts: Shifts, padding_mode: str, queries: Int[Tensor, "r"]
+) -> Float[Tensor, "b r m columns"]:
+    """[A_q^T | E_q^T] of some queries, in float64: the heads' columns, then those of the kernel positions.
+
+    A kernel position's column holds a one at the key that it sees under the padding mode, or nothing but zeros.
+    """
+    rows = operator.rows(queries).double().permute(0, 2, 3, 1)  # (b, r, m, h)
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
+    keys = tap_keys(_padded(operator.grid, padding_mode), shifts, queries)  # (r, j), -1 for zeros
+    indicators = (keys[:, None, :] == torch.arange(rows.shape[2], device=keys.device)[:, None]).double()  # (r, m, j)
+    return torch.cat((rows, indicators.expand(rows.shape[0], -1, -1, -1)), -1)
+
+
+def solve(
+    stack: Float[Tensor, "*lead rows columns"], heads: int, cut: float
+) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
+    """The shortest Phi that minimises ||E^T - A^T Phi^T|| for [A^T | E^T], and the singular values of A.
+
+    Singular values up to `cut` times the largest count as zero.
+    """
+    left, values, right = torch.linalg.svd(stack[..., :heads], full_matrices=False)
+    kept = values > cut * values[..., :1]
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
+    return (left.mT @ stack[..., heads:]).mT @ (inverse[..., None] * right), values
+
+
+def residual(stack: Float[Tensor, "*lead rows columns"], phi: Float[Tensor, "*lead j h"]) -> Float[Tensor, "*lead"]:
+    """||E - Phi A|| / ||E|| of [A^T | E^T]."""
+    heads = phi.shape[-1]
+    return relative(stack[..., :heads] @ phi.mT, stack[..., heads:])
+
+
+def relative(
+    found: Float[Tensor, "*lead rows columns"], wanted: Float[Tensor, "*lead rows columns"]
+) -> Float[Tensor, "*lead"]:
+    """||found - wanted|| / ||wanted||: 0 where both are nothing, infinite where only wanted is nothing."""
+    apart, whole = torch.linalg.matrix_norm(found - wanted), torch.linalg.matrix_norm(wanted)
+    ratio = apart / torch.where(whole > 0, whole, 1)
+    return torch.where((whole > 0) | (apart == 0), ratio, math.inf)
+
+
+def rank_tolerance(operator: AttentionOperator) -> float:
+    """How far rounding can move a singular value of the rows, relative to the largest: eps sqrt(h), eps of their dtype.
+
+    A relative error of eps in each probability is a matrix of norm at most eps ||A||_F, and ||A||_F is at most sqrt(h)
+    times the largest singular value, however many queries and keys there are. For float64 the rounding of the
+    decompositions takes the place of eps.
+    """
+    return max(torch.finfo(rows_dtype(operator)).eps, _ROUNDING) * math.sqrt(operator.heads)
+
+
+def rows_dtype(operator: AttentionOperator) -> torch.dtype:
+    """The dtype in which an operator computes its probabilities."""
+    return operator.rows(torch.zeros(1, dtype=torch.long, device=operator.device)).dtype
+
+
+def _stacked(known: Tensor | None, more: Tensor | None) -> Tensor:
+    """The R factor of two stacked matrices, either of which may be missing."""
+    parts = [part for part in (known, more) if part is not None]
+    return torch.linalg.qr(torch.cat(parts), mode="r").R
+
+
+def _padded(grid: Grid, padding_mode: str) -> Grid:
+    """The grid under the convolution's own border rule."""
+    if padding_mode not in BORDERS:
+        raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
+    if padding_mode != "zeros" and any(axis.spacing > 1 for axis in grid.axes):
+        raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
+    return Grid(tuple(replace(axis, border=BORDERS[padding_mode]) for axis in grid.axes))

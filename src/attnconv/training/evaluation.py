@@ -1,0 +1,135 @@
+"""Loss and accuracy of a model on an image set."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv.data.augmentation import normalise
+from attnconv.data.batches import Batches
+from attnconv.data.image_set import ImageSet
+from attnconv.training.settings import AcceleratorName, PrecisionName
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model reaches on a set of images.
+
+    Attributes:
+        loss: mean cross-entropy, without label smoothing.
+        accuracy: part of the images whose class has the largest logit.
+        images: how many were looked at.
+    """
+
+    loss: float
+    accuracy: float
+    images: int
+
+
+def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Float[Tensor, " 3"]:
+    """Sum of the losses, number of right answers and number of images of a batch; tallies of batches add up.
+
+    Example:
+        >>> tally(torch.tensor([[0.0, 50.0], [0.0, 50.0]]), torch.tensor([1, 0])).tolist()
+        [50.0, 1.0, 2.0]
+    """
+    exact = torch.float32 if logits.device.type == "mps" else torch.float64
+    losses = F.cross_entropy(logits.to(exact), labels, reduction="sum")
+    right = (logits.argmax(1) == labels).sum().to(exact)
+    return torch.stack([losses, right, torch.full_like(losses, len(labels))])
+
+
+def score(sums: Float[Tensor, " 3"]) -> Score:
+    """The score that a tally of a whole set stands for.
+
+    Raises:
+        ValueError: if the tally is of no image.
+    """
+    loss, right, count = (float(value) for value in sums)
+    if count == 0:
+        raise ValueError(bad("images", "must hold at least one image to measure", "none"))
+    return Score(loss / count, right / count, int(count))
+
+
+def evaluate(
+    model: nn.Module,
+    images: ImageSet,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    batch_size: int = 500,
+    precision: PrecisionName = "32",
+    device: torch.device | str = "cpu",
+    on_batch: Callable[[int], None] | None = None,
+) -> Score:
+    """Measure a model on a set of images. The model is moved to the device and left in evaluation mode.
+
+    Args:
+        model: normalised images (b, c, height, width) to logits (b, classes).
+        images: at least one.
+        mean: of each channel in the training set, for images in [0, 1].
+        std: deviation of each channel, likewise.
+        batch_size: images at once, at least 1.
+        precision: as in training.
+        device: where to compute.
+        on_batch: called with the number of images done so far.
+
+    Raises:
+        ValueError: if there is no image, or the images or their classes do not fit the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> black = ImageSet(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 1]))
+        >>> evaluate(model, black, mean=(0.5,), std=(0.5,)).images
+        3
+    """
+    if images.channels != len(mean):
+        raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
+    device = torch.device(device)
+    dtype = torch.float64 if precision == "64" else torch.float32
+    model.to(device=device, dtype=dtype).eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    with torch.inference_mode(), autocast(precision, device):
+        for batch in Batches(images, batch_size=batch_size):
+            pixels = normalise(batch.images.to(device), mean, std).to(dtype)
+            logits = _logits(model, pixels)
+            if int(batch.labels.max()) >= logits.shape[1]:
+                requirement = f"must be of the model's {logits.shape[1]} classes"
+                raise ValueError(bad("images", requirement, f"an image of class {int(batch.labels.max())}"))
+            sums += tally(logits, batch.labels.to(device)).cpu()
+            if on_batch is not None:
+                on_batch(int(sums[2]))
+    return score(sums)
+
+
+def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
+    try:
+        logits: object = model(pixels)
+    except RuntimeError as error:  # the one way in which torch's layers refuse shapes
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            bad("images", "must fit the model", f"{tuple(pixels.shape[1:])}", f"It says: {reason}.")
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(bad("model", "must give logits (b, classes)", got))
+    return logits
+
+
+def device_of(accelerator: AcceleratorName) -> torch.device:
+    """The device that an accelerator's name stands for; auto takes a GPU if there is one."""
+    if accelerator != "auto":
+        return torch.device(accelerator)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a model of this precision computes."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

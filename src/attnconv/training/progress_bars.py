@@ -1,0 +1,121 @@
+"""What a person sees while data are fetched and a run trains: bars on a terminal, single lines everywhere else."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from attnconv.training.run_folder import MetricsLine
+
+
+@final
+class Watcher:
+    """Shows how far a run is, on standard error.
+
+    Args:
+        epochs: of the whole run.
+        steps_per_epoch: optimiser steps of one epoch.
+        shown: whether to show anything.
+        console: where to; None takes standard error.
+    """
+
+    def __init__(
+        self, epochs: int, steps_per_epoch: int, *, shown: bool = True, console: Console | None = None
+    ) -> None:
+        self._console = Console(stderr=True) if console is None else console
+        self._epochs, self._steps = epochs, steps_per_epoch
+        self._shown = shown
+        self._bar: Progress | None = None
+        if shown and self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[news]}"),
+            )
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
+
+    def begin(self, done: int) -> None:
+        """Training starts after this many complete epochs."""
+        if self._bar is not None:
+            self._task = self._bar.add_task("training", total=self._epochs * self._steps, news="")
+            self._bar.update(self._task, completed=done * self._steps)
+            self._bar.start()
+
+    def step(self, step: int, epoch: int) -> None:
+        """This many optimiser steps are done, the last one in this epoch (from 1)."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
+
+    def epoch(self, lines: Sequence[MetricsLine]) -> None:
+        """An epoch is complete; these are its lines of metrics."""
+        news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
+        if self._bar is not None:
+            self._bar.update(self._task, news=news)
+        elif self._shown and lines:
+            first = lines[0]
+            width = len(str(self._epochs))
+            about = f"loss {first['loss']:.4f}   rate {first['lr']:.2g}   {first['seconds']:.0f} s"
+            # Not Console.print: a log file gets the line as it is, without wrapping.
+            self._console.file.write(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}\n")
+            self._console.file.flush()
+
+    def say(self, text: str) -> None:
+        """One line of news, outside the bar."""
+        if self._shown:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Take the bar away; the last news stay. May be called more than once."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Shows a download, if there is one, on standard error.
+
+    Args:
+        shown: whether to show anything.
+        console: where to; None takes standard error.
+
+    Yields:
+        What ``attnconv.data.load_splits.load`` calls with the bytes that are there and the bytes in all.
+    """
+    console = Console(stderr=True) if console is None else console
+    columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    tenths = -1
+
+    def report(there: int, total: int) -> None:
+        nonlocal tenths
+        if not shown:
+            return
+        if not console.is_terminal:
+            if 10 * there // total > tenths:  # a log file gets ten lines, not thousands
+                tenths = 10 * there // total
+                console.file.write(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB\n")
+                console.file.flush()
+            return
+        if not bar.tasks:
+            bar.add_task("downloading", total=total)
+            bar.start()
+        bar.update(bar.tasks[0].id, completed=there)
+
+    try:
+        yield report
+    finally:
+        if bar.tasks:  # otherwise nothing was shown, and there is nothing to take away
+            bar.stop()

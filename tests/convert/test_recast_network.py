@@ -1,0 +1,382 @@
+"""Whole networks recast as attention and restored: outputs, weights, and everything that must stay as it was."""
+
+import copy
+import random
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from attnconv import SelfAttention2d
+from attnconv.convert import compare, no_convolutions, plan_shifts, recast, restore
+from attnconv.layers import SelfAttention
+from attnconv.theory.conv_taps import Convolution
+from tests.drawn_recasts import Drawn, laid_out, wrong
+from tests.tolerances import tolerance
+
+
+class Network(nn.Module):
+    """A frozen layer, a module used twice, two that share a weight, groups, strides, dilation, a transposed layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.stem.weight.requires_grad_(False)
+        self.norm = nn.BatchNorm2d(8)
+        self.first = nn.Conv2d(8, 8, 3, 2, 1, groups=2, bias=False)
+        self.second = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2, padding_mode="reflect")
+        self.second.weight = self.first.weight
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.alias = self.up
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(torch.relu(self.norm(self.stem(x)))))
+        y = self.alias(torch.relu(self.second(y)), output_size=(2 * y.shape[2] + 1, 2 * y.shape[3]))
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+@pytest.fixture
+def network() -> Network:
+    made = Network().double()
+    made(torch.randn(4, 3, 12, 9, dtype=torch.float64))  # running statistics that differ from their defaults
+    return made.eval()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_outputs_are_equal_and_come_back_bit_for_bit(network: Network, fast: bool) -> None:
+    x = torch.randn(2, 3, 11, 14, dtype=torch.float64)
+    expected, attention = network(x), recast(network, fast=fast)
+    assert not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in attention.modules())
+    with nullcontext() if fast else no_convolutions():
+        torch.testing.assert_close(attention(x), expected, **tolerance(torch.float64, scale=10))
+    back = restore(attention)
+    torch.testing.assert_close(back(x), expected, rtol=0, atol=0)
+    for (name, ours), (other, theirs) in zip(network.state_dict().items(), back.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(ours, theirs)
+
+
+def test_through_the_softmax_no_convolution_runs() -> None:
+    attention, x = recast(nn.Conv2d(1, 1, 3)), torch.zeros(1, 1, 4, 4)
+    forbidden = pytest.raises(RuntimeError, match=r"aten::convolution was run where convolutions are forbidden")
+    with forbidden, no_convolutions():
+        attention(x)  # planned as a shift, which is a convolution
+    with no_convolutions():
+        recast(nn.Conv2d(1, 1, 3), fast=False)(x)
+
+
+def test_the_model_is_left_alone_and_the_copy_keeps_what_it_had(network: Network) -> None:
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    network.train()
+    network.norm.eval()
+    for twin in (recast(network), restore(recast(network))):
+        made: Any = twin
+        assert made.first.weight is made.second.weight
+        assert made.up is made.alias
+        assert made.stem.weight.requires_grad is False
+        assert made.first.weight.requires_grad is True
+        assert made.training
+        assert made.stem.training
+        assert not made.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert isinstance(network.stem, nn.Conv2d)
+
+
+def test_hooks_move_along(network: Network) -> None:
+    seen: list[str] = []
+    network.stem.register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
+    network.stem.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    attention = recast(network)
+    torch.testing.assert_close(attention(x), network(x), **tolerance(torch.float64, scale=10))
+    restore(attention)(x)
+    assert seen == ["SelfAttention2d", "Conv2d", "Conv2d"]
+
+
+def test_a_filter_chooses_by_pattern_or_function(network: Network) -> None:
+    by_name: Any = recast(network, only=["st*"])
+    assert [isinstance(m, SelfAttention) for m in (by_name.stem, by_name.first, by_name.up)] == [True, False, False]
+    by_kind: Any = recast(network, only=lambda name, module: isinstance(module, nn.ConvTranspose2d))
+    assert [isinstance(m, SelfAttention) for m in (by_kind.stem, by_kind.up)] == [False, True]
+    every_but: Any = recast(network, only=["!st*", "!up"])
+    assert [isinstance(m, SelfAttention) for m in (every_but.stem, every_but.first, every_but.up)] == [
+        False,
+        True,
+        False,
+    ]
+    by_alias: Any = recast(network, only=(name for name in ["alias"]))
+    assert isinstance(by_alias.up, SelfAttention)
+    with pytest.raises(ValueError, match=r"only: must match layers, got 'absent', which matches none of stem, first, "):
+        recast(network, only=["stem", "absent"])
+    empty: tuple[Any, ...] = (lambda name, module: False, [], (), iter([]))
+    for nothing in empty:
+        with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
+            recast(network, only=nothing)
+    with pytest.raises(ValueError, match=r"only: must choose at least one attention layer, got none of 4 \(stem, "):
+        restore(recast(network), only=())
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_filter_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"only: must be patterns for names, or a function .* got 3"):
+        recast(nn.Conv1d(1, 1, 1), only=[3])  # type: ignore[list-item]
+
+
+class Listed(nn.Module):
+    """A network that runs its layers from a plain list, and one of them from a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Conv2d(2, 2, 3, padding=1)
+        self.steps = [self.only, nn.ReLU(), self.only]
+        self.seen: list[nn.Module] = []
+        self.only.register_forward_hook(self.note)
+
+    def note(self, module: nn.Module, *_: object) -> None:
+        self.seen.append(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_layers_are_replaced_wherever_the_model_holds_them() -> None:
+    model, x = Listed(), torch.randn(1, 2, 5, 5)
+    twin: Any = recast(model, fast=False)
+    with no_convolutions():
+        out = twin(x)
+    assert twin.seen == [twin.only, twin.only]
+    assert model.seen == []
+    torch.testing.assert_close(out, model(x), **tolerance(torch.float32))
+    back: Any = restore(twin)
+    assert back.steps[0] is back.steps[2] is back.only
+    assert torch.equal(back.only.weight, model.only.weight)
+
+
+class Forgetful(nn.Sequential):
+    """A class whose copies come back in training mode."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Forgetful":
+        twin = Forgetful(*copy.deepcopy(list(self), memo))
+        memo[id(self)] = twin
+        return twin
+
+
+class Closed(nn.Sequential):
+    """A class whose copies know nothing of what was copied before."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Closed":
+        return Closed(*copy.deepcopy(list(self)))
+
+
+def test_modes_are_kept_and_copies_that_would_be_half_converted_are_refused() -> None:
+    twin = recast(Forgetful(nn.Conv2d(1, 1, 1), nn.Dropout()).eval())
+    assert not any(module.training for module in twin.modules())
+    with pytest.raises(ValueError, match=r"model: must be copied by copy.deepcopy with what it holds, got Closed"):
+        recast(Closed(nn.Conv2d(1, 1, 1)))
+
+
+def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    with pytest.raises(TypeError, match=r"1: must have its parameters, got LazyBatchNorm2d, not materialised\. Run"):
+        recast(nn.Sequential(conv, nn.LazyBatchNorm2d()))
+    with pytest.raises(ValueError, match=r"model: must not be compiled yet, got OptimizedModule, compiled\. Compile"):
+        recast(torch.compile(conv, backend="eager"))  # type: ignore[arg-type]
+    compiled = nn.Conv2d(1, 1, 1)
+    compiled.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"0: must not be compiled yet, got Conv2d, compiled"):
+        recast(nn.Sequential(compiled))
+    other = nn.Conv2d(1, 1, 1)
+    other.computed = other.weight * 2
+    with pytest.raises(ValueError, match=r"model: must be one that copy.deepcopy copies, got a computed 1.computed"):
+        recast(nn.Sequential(conv, other), only=["0"])
+
+
+@pytest.mark.parametrize("alpha", [None, 3.0])
+@pytest.mark.parametrize("weights", ["slices", "nearest"])
+def test_the_meta_device_as_a_place_and_as_the_default(network: Network, alpha: float | None, weights: Any) -> None:
+    """A model without values has the shapes of its twin with values; where the default device is meta nothing is."""
+    network.second.weight = nn.Parameter(network.second.weight.detach().clone())  # `nearest` wants its own
+    expected = recast(network, alpha=alpha, weights=weights)
+    empty = recast(copy.deepcopy(network).to("meta"), alpha=alpha, weights=weights)
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    with torch.device("meta"):
+        made = recast(network, alpha=alpha, weights=weights)
+        assert (alpha is None) == (plan_shifts(made) > 0)
+        torch.testing.assert_close(made(x), expected(x), rtol=0, atol=0)
+        if alpha is None:
+            torch.testing.assert_close(restore(made)(x), network(x), rtol=0, atol=0)
+    for (name, ours), (other, theirs) in zip(empty.state_dict().items(), expected.state_dict().items(), strict=True):
+        assert (name, ours.shape, ours.dtype, ours.is_meta) == (other, theirs.shape, theirs.dtype, True)
+    assert empty(x.to("meta")).shape == (1, 5)
+
+
+class Keeping(nn.Module):
+    """Keeps a method of its convolution, somewhere."""
+
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+        self.kept = keep(self.conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
+def test_methods_of_convolutions_that_a_model_keeps_are_refused() -> None:
+    for keep in (lambda conv: conv.forward, lambda conv: [{"run": (partial(conv._conv_forward),)}]):
+        with pytest.raises(
+            ValueError, match=r"model: must keep no method .*got Keeping, which keeps Conv2d\._?(conv_)?f"
+        ):
+            recast(Keeping(keep))
+    recast(Keeping(lambda conv: conv.__call__))  # calls what stands there now
+    with pytest.raises(ValueError, match=r"got Keeping, which keeps SelfAttention\.forward"):
+        restore(Keeping(lambda conv: None).apply(_as_attention))
+
+
+def _as_attention(module: nn.Module) -> None:
+    if isinstance(module, Keeping):
+        setattr(module, "conv", recast(module.conv))  # noqa: B010
+        module.kept = module.conv.forward
+
+
+def test_convolutions_that_are_prepared_for_quantisation_are_refused() -> None:
+    observed = nn.Conv2d(1, 1, 1)
+    observed.activation_post_process = (
+        nn.Identity()
+    )  # what torch.ao.quantization.prepare adds, and a hook that calls it
+    with pytest.raises(ValueError, match=r"0: must hold no modules, .*got Conv2d with activation_post_process"):
+        recast(nn.Sequential(observed))
+
+
+def test_all_that_cannot_be_converted_is_named() -> None:
+    class Odd(nn.Conv2d):
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+            return super()._conv_forward(input, weight - weight.mean(), bias)
+
+    message = r"0: must compute what nn.Conv2d does, got Odd with its own _conv_forward\..* Nor can 2 be converted\."
+    with pytest.raises(TypeError, match=message):
+        recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
+    patched = nn.Conv2d(1, 1, 1)
+    patched.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
+    with pytest.raises(TypeError, match=r"model: must compute .* got Conv2d with its own forward"):
+        recast(patched)
+    pruned = prune.random_unstructured(nn.Conv2d(1, 2, 1), "bias", 1)
+    with pytest.raises(ValueError, match=r"model: must hold its bias itself, got Conv2d with a computed bias"):
+        recast(pruned)
+
+
+def test_weights_that_are_shared_across_geometries_have_no_one_nearest() -> None:
+    first, second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=2, dilation=2)
+    second.weight = first.weight
+    with pytest.raises(ValueError, match=r"1: weights: 'nearest' must find the same for layers that share a weight"):
+        recast(nn.Sequential(first, second), alpha=1.0, weights="nearest")
+    recast(nn.Sequential(first, second), alpha=1.0)
+
+
+def test_hard_heads_do_not_move_whatever_the_optimiser_decays() -> None:
+    twin, x = recast(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1))), torch.randn(2, 2, 5, 5)
+    optimiser = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(5):
+        optimiser.zero_grad()
+        twin(x).square().mean().backward()
+        optimiser.step()
+    torch.testing.assert_close(restore(twin)(x), twin(x), **tolerance(torch.float32))
+    soft: Any = recast(nn.Sequential(nn.Conv2d(2, 2, 3)), alpha=3.0)
+    assert all(parameter.requires_grad for parameter in soft.parameters())
+
+
+def test_weights_load_and_save_like_any_others(network: Network) -> None:
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    attention, other = recast(network), recast(Network().double().eval())
+    other.load_state_dict(attention.state_dict())  # discards the plan, too
+    torch.testing.assert_close(other(x), attention(x), **tolerance(torch.float64, scale=10))
+
+
+def test_a_convolution_alone_is_a_network() -> None:
+    layer = recast(nn.Conv2d(2, 3, 3))
+    assert isinstance(layer, SelfAttention2d)
+    assert isinstance(restore(layer), nn.Conv2d)
+
+
+def test_what_cannot_be_recast_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"model: must have at least one convolution, got Linear"):
+        recast(nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"1\.0: must have its weights, got LazyConv2d, not materialised"):
+        recast(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.LazyConv2d(1, 1))))
+    tied = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"1: must share its weight with convolutions of its kind only, got 0"):
+        recast(tied)
+    with pytest.raises(ValueError, match=r"1: must share its weight .* got 0"):
+        recast(nn.Sequential(tied[0], tied[1]), only=["0"])
+    with pytest.raises(ValueError, match=r"0: conv: must have taps at shifts that its dtype can hold"):
+        recast(nn.Sequential(nn.Conv1d(1, 1, 2, dilation=301, dtype=torch.bfloat16)))
+    with pytest.raises(ValueError, match=r"0: layer: must have hard heads to be a convolution, got soft heads"):
+        restore(nn.Sequential(SelfAttention2d(1, 1, 1)))
+    with pytest.raises(ValueError, match=r"model: must have at least one attention layer, got Conv2d"):
+        restore(nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model: must be an nn.Module, got str"):
+        recast("resnet18")  # type: ignore[arg-type]
+
+
+def test_messages_about_an_image_name_the_layer() -> None:
+    attention = recast(nn.Sequential(nn.Conv2d(3, 3, 5)))
+    with pytest.raises(ValueError, match=r"^0: window: must not exceed the padded image, got window \(5, 5\)"):
+        attention(torch.zeros(1, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"input: SelfAttention2d was made for 3 channels, got .* \(at 0\)"):
+        attention(torch.zeros(1, 2, 9, 9))
+
+
+def test_comparison_measures_each_layer_on_the_networks_own_images(network: Network) -> None:
+    x = torch.randn(2, 3, 11, 14, dtype=torch.float64)
+    network.train()
+    hard = compare(network, recast(network, fast=False), x)
+    assert [layer.name for layer in hard.layers] == ["stem", "first", "second", "up"]
+    assert [layer.heads for layer in hard.layers] == [9, 9, 9, 4]
+    assert network.training
+    for layer in hard.layers:
+        assert layer.bound is not None
+        assert layer.error <= layer.bound < 1e-11
+        assert layer.attention_flops > layer.flops
+    assert hard.error < 1e-12 < hard.scale
+    fast = compare(network, recast(network), x)
+    assert all(layer.flops == layer.attention_flops for layer in fast.layers)
+    soft = compare(network, recast(network, alpha=2.0), x)
+    for layer in soft.layers:
+        assert layer.bound is not None
+        assert layer.alpha == pytest.approx(2.0)
+        assert 1e-3 < layer.error <= layer.bound
+    with pytest.raises(ValueError, match=r"recast: must have attention layers where the model has conv.* got none"):
+        compare(network, network, x)
+
+
+@pytest.mark.parametrize(
+    ("conv", "sizes"),
+    [
+        (nn.Conv1d(32, 2, 3, stride=3, padding=1), (2,)),
+        (nn.Conv2d(4, 4, (1, 3), stride=(1, 3), padding=(0, 2), groups=4), (4, 2)),
+        (nn.Conv2d(32, 2, 3, stride=(2, 3), padding=(0, 2)), (11, 2)),
+        (nn.Conv3d(4, 4, (3, 3, 1), padding="same", groups=4), (2, 2, 3)),
+    ],
+    ids=str,
+)
+def test_gradients_of_bf16_images_no_larger_than_the_kernel(conv: Convolution, sizes: tuple[int, ...]) -> None:
+    """PyTorch's own are wrong on some CPUs."""
+    source, conv = random.Random(0), conv.to(torch.bfloat16)
+    for layout in ("row-major", "channels-last"):
+        x = laid_out(torch.randn(3, conv.in_channels, *sizes).to(torch.bfloat16), layout, source)
+        for _ in range(5):
+            assert wrong(Drawn(conv, x, layout, "row-major", fast=True), source) is None

@@ -1,0 +1,224 @@
+"""Image folders: layouts, scaling, and files that are not what they seem."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from attnconv.data import image_folder as module
+from attnconv.data.image_folder import read_folders, read_image
+from attnconv.data.settings import DataSettings
+from tests.data.making import pixels
+
+RED, GREEN = (250, 10, 10), (10, 250, 10)
+
+
+def settings_for(root: Path, **changes: Any) -> DataSettings:
+    return DataSettings(**{"name": "folder", "root": str(root), "image_size": 8, **changes})
+
+
+def put(path: Path, colour: tuple[int, int, int] = RED, size: tuple[int, int] = (12, 10)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def two_classes(root: Path, count: int = 5) -> None:
+    for number in range(count):
+        put(root / "green" / f"{number}.png", GREEN)
+        put(root / "red" / f"{number}.png", RED)
+
+
+class TestLayouts:
+    def test_train_and_test(self, tmp_path: Path) -> None:
+        two_classes(tmp_path / "train", 4)
+        two_classes(tmp_path / "test", 2)
+        sets = read_folders(settings_for(tmp_path))
+        assert sets.classes == ("green", "red")
+        assert sets.validation is None
+        assert sets.train.labels.tolist() == [0] * 4 + [1] * 4
+        assert sets.test.images.shape == (4, 3, 8, 8)
+        assert sets.test.images[:, :, 3, 3].tolist() == [list(GREEN)] * 2 + [list(RED)] * 2
+
+    @pytest.mark.parametrize("name", ["val", "valid", "validation"])
+    def test_without_test_images_val_is_the_test_set(self, name: str, tmp_path: Path) -> None:
+        two_classes(tmp_path / "train", 4)
+        two_classes(tmp_path / name, 3)
+        sets = read_folders(settings_for(tmp_path))
+        assert (len(sets.train), sets.validation, len(sets.test)) == (8, None, 6)
+
+    def test_with_both_val_is_the_validation_set(self, tmp_path: Path) -> None:
+        for split, count in (("train", 4), ("val", 3), ("test", 2)):
+            two_classes(tmp_path / split, count)
+        sets = read_folders(settings_for(tmp_path))
+        assert sets.validation is not None
+        assert (len(sets.train), len(sets.validation), len(sets.test)) == (8, 6, 4)
+
+    @pytest.mark.parametrize("where", ["", "train"])
+    def test_without_either_a_fifth_is_held_out(self, where: str, tmp_path: Path) -> None:
+        two_classes(tmp_path / where, 10)
+        sets = read_folders(settings_for(tmp_path))
+        assert (len(sets.train), len(sets.test)) == (16, 4)
+        assert torch.bincount(sets.test.labels).tolist() == [2, 2]
+
+    def test_what_is_no_image_is_passed_over(self, tmp_path: Path) -> None:
+        two_classes(tmp_path, 5)
+        (tmp_path / "red" / "notes.txt").write_text("not an image")
+        (tmp_path / "red" / ".hidden.png").write_bytes(b"not an image either")
+        (tmp_path / ".git").mkdir()
+        (tmp_path / "readme.md").write_text("")
+        assert len(read_folders(settings_for(tmp_path)).train) == 8
+
+    def test_the_cache_notices_a_changed_file(self, tmp_path: Path, own_cache: Path) -> None:
+        two_classes(tmp_path / "train", 3)
+        two_classes(tmp_path / "test", 1)
+        read_folders(settings_for(tmp_path))
+        assert len(list(own_cache.iterdir())) == 2
+        read_folders(settings_for(tmp_path))
+        assert len(list(own_cache.iterdir())) == 2
+        changed = put(tmp_path / "test" / "red" / "0.png", (1, 2, 3))
+        os.utime(changed, ns=(1, 1))
+        assert read_folders(settings_for(tmp_path)).test.images[1, :, 0, 0].tolist() == [1, 2, 3]
+
+
+class TestNames:
+    """Names that are not UTF-8, or would move the cursor of a terminal."""
+
+    def test_files_and_classes_of_any_name(self, tmp_path: Path) -> None:
+        two_classes(tmp_path / "train")
+        two_classes(tmp_path / "test", 1)
+        for split in ("train", "test"):
+            odd = put(tmp_path / split / os.fsdecode(b"\xff\x1b[2J") / os.fsdecode(b"\xe9\n.png"), (1, 2, 3))
+        sets = read_folders(settings_for(tmp_path))
+        assert sets.classes == ("green", "red", "\\udcff\\x1b[2J")
+        assert sets.test.images[-1, :, 0, 0].tolist() == [1, 2, 3]
+        odd.write_bytes(b"broken")
+        with pytest.raises(ValueError, match=r"\\udcff\\x1b\[2J/\\udce9\n\.png: must be a whole image"):
+            read_folders(settings_for(tmp_path))
+
+
+class TestOneImage:
+    def test_scaled_to_cover_and_cropped_about_the_centre(self, tmp_path: Path) -> None:
+        """Three stripes; the square keeps the middle one and half of each outer one's width."""
+        stripes = np.zeros((32, 64, 3), np.uint8)
+        stripes[:, :16, 0], stripes[:, 16:48, 1], stripes[:, 48:, 2] = 255, 255, 255
+        Image.fromarray(stripes).save(tmp_path / "stripes.png")
+        image = read_image(tmp_path / "stripes.png", 16)
+        assert image.shape == (3, 16, 16)
+        assert image[:, 8, 2:-2].unique(dim=1).tolist() == [[0], [255], [0]]
+
+    def test_an_image_of_the_right_size_is_left_alone(self, tmp_path: Path) -> None:
+        original = pixels(1)[0]
+        Image.fromarray(original.transpose(1, 2, 0).copy()).save(tmp_path / "one.png")
+        assert torch.equal(read_image(tmp_path / "one.png", 32), torch.from_numpy(original))
+
+    @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
+    def test_modes(self, mode: str, tmp_path: Path) -> None:
+        suffix = "png" if mode in ("L", "LA", "P", "RGBA", "1") else "tif"
+        Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(tmp_path / f"image.{suffix}")
+        assert read_image(tmp_path / f"image.{suffix}", 8).unique().tolist() == [255]
+        assert read_image(tmp_path / f"image.{suffix}", 8, channels=1).shape == (1, 8, 8)
+
+    def test_a_palette_with_transparency(self, tmp_path: Path) -> None:
+        image = Image.new("P", (9, 9), 1)
+        image.putpalette([*RED, *GREEN])
+        image.save(tmp_path / "image.png", transparency=b"\x00\x80")
+        assert read_image(tmp_path / "image.png", 8)[:, 3, 3].tolist() == list(GREEN)
+
+    def test_it_is_turned_upright(self, tmp_path: Path) -> None:
+        image = Image.new("RGB", (16, 16), RED)
+        image.paste(GREEN, (0, 0, 16, 8))  # green above
+        exif = Image.Exif()
+        exif[0x0112] = 3  # the camera was upside down
+        image.save(tmp_path / "turned.png", exif=exif)
+        assert read_image(tmp_path / "turned.png", 16)[:, 15, 8].tolist() == list(GREEN)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"absent\.png: must be an image file, got no file of that name"):
+            read_image(tmp_path / "absent.png", 8)
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.png")
+        with pytest.raises(ValueError, match=r"pipe\.png: must be an image file"):
+            read_image(tmp_path / "pipe.png", 8)
+
+    @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n then nothing"])
+    def test_no_image(self, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "broken.png").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken\.png: must be a whole image, got"):
+            read_image(tmp_path / "broken.png", 8)
+
+    @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+    def test_half_an_image(self, kind: str, tmp_path: Path) -> None:
+        file = io.BytesIO()
+        Image.fromarray(pixels(1)[0].transpose(1, 2, 0).copy()).save(file, kind)
+        (tmp_path / "half.img").write_bytes(file.getvalue()[:600])
+        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*([Tt]runcated|cut off)"):
+            read_image(tmp_path / "half.img", 8)
+
+    def test_more_than_8_bits(self, tmp_path: Path) -> None:
+        Image.new("I;16", (9, 9)).save(tmp_path / "deep.png")
+        with pytest.raises(ValueError, match=r"deep\.png: must have 8 bits a channel, got an image of mode I;16"):
+            read_image(tmp_path / "deep.png", 8)
+
+    def test_a_bomb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        put(tmp_path / "bomb.png")
+        for limit in (100, 30):  # Pillow warns above its limit, and raises above twice the limit
+            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+            with pytest.raises(ValueError, match=r"bomb\.png: must have .* pixels, got Image size \(120 pixels\)"):
+                read_image(tmp_path / "bomb.png", 8)
+
+    def test_arguments(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"size: must be at least 1, got 0"):
+            read_image(tmp_path, 0)
+        with pytest.raises(ValueError, match=r"channels: must be 1 or 3, got 4"):
+            read_image(tmp_path, 8, channels=4)
+
+
+class TestBadFolders:
+    def test_a_missing_root(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=rf"--data\.root: must be a folder that exists, got {tmp_path}/absent"):
+            read_folders(settings_for(tmp_path / "absent"))
+
+    def test_no_classes(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=rf"must hold at least two folders, .* got no folder in {tmp_path}"):
+            read_folders(settings_for(tmp_path))
+        put(tmp_path / "only" / "0.png")
+        with pytest.raises(ValueError, match=r"must hold at least two folders, one per class, got only in"):
+            read_folders(settings_for(tmp_path))
+
+    def test_an_empty_class(self, tmp_path: Path) -> None:
+        two_classes(tmp_path)
+        (tmp_path / "blue").mkdir()
+        with pytest.raises(ValueError, match=r"blue: must hold images \(\.bmp, .*\), got none\. Add some, or remove"):
+            read_folders(settings_for(tmp_path))
+
+    def test_test_images_of_another_class(self, tmp_path: Path) -> None:
+        two_classes(tmp_path / "train")
+        two_classes(tmp_path / "test")
+        put(tmp_path / "test" / "blue" / "0.png")
+        with pytest.raises(ValueError, match=r"must hold the classes of the training images only, got blue in .*test"):
+            read_folders(settings_for(tmp_path))
+
+    def test_broken_files_are_all_named(self, tmp_path: Path) -> None:
+        two_classes(tmp_path, 15)
+        for number in range(12):
+            (tmp_path / "red" / f"{number}.png").write_bytes(b"broken")
+        with pytest.raises(ValueError, match=r"must hold whole images only, got 12 broken ones\. Replace") as raised:
+            read_folders(settings_for(tmp_path))
+        named = [line for line in str(raised.value).splitlines() if "must be a whole image" in line]
+        assert len(named) == 10
+        assert str(raised.value).endswith("... and 2 more")
+
+    def test_more_than_fits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        two_classes(tmp_path)
+        monkeypatch.setattr(module, "LARGEST_SET", 1000)
+        with pytest.raises(
+            ValueError, match=r"--data\.image-size: must be such that images fit .*, got 8, which takes"
+        ):
+            read_folders(settings_for(tmp_path))

@@ -1,0 +1,108 @@
+"""The page: where it is found, what is put into it, and the ways to show it without a server."""
+
+import base64
+import html
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnconv import SelfAttention2d
+from attnconv.explorer import Explorer, explore, export, find_page, html_page, payload
+from attnconv.explorer.html_page import with_payload, with_server
+from tests.explorer.pages import PAGE, place_stand_in
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page where a checkout has it."""
+    return place_stand_in(tmp_path, monkeypatch)
+
+
+def small() -> bytes:
+    return payload(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), title="<two> & heads")
+
+
+def embedded(text: str) -> bytes:
+    found = re.findall(r'<script type="application/octet-stream" id="attnconv-payload">([^<]*)</script>', text)
+    assert len(found) == 1
+    return base64.b64decode(found[0], validate=True)
+
+
+class TestPlaces:
+    def test_the_page_of_the_package_comes_first(self, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert find_page() == PAGE
+        other = built.with_name("page.html")
+        other.write_text("packaged")
+        monkeypatch.setattr(html_page, "PACKAGED", other)
+        assert find_page() == "packaged"
+
+    def test_without_a_page_it_is_said_how_to_build_it(self, built: Path) -> None:
+        built.unlink()
+        with pytest.raises(FileNotFoundError, match=r"page: must be part of the package, got nothing at .*`make page`"):
+            find_page()
+
+    def test_the_places_are_those_of_the_wheel_and_the_checkout(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        assert root / "web" / "dist" / "index.html" == html_page.BUILT
+        assert root / "src" / "attnconv" / "explorer" / "page.html" == html_page.PACKAGED
+
+
+class TestParts:
+    def test_a_payload_goes_before_the_end_of_the_body(self) -> None:
+        found = with_payload(PAGE, b"\x00\xff")
+        assert embedded(found) == b"\x00\xff"
+        assert found.index("attnconv-payload") > found.index("<p>stand-in</p>")
+        assert found.index("attnconv-payload") < found.rindex("</body>")
+
+    def test_the_servers_mark_goes_into_the_head(self) -> None:
+        found = with_server(PAGE, images=True)
+        assert '<head><meta name="attnconv-server" content="images"><meta charset' in found
+        assert with_server('<head lang="en">', images=False).endswith('content="payload">')
+
+    def test_what_is_no_page_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="page: must hold </body>, got 4 characters"):
+            with_payload("page", b"")
+        with pytest.raises(ValueError, match="page: must hold <head>, got 8 characters"):
+            with_server("<header>", images=True)
+
+
+class TestExport:
+    def test_two_files(self, built: Path, tmp_path: Path) -> None:
+        content = small()
+        path = export(content, tmp_path / "deep" / "out")
+        assert path == tmp_path / "deep" / "out" / "index.html"
+        assert embedded(path.read_text(encoding="utf-8")) == content
+        assert (path.parent / "payload.safetensors").read_bytes() == content
+        assert sorted(file.name for file in path.parent.iterdir()) == ["index.html", "payload.safetensors"]
+        assert export(content, str(path.parent)) == path
+
+    def test_nothing_is_written_of_what_is_broken(self, built: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="payload: must be a whole safetensors file"):
+            export(small()[:-1], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(ValueError, match="folder: must be a folder or not exist yet, got the file"):
+            export(small(), built)
+        built.unlink()
+        with pytest.raises(FileNotFoundError, match="page: "):
+            export(small(), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+class TestNotebook:
+    def test_a_frame_with_the_whole_page(self, built: Path) -> None:
+        shown = explore(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), title='"two" <heads>', height=500)
+        frame = shown._repr_html_()
+        source = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts allow-downloads" .*</iframe>', frame)
+        assert source is not None
+        assert embedded(html.unescape(source[1])) == shown.content
+        assert "height: 500px" in frame
+        assert 'title="attnconv explorer: &quot;two&quot; &lt;heads&gt;"' in frame
+        assert repr(shown).startswith("Explorer('\"two\" <heads>', ")
+
+    def test_wrong_arguments(self, built: Path) -> None:
+        with pytest.raises(ValueError, match="height: must be a whole number of at least 200, got 10"):
+            Explorer(small(), height=10)
+        with pytest.raises(ValueError, match="payload: must be a whole safetensors file"):
+            Explorer(b"")

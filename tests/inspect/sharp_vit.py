@@ -1,0 +1,29 @@
+"""`SmallViT` with attention far from uniform, what it sees, and what its first layer is given."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnconv.surgery.head_kernel_fit import LayerTokens
+from tests.small_vit import SmallViT
+
+NAME = "blocks.0.attn"
+
+
+def sharp(prefix: int = 1, **more: Any) -> SmallViT:
+    """A model whose attention is far from uniform."""
+    torch.manual_seed(0)
+    model = SmallViT(prefix=prefix, **more)
+    for block in model.blocks:
+        block.attn.qkv.weight.data.mul_(8)
+    return model
+
+
+def images(count: int = 8) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def tokens_of(model: SmallViT, count: int = 3) -> LayerTokens:
+    inputs = torch.randn(count, 64 + model.num_prefix_tokens, 64, generator=torch.Generator().manual_seed(2))
+    return LayerTokens(model.blocks[0].attn, inputs, (8, 8), model.num_prefix_tokens)

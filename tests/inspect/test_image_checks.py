@@ -1,0 +1,48 @@
+"""Arguments in place of images, and images that cannot be read, are refused by their name."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnconv.inspect import audit
+from attnconv.surgery import replace_heads, start_as_convolution
+from tests.model_state import model_state
+from tests.small_vit import SmallViT
+
+IMAGES = torch.randn(2, 3, 16, 16)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a number": (5, "got int"),
+    "a string": ("cat.png", "got str"),
+    "an array": (IMAGES.numpy(), "got ndarray"),
+    "a sparse tensor": (IMAGES.to_sparse(), "got torch.sparse_coo"),
+    "bytes": (IMAGES.byte(), "got torch.uint8"),
+    "eight bits": (IMAGES.to(torch.float8_e4m3fn), "got torch.float8_e4m3fn"),
+    "the meta device": (IMAGES.to("meta"), "got .*meta"),
+    "no image": (IMAGES[:0], "got 0"),
+    "no pixel": (IMAGES[..., :0], r"got shape \(2, 3, 16, 0\)"),
+    "no axes": (torch.tensor(1.0), r"got shape \(\)"),
+}
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_batch_of_images_is_refused_by_name(case: str) -> None:
+    images, got = REFUSED[case]
+    model: nn.Module = SmallViT(size=16, dim=24, num_heads=2, depth=1)
+    before = model_state(model)
+    calls: tuple[Any, ...] = (audit, partial(replace_heads, count=1), lambda m, x: start_as_convolution(m, images=x))
+    for call in calls:
+        with pytest.raises((TypeError, ValueError), match=f"^images: must .*{got}"):
+            call(model, images)
+    assert model_state(model) == before
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_none_stands_for_noise_where_it_is_allowed_only() -> None:
+    calls: tuple[Any, ...] = (audit, partial(replace_heads, count=1))
+    for call in calls:
+        with pytest.raises(TypeError, match=r"^images: must .*got NoneType"):
+            call(SmallViT(depth=1), None)

@@ -1,0 +1,159 @@
+"""The parts of attention modules: both layouts give the module's own output, and what is besides is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv.inspect.module_adapters import attention_parts, first_tensor, refuse_other_formula
+from tests.small_hf_vit import PairAttention
+from tests.small_vit import Attention
+from tests.tolerances import tolerance
+
+X = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_fused_parts_make_the_output(qk_norm: bool, bias: bool) -> None:
+    module = Attention(24, 3, qk_norm=qk_norm)
+    if not bias:
+        module.qkv = nn.Linear(24, 72, bias=False)
+    assert_makes(module, X)
+
+
+def test_three_projections_make_the_output() -> None:
+    assert_makes(PairAttention(Attention(24, 3)), X)
+
+
+def assert_makes(module: nn.Module, x: Tensor) -> None:
+    parts = attention_parts(module)
+    rows, values = parts.maps_and_values(x)
+    expected = first_tensor(module(x))
+    assert expected is not None
+    torch.testing.assert_close(parts.finish(rows @ values), expected, **tolerance(torch.float32))
+    refuse_other_formula(module, x, expected)
+
+
+def test_parts_are_the_module_s_own_weights() -> None:
+    for module in (Attention(24, 3), PairAttention(Attention(24, 3))):
+        parts = attention_parts(module)
+        with torch.no_grad():
+            for part in (parts.query, parts.key, parts.value):
+                part.weight.zero_()
+                part.bias.zero_()  # type: ignore[union-attr]
+        torch.testing.assert_close(first_tensor(module(X)), parts.out.bias.expand(2, 10, 24))
+
+
+class Turning(Attention):
+    """Takes rotary positions."""
+
+    def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:
+        return super().forward(x) if position_embeddings is None else x
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("gate", nn.Linear(24, 24), "with gate .a gate."),
+        ("norm", nn.LayerNorm(24), "with norm .a norm before"),
+        ("relative_position_bias_table", nn.Parameter(torch.zeros(9, 3)), "with relative_position_bias_table .a bias"),
+        ("q_norm", nn.LayerNorm(24), "norms over several heads"),
+        ("proj", nn.Linear(30, 24), "other widths"),
+        ("num_heads", None, "must be of timm's or Hugging Face's kind, with num_heads, got Attention"),
+        ("qkv", None, "with qkv or q_proj, k_proj and v_proj, got Attention"),
+    ],
+)
+def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> None:
+    module = copy.deepcopy(Attention(24, 3))
+    setattr(module, name, value)
+    with pytest.raises(ValueError, match=f"model.blocks: .*{words}"):
+        attention_parts(module, "model.blocks", plain=True)
+
+
+def test_rotary_positions_are_not_plain() -> None:
+    with pytest.raises(ValueError, match=r"attention: .*got Turning with rotary positions"):
+        attention_parts(Turning(24, 3), plain=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("gate", nn.Linear(24, 24), "with gate .a gate."),
+        ("logit_scale", nn.Parameter(torch.zeros(3)), "with logit_scale .scores by cosines."),
+        ("rel_pos", nn.Linear(2, 3), "with rel_pos .a bias by relative positions."),
+        ("relative_position_bias_table", nn.Parameter(torch.zeros(3, 9, 9)), "with relative_position_bias_table"),
+        ("q_bias", nn.Parameter(torch.zeros(24)), "with q_bias .a bias added after"),
+        ("norm", nn.LayerNorm(8), "with norm .of other channels than those of all heads."),
+    ],
+)
+def test_parts_of_no_known_attention_are_refused(name: str, value: Any, words: str) -> None:
+    module = Attention(24, 3)
+    setattr(module, name, value)
+    with pytest.raises(ValueError, match=f"attention: must be softmax attention of known parts, .*{words}"):
+        attention_parts(module)
+
+
+class Tabled(Attention):
+    """A bias by relative position along the tokens, a norm before the output, and biases apart from `qkv`."""
+
+    def __init__(self) -> None:
+        super().__init__(24, 3)
+        self.qkv = nn.Linear(24, 72, bias=False)
+        self.q_bias, self.v_bias = (nn.Parameter(torch.randn(24)) for _ in range(2))
+        self.relative_position_bias_table = nn.Parameter(torch.randn(19, 3))
+        self.relative_position_index = (torch.arange(10)[:, None] - torch.arange(10) + 9).flatten()
+        norm = nn.LayerNorm(24)
+        nn.init.normal_(norm.weight)
+        self.norm = norm  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat((self.q_bias, torch.zeros(24), self.v_bias))
+        query, key, value = (self.qkv(x) + bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        raised = self.relative_position_bias_table[self.relative_position_index].reshape(10, 10, 3).permute(2, 0, 1)
+        out = ((query @ key.mT * self.scale + raised).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        projected: Tensor = self.proj(self.norm(out))
+        return projected
+
+
+def test_tables_norms_and_biases_apart_make_the_output() -> None:
+    assert_makes(Tabled(), X)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
+    module = nn.MultiheadAttention(24, 3, bias=bias, batch_first=True)
+    parts = attention_parts(module)
+    rows, values = parts.maps_and_values(X)
+    torch.testing.assert_close(parts.finish(rows @ values), module(X, X, X)[0], **tolerance(torch.float32))
+    for more in ({"add_bias_kv": True}, {"add_zero_attn": True}):
+        with pytest.raises(ValueError, match="got MultiheadAttention with keys beside those of its tokens"):
+            attention_parts(nn.MultiheadAttention(24, 3, **more))
+    with pytest.raises(ValueError, match="with qkv or q_proj"):
+        attention_parts(nn.MultiheadAttention(24, 3, kdim=12))
+
+
+def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
+    module = Attention(24, 3)
+    with pytest.raises(ValueError, match=r"attention: must compute .*got Attention, whose output is .* away"):
+        refuse_other_formula(module, X, module(X) * 1.01)
+
+
+@pytest.mark.parametrize(
+    ("drop", "expected"), [(nn.Dropout(0.25), 0.25), (nn.Identity(), 0.0), (0.5, 0.5), (None, 0.0)]
+)
+def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> None:
+    module = Attention(24, 3)
+    module.__dict__.pop("attn_drop", None)
+    module._modules.pop("attn_drop", None)
+    if drop is not None:
+        module.attn_drop = drop
+    assert attention_parts(module).dropout == expected
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    module = Tabled()
+    with pytest.raises(ValueError, match=r"attention: must compute what its parts say, got Tabled, of parts that do"):
+        refuse_other_formula(module, X[:, :7], X[:, :7])

@@ -1,0 +1,61 @@
+"""The paper's tables from the presets, as the paper prints them."""
+
+from dataclasses import replace
+
+from attnconv.models.preset_tables import Table, table_2, table_4, table_of_presets
+from attnconv.models.presets import PRESETS
+from attnconv.models.settings import AttentionSettings
+
+
+def test_table_2_is_the_papers() -> None:
+    training = {"number of epochs": "300", "batch size": "100"}
+    assert table_2(training=training).rows == (
+        ("number of layers", "6"),
+        ("number of heads", "9"),
+        ("hidden dimension", "400"),
+        ("intermediate dimension", "512"),
+        ("invertible pooling width", "2"),
+        ("dropout probability", "0.1"),
+        ("layer normalization epsilon", "1e-12"),
+        ("number of epochs", "300"),
+        ("batch size", "100"),
+    )
+
+
+def test_table_2_names_heads_that_differ() -> None:
+    settings = replace(AttentionSettings(), layers=2, heads=(7, 5))
+    assert table_2(settings).rows[1] == ("number of heads", "7, 5")
+
+
+def test_table_4_is_the_papers() -> None:
+    rows = [(name, accuracy, parameters, flops) for name, accuracy, parameters, flops, _ in table_4().rows]
+    assert rows == [
+        ("ResNet18", "0.938", "11.2 M", "1.1 G"),
+        ("SA quadratic emb.", "0.938", "12.1 M", "6.2 G"),
+        ("SA quadratic emb. gen.", "0.934", "12.1 M", "6.2 G"),
+        ("SA quadratic emb. gen. pruned", "0.934", "9.7 M", "4.9 G"),
+        ("SA learned emb.", "0.918", "12.3 M", "6.2 G"),
+        ("SA learned emb. + content", "0.871", "29.5 M", "15.0 G"),
+    ]
+
+
+def test_table_4_with_accuracies_of_ones_own() -> None:
+    accuracies = [row[1] for row in table_4({"SA quadratic emb.": 0.9}).rows]
+    assert accuracies == ["-", "0.900", "-", "-", "-", "-"]
+
+
+def test_the_table_of_presets_has_every_preset() -> None:
+    table = table_of_presets()
+    assert [row[0] for row in table.rows] == list(PRESETS)
+    assert table.rows[1][:4] == ("quadratic", "12,086,844", "6,175,956,800", "9,007,112,000")
+
+
+def test_markdown() -> None:
+    table = Table("t", ("name", "count", "text"), (("a", "1,000", "x | y"), ("b", "2.5 G", "9 z")))
+    assert table.markdown().splitlines() == [
+        "| name | count | text |",
+        "|:---|---:|:---|",
+        "| a | 1,000 | x &#124; y |",
+        "| b | 2.5 G | 9 z |",
+    ]
+    assert Table("t", ("name",), ()).markdown().splitlines() == ["| name |", "|:---|"]

@@ -1,0 +1,208 @@
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attnconv import from_conv
+from attnconv.encodings.registry_names import ENCODING_NAMES
+from attnconv.models.operation_counts import parameters
+from attnconv.models.preset_tables import PAPER_ACCURACY, table_4
+from attnconv.models.settings import ModelSettings
+from attnconv.paper import write_paper
+from attnconv.paper.figures import FIGURES
+from attnconv.paper.fixed_shifts import FixedHead, heads_over_shifts, values_of
+from attnconv.paper.models import PAPER_MODELS, paper_model
+from attnconv.paper.tables import (
+    ENCODINGS_OF,
+    PAPER_TABLE_2,
+    table_of_accuracy,
+    table_of_counts,
+    table_of_hyper_parameters,
+    table_of_trainings,
+)
+from attnconv.report import draw_mixture
+from attnconv.report.attention_maps import LayerMaps, draw_attention_maps
+from attnconv.training.run_folder import write_json
+from tests.report.making import SMALL, SMALL_RESNET, make_run, outside, overlaps
+from tests.report.test_html_page import read
+from tests.report.test_run_report import EXTERNAL
+
+JUDGED = {"observations", "observations-by-layer"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The paper from runs of all its models but the pruned one and the one with 16 heads."""
+    base = tmp_path_factory.mktemp("paper")
+    models: dict[str, ModelSettings] = {
+        "resnet-digits": SMALL_RESNET,
+        "quadratic-digits": SMALL,
+        "quadratic-generalized-digits": replace(SMALL, encoding="quadratic-generalized"),
+        "learned-digits": replace(SMALL, encoding="learned"),
+        "learned-content-digits": replace(SMALL, encoding="learned-content"),
+    }
+    runs = {name: make_run(base / name, model).path for name, model in models.items()}
+    return write_paper(runs, base / "out", command="attnconv reproduce --scale tiny").parent
+
+
+class TestFolder:
+    def test_each_figure_lies_under_its_number_and_the_others_are_named(self, folder: Path) -> None:
+        drawn = {int(path.stem.removeprefix("figure-")) for path in (folder / "figures").glob("*.png")}
+        assert drawn == set(FIGURES) - {14}
+        assert all(path.with_suffix(".svg").is_file() for path in (folder / "figures").glob("*.png"))
+        for text in (
+            read((folder / "index.html").read_text(encoding="utf-8")).text,
+            (folder / "README.md").read_text(encoding="utf-8"),
+        ):
+            assert "Figure 14: no run of quadratic-16-heads" in text
+            assert "attnconv reproduce --scale tiny --only quadratic-16-heads" in text
+            assert "Figure 13: no run of quadratic-generalized-pruned" in text
+            assert "Figure 12: no run" not in text
+
+    def test_the_page_needs_nothing_else(self, folder: Path) -> None:
+        html = (folder / "index.html").read_text(encoding="utf-8")
+        assert EXTERNAL.search(html) is None
+        page = read(html)
+        links = [str(anchor["href"]) for anchor in page.all("a")]
+        assert len(links) == 2 * 13
+        assert all((folder / link).is_file() for link in links)
+        assert "SA learned emb. + content" in page.text
+        assert "Settings" not in page.text
+
+    def test_tables_are_json_and_markdown(self, folder: Path) -> None:
+        names = {path.stem for path in (folder / "tables").glob("*.md")}
+        assert names == {*(f"table-{i}" for i in range(1, 5)), "trainings", "counts", "fixed-shifts", *JUDGED}
+        rows = json.loads((folder / "tables" / "table-1.json").read_text(encoding="utf-8"))["rows"]
+        assert [row["paper"]["accuracy"] for row in rows] == [0.938, 0.938, 0.918, 0.871]
+        assert [row["here"]["accuracy"] for row in rows] == [0.875] * 4
+        assert rows[1]["here"]["parameters"] == parameters(SMALL)
+
+    def test_a_figure_of_an_earlier_call_does_not_stay(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "figures").mkdir()
+        for ending in (".png", ".svg"):
+            (tmp_path / "figures" / f"figure-04{ending}").write_bytes(b"old")
+        write_paper({}, tmp_path)
+        assert sorted(path.name for path in (tmp_path / "figures").glob("*.png")) == ["figure-01.png", "figure-11.png"]
+        assert not (tmp_path / "figures" / "figure-04.svg").exists()
+
+    def test_images_that_are_not_there_are_told(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))
+        record = run.record()
+        record["settings"]["data"].update(name="cifar10", root=str(tmp_path / "nowhere"), cache="off")
+        run.settings_file.write_text(json.dumps(record), encoding="utf-8")
+        text = (write_paper({"learned-content": run.path}, tmp_path / "out").parent / "README.md").read_text("utf-8")
+        assert "Figure 6 could not be drawn" in text
+        assert "Figure 6 in numbers, learned-content: could not be measured" in text
+
+    def test_a_model_given_twice_or_unknown_is_refused(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path / "run").path
+        with pytest.raises(ValueError, match=r"runs: .*'quadratic' too, got .*quadratic-small"):
+            write_paper({"quadratic": run, "quadratic-small": run}, tmp_path / "out")
+        with pytest.raises(ValueError, match=r"model: must be one of the paper's, got 'vgg'"):
+            write_paper({"vgg": run}, tmp_path / "out")
+
+
+class TestTables:
+    def test_the_papers_sizes_are_those_of_table_4(self) -> None:
+        """What the presets count rounds to what the paper prints."""
+        ours = {row[0]: row for row in table_of_counts().table.rows}
+        for title, _, size, _, _ in table_4().rows:
+            counted = int(ours[title][2].replace(",", ""))
+            assert f"{counted / 1e6:.1f} M" == size
+            assert ours[title][1] == f"{counted / 1e6:.1f}M"
+        assert {model.title: model.accuracy for model in PAPER_MODELS.values() if model.accuracy} == PAPER_ACCURACY
+
+    def test_the_preset_has_the_papers_hyper_parameters(self) -> None:
+        values = table_of_hyper_parameters().values
+        assert values["preset quadratic"] == values["paper"] == PAPER_TABLE_2
+
+    def test_seeds_are_a_mean_with_their_deviation(self, tmp_path: Path) -> None:
+        found = [0.8, 0.9, 0.85]
+        runs = [make_run(tmp_path / str(seed)) for seed in range(3)]
+        for run, accuracy in zip(runs, found, strict=True):
+            result = run.result()
+            assert result is not None
+            result["best"]["test"]["accuracy"] = accuracy
+            write_json(run.result_file, result)
+        table = table_of_accuracy({"quadratic": runs}, 1)
+        assert table.table.rows[1][2] == f"{np.mean(found):.3f} ± {np.std(found, ddof=1):.3f}"
+        assert table.table.rows[1][3].endswith(", 3 runs")
+        assert table.table.rows[0][2] == "-"
+
+    def test_a_run_that_is_not_complete_has_no_accuracy(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path / "run", complete=False)
+        assert table_of_accuracy({"quadratic": [run]}, 4).table.rows[1][2:4] == (
+            "-",
+            "quadratic-digits, 0 runs complete",
+        )
+
+    def test_trainings_say_both_epochs_time_and_device(self, tmp_path: Path) -> None:
+        runs = [make_run(tmp_path / str(seed), seed=seed, threads=2) for seed in (42, 43)]
+        runs.append(make_run(tmp_path / "begun", complete=False, seed=44))
+        found = table_of_trainings({"quadratic": runs, "learned": runs[2:]})
+        (row,) = found.table.rows
+        assert row[1:4] == ("2", "81.2 ± 0.0 %", "87.5 ± 0.0 %")
+        assert row[5:] == ("123.1 ± 0.0", f"cpu: a processor, threads: 2, {runs[0].settings().train.precision}")
+        (values,) = found.values["rows"]
+        assert (values["seeds"], values["last"], values["chosen"]) == ([42, 43], [0.8125] * 2, [0.875] * 2)
+
+    def test_table_3_names_encodings_that_there_are(self) -> None:
+        assert {name for *_, names in ENCODINGS_OF for name in names} == set(ENCODING_NAMES)
+
+    @pytest.mark.parametrize(
+        ("name", "model"),
+        [("quadratic-16-heads-small", "quadratic-16-heads"), ("resnet-small", "resnet18"), ("learned", "learned")],
+    )
+    def test_presets_of_every_size_are_models_of_the_paper(self, name: str, model: str) -> None:
+        assert paper_model(name).name == model
+
+
+class TestFixedShifts:
+    def test_a_convolution_holds_all_its_shifts(self) -> None:
+        layer = from_conv(nn.Conv2d(2, 2, 3, padding=1))
+        heads = heads_over_shifts(layer, torch.zeros(1, 2, 8, 8))
+        assert [head.head for head in heads] == list(range(9))  # as the audit counts them
+        assert {head.shift for head in heads if head.fixed} == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+
+    def test_random_attention_holds_none(self) -> None:
+        torch.manual_seed(0)
+        layer = from_conv(nn.Conv2d(2, 2, 3, padding=1), alpha=0.01)
+        assert not any(head.fixed for head in heads_over_shifts(layer, torch.zeros(1, 2, 8, 8)))
+
+    def test_broken_numbers_are_not_fixed_and_become_null(self) -> None:
+        head = FixedHead(1, 1, (0, 0), 0.9, math.nan)
+        assert not head.fixed
+        values: Mapping[str, object] = values_of({"m": [head]})
+        assert '"constancy": null' in json.dumps(values, allow_nan=False)
+
+
+class TestDrawing:
+    @pytest.mark.parametrize("heads", [1, 4, 9])
+    def test_texts_of_figure_1_do_not_meet(self, heads: int) -> None:
+        maps = torch.softmax(torch.randn(heads, 49), -1).reshape(heads, 7, 7)
+        figure = draw_mixture(maps, (3, 3), centres=[(0.0, -1.0)] * heads, title="a mixture")
+        words = [text.get_text() for text in figure.axes[0].texts]
+        assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(heads)]
+        assert overlaps(figure) == []
+        assert outside(figure) == []
+
+    def test_figure_1_refuses_what_it_cannot_draw(self) -> None:
+        with pytest.raises(ValueError, match=r"maps: .* got \(10, 2, 2\)"):
+            draw_mixture(np.ones((10, 2, 2)), (0, 0), centres=[(0.0, 0.0)] * 10, title="")
+        with pytest.raises(ValueError, match=r"centres: .* got 1"):
+            draw_mixture(np.ones((2, 2, 2)), (0, 0), centres=[(0.0, 0.0)], title="")
+
+    def test_a_picture_stands_above_its_maps(self) -> None:
+        layers = [LayerMaps.of("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
+        figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
+        assert overlaps(figure) == []
+        bare = draw_attention_maps(layers, title="t")
+        assert figure.get_size_inches()[1] > bare.get_size_inches()[1] + 1
+        with pytest.raises(ValueError, match=r"picture: .* got \(4, 4\)"):
+            draw_attention_maps(layers, title="t", picture=np.zeros((4, 4)))

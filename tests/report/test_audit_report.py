@@ -1,0 +1,154 @@
+"""The page of an audit: its files, its words, and figures in which no text meets another."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
+from attnconv.inspect import Audit, LayerAudit, audit
+from attnconv.report import draw_profiles, draw_scores, write_audit
+from attnconv.report.audit_figures import zoomed
+from tests.report.making import outside, overlaps
+from tests.small_vit import PoolingViT
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    torch.manual_seed(0)
+    layers = [from_conv(nn.Conv2d(3, 6, 3, padding=1)), *(SelfAttention2d(6, 6, heads=heads) for heads in (9, 1, 4, 2))]
+    return audit(nn.Sequential(*layers), torch.randn(2, 3, 17, 12))
+
+
+def of_axes(layer: nn.Module, *sizes: int) -> Audit:
+    return audit(layer, torch.randn(2, 3, *sizes, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture(scope="module")
+def folder(found: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit") / "new"
+    page = write_audit(found, folder, title="five <layers>", about="Of noise.", command="attnconv audit x", notes=["!"])
+    assert page == folder / "index.html"
+    return folder
+
+
+class TestPage:
+    def test_every_figure_is_there_twice(self, folder: Path) -> None:
+        stems = ["heads-01-0", "heads-02-1", "heads-03-2", "heads-04-3", "heads-05-4", "scores"]
+        files = sorted(path.name for path in (folder / "figures").iterdir())
+        assert files == [f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")]
+
+    def test_a_size_stands_in_one_line(self, folder: Path) -> None:
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        assert page.count('<td class="words line">17 x 12</td>') == 5
+        assert '<td class="words line">(-1, -1)</td>' in page
+        assert ".wide .line { white-space: nowrap; }" in page
+
+    def test_says_what_was_left_out(self, tmp_path: Path) -> None:
+        found = audit(PoolingViT(), torch.randn(2, 3, 32, 32), skip_unreadable=True)
+        page = write_audit(found, tmp_path, title="pooled").read_text(encoding="utf-8")
+        assert '<p class="note">Left out attn_pool: 1 queries look at 64 keys' in page
+        assert json.loads((tmp_path / "audit.json").read_text())["left_out"] == dict(found.left_out)
+
+    def test_needs_nothing_else(self, folder: Path) -> None:
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        assert re.findall(r"https?:", page) == []
+        assert "<script" not in page
+        links = [link for link in re.findall(r'(?:href|src)="([^"]+)"', page) if not link.startswith("data:")]
+        assert len(links) == 12
+        assert [link for link in links if not (folder / link).is_file()] == []
+
+    def test_says_the_numbers(self, folder: Path, found: Audit) -> None:
+        page = (folder / "index.html").read_text(encoding="utf-8")
+        assert "five &lt;layers&gt;" in page
+        assert '<p class="note">!</p>' in page
+        for layer in found.layers:
+            assert f">{layer.statistics.convolution_score:.3f}</td>" in page
+            assert f"Heads of {layer.name}" in page
+        assert re.search(r">\(-1, -1\)</td><td[^>]*>1.000</td>", page)
+        assert page.count('<div class="wide"') == 1 + len(found.layers)
+        assert "<h2>Settings</h2>" not in page
+
+    def test_numbers_as_json(self, folder: Path, found: Audit) -> None:
+        numbers = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        assert numbers == json.loads(json.dumps({"title": "five <layers>", **found.numbers()}))
+
+    def test_three_axes_are_named_and_not_drawn(self, tmp_path: Path) -> None:
+        write_audit(of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6), tmp_path, title="three")
+        page = (tmp_path / "index.html").read_text(encoding="utf-8")
+        assert "SelfAttention3d has three axes and is not drawn" in page
+        assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["scores.png", "scores.svg"]
+
+    def test_figures_of_a_larger_audit_are_removed_and_nothing_else(self, found: Audit, tmp_path: Path) -> None:
+        write_audit(found, tmp_path, title="five")
+        mine = tmp_path / "figures" / "heads-of-mine.png"
+        mine.write_bytes(b"")
+        write_audit(Audit(found.layers[1:2], found.images), tmp_path, title="one")
+        assert sorted(path.name for path in mine.parent.iterdir()) == [
+            "heads-01-1.png",
+            "heads-01-1.svg",
+            "heads-of-mine.png",
+            "scores.png",
+            "scores.svg",
+        ]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "figures", "index.html"]
+
+
+class TestFigures:
+    def test_no_text_of_the_heads_meets_another(self, found: Audit) -> None:
+        for layer in found.layers:
+            figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
+            assert (overlaps(figure), outside(figure)) == ([], [])
+
+    def test_one_axis_is_a_line(self) -> None:
+        (layer,) = of_axes(SelfAttention1d(3, 3, heads=3), 30).layers
+        figure = draw_profiles(layer, title="one axis")
+        assert (overlaps(figure), outside(figure)) == ([], [])
+        assert len(figure.axes) == 3
+
+    def test_three_axes_are_refused(self) -> None:
+        (layer,) = of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6).layers
+        with pytest.raises(ValueError, match=r"layer: must have one or two axes to be drawn, got 3"):
+            draw_profiles(layer, title="three axes")
+
+    @pytest.mark.parametrize("count", [1, 24])
+    def test_no_text_of_the_scores_meets_another(self, count: int) -> None:
+        names = [f"encoder.layers.{'very.' * 9}long.{index}.attention" for index in range(count)]
+        figure = draw_scores(names, [index / max(1, count - 1) for index in range(count)], title="scores")
+        assert (overlaps(figure), outside(figure)) == ([], [])
+
+    @pytest.mark.parametrize(("names", "scores"), [([], []), (["a"], [0.5, 0.5])])
+    def test_scores_without_names(self, names: list[str], scores: list[float]) -> None:
+        with pytest.raises(ValueError, match=rf"scores: must hold one number for each .* got {len(scores)}"):
+            draw_scores(names, scores, title="none")
+
+
+class TestZoom:
+    def test_shows_the_taps_of_a_convolution_without_padding(self) -> None:
+        model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 9)))
+        (layer,) = audit(model, torch.randn(1, 3, 14, 14)).layers
+        window, reach = zoomed(layer.statistics.profile, layer.statistics.best_shift.tolist())
+        assert reach == ((-3, 7), (-3, 7))  # as far back as queries see, and at most seven on
+        assert window.shape == (81, 11, 11)
+        torch.testing.assert_close(torch.from_numpy(window.copy()).flatten(1).sum(1).count_nonzero(), torch.tensor(64))
+        draw_profiles(layer, title="9 x 9")
+
+    def layer(self, found: Audit) -> LayerAudit:
+        return found.layers[0]
+
+    @pytest.mark.parametrize(
+        ("best", "reach"), [([(0, 0)], (3, 3)), ([(5, 0), (0, 1)], (5, 5)), ([(8, -6), (0, 0)], (7, 6))]
+    )
+    def test_reaches_the_best_shifts(self, found: Audit, best: list[tuple[int, int]], reach: tuple[int, int]) -> None:
+        profile = self.layer(found).statistics.profile
+        window, got = zoomed(profile, best)
+        assert got == tuple((-here, here) for here in reach)
+        middle = tuple(
+            slice(-least - here, here - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)
+        )
+        torch.testing.assert_close(
+            torch.from_numpy(window.copy()), profile.mass[(slice(None), *middle)], rtol=0, atol=0
+        )

@@ -1,0 +1,164 @@
+"""The module with replaced heads: its formula, class tokens, masks, what learns in it, and where it stands."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv.inspect.score_terms import ScoreTerms
+from attnconv.surgery import ConvolvedAttention, replace_heads
+from attnconv.surgery.convolved_attention import HeadMixing
+from attnconv.surgery.head_kernel_fit import LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
+from tests.tolerances import tolerance
+
+
+class TestClassTokens:
+    def test_class_tokens_keep_their_attention(self) -> None:
+        model = sharp(2)
+        part = tokens_of(model)
+        mixing = fit_mixing(part)
+        new = ConvolvedAttention(part.attention, mixing, heads=range(4), grid=(8, 8))
+        torch.testing.assert_close(
+            new(part.inputs)[:, :2], part.attention(part.inputs)[:, :2], **tolerance(torch.float32)
+        )
+
+    def test_normalised_keys_are_read_as_well(self) -> None:
+        part = tokens_of(sharp(1, qk_norm=True))
+        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        torch.testing.assert_close(
+            new(part.inputs)[:, :1], part.attention(part.inputs)[:, :1], **tolerance(torch.float32)
+        )
+
+
+class TestModule:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    @pytest.mark.parametrize("kernel_size", [1, 3, 5])
+    def test_it_computes_the_formula(self, prefix: int, kernel_size: int) -> None:
+        """The module, with a convolution, against regressors times coefficients."""
+        part = tokens_of(sharp(prefix))
+        fitted = fit_mixing(part, kernel_size)
+        new = ConvolvedAttention(part.attention, fitted, heads=[0, 1, 2, 3], grid=(8, 8))
+        missing, _ = mixing_errors(part, fitted)
+        source: Any = part.attention
+        change = source.proj(missing.transpose(1, 2).flatten(2)) - source.proj.bias
+        expected = part.attention(part.inputs)[:, prefix:] + change
+        torch.testing.assert_close(new(part.inputs)[:, prefix:], expected, **tolerance(torch.float32))
+
+    @pytest.mark.parametrize("turned", [False, True])
+    @pytest.mark.parametrize("heads", [[2], [0, 3], [0, 1, 2, 3]])
+    def test_it_computes_the_formula_behind_masks(self, heads: list[int], turned: bool) -> None:
+        """Two windows for each image, the second cut in halves; a bias by head; rotary positions."""
+        generator = torch.Generator().manual_seed(3)
+        halves = torch.arange(16) % 4 < 2
+        cut = torch.where(halves[:, None] == halves, 0.0, -100.0)
+        added = torch.stack((torch.zeros(16, 16), cut))[:, None] + torch.randn(1, 4, 16, 16, generator=generator)
+        wave = torch.randn(16, 16, generator=generator)
+        terms = ScoreTerms(added=added)
+        if turned:
+            terms = ScoreTerms(wave.cos()[None], wave.sin()[None], added=added)
+        attention: Any = sharp(0).blocks[0].attn
+        inputs = torch.randn(6, 16, 64, generator=generator)
+        part = LayerTokens(attention, inputs, (4, 4), 0, terms, 2)
+        assert part.terms.blocks()
+        mixing = fit_mixing(part)
+        new = ConvolvedAttention(
+            attention, chosen_heads(mixing, heads), heads=heads, grid=(4, 4), added=True, masked=True
+        )
+        missing, given = mixing_errors(part, mixing)
+        given[:, heads] += missing[:, heads]
+        named = {"mask": added, **({"position_embeddings": (wave.cos(), wave.sin())} if turned else {})}
+        torch.testing.assert_close(new(inputs, **named), part.parts.finish(given), **tolerance(torch.float32))
+        with pytest.raises(ValueError, match="attn_mask: must be None"):
+            ConvolvedAttention(attention, mixing, heads=range(4), grid=(4, 4))(inputs, mask=added)
+
+    def test_other_heads_are_untouched(self) -> None:
+        """With the replaced head's columns of `proj` zero, only the others are seen."""
+        model = sharp()
+        part = tokens_of(model)
+        model.blocks[0].attn.proj.weight.data[:, 16:32] = 0
+        mixing = fit_mixing(part)
+        one = HeadMixing(mixing.kernel[[1]], mixing.profile[[1]], mixing.rest[[1]], mixing.prefix[[1]])
+        new = ConvolvedAttention(part.attention, one, heads=[1], grid=(8, 8))
+        torch.testing.assert_close(new(part.inputs), part.attention(part.inputs), **tolerance(torch.float32))
+
+    def test_its_kernels_learn(self) -> None:
+        result = replace_heads(sharp(), images(), heads={NAME: [0, 3]})
+        result.model(images()).square().sum().backward()
+        new = result.model.get_submodule(NAME)
+        for name in ("kernel", "rest", "prefix"):
+            gradient = new.get_parameter(name).grad
+            assert gradient is not None
+            assert float(gradient.abs().max()) > 0
+
+    @pytest.mark.parametrize("heads", [[0], [0, 1, 2, 3]])
+    @pytest.mark.parametrize(("prefix", "qk_norm"), [(0, False), (0, True), (2, False), (2, True)])
+    def test_every_parameter_learns(self, prefix: int, qk_norm: bool, heads: list[int]) -> None:
+        """As training on several devices wants it."""
+        changed = replace_heads(sharp(prefix, qk_norm=qk_norm), images(), heads={NAME: heads}).model
+        changed(images()).square().sum().backward()
+        assert [name for name, weight in changed.get_submodule(NAME).named_parameters() if weight.grad is None] == []
+
+    @pytest.mark.parametrize("learns", ["weight", "bias"])
+    def test_what_is_frozen_stays_frozen(self, learns: str) -> None:
+        model = sharp()
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name.endswith(learns))
+        new = replace_heads(model, images(), heads={NAME: [1]}).model.get_submodule(NAME)
+        for name in ("qkv", "proj", "prefix_query"):
+            found = {part for part, weight in new.get_submodule(name).named_parameters() if weight.requires_grad}
+            assert found == {learns}
+
+    def test_it_is_replaced_under_all_its_names(self) -> None:
+        class TwoNames(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = sharp(0).blocks[0].attn
+                self.inner = sharp(0)
+                self.inner.blocks[0].attn = self.first
+
+            def forward(self, x: Tensor) -> Tensor:
+                out: Tensor = self.inner(x)
+                return out
+
+        result = replace_heads(TwoNames(), images(), heads={"first": [0]})
+        assert result.output_error > 0
+        assert isinstance(result.model.first, ConvolvedAttention)
+        assert result.model.inner.blocks[0].attn is result.model.first
+
+    @pytest.mark.usefixtures("unhooked")
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_it_is_the_same_in_a_compiled_model(self, whole: bool) -> None:
+        """Compiled modules that have run do not ask for the hooks that costs are taken with."""
+        wanted = replace_heads(sharp(0), images(), count=2)
+        model = sharp(0)
+        (model if whole else model.blocks[0]).compile(backend="eager")
+        with torch.no_grad():
+            model(images())
+            result = replace_heads(model, images(), count=2)
+            assert result.replaced == wanted.replaced
+            torch.testing.assert_close(result.model(images()), wanted.model(images()), **tolerance(torch.float32))
+
+    def test_it_is_the_same_in_inference_mode(self) -> None:
+        model = sharp(0)
+        wanted = replace_heads(model, images(), count=2)
+        with torch.inference_mode():
+            result = replace_heads(model, images() + 0, count=2)
+        assert result.replaced == wanted.replaced
+        assert result.output_error == pytest.approx(wanted.output_error)
+        result.model(images()).square().sum().backward()
+
+    def test_the_model_given_stays(self) -> None:
+        model = sharp()
+        before = model(images())
+        result = replace_heads(model, images(), count=3)
+        torch.testing.assert_close(model(images()), before, rtol=0, atol=0)
+        assert not any(isinstance(module, ConvolvedAttention) for module in model.modules())
+        assert sum(isinstance(module, ConvolvedAttention) for module in result.model.modules()) > 0
+
+    def test_another_image_size_is_refused(self) -> None:
+        part = tokens_of(sharp())
+        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        with pytest.raises(ValueError, match="tokens: must be 1 before an image of 8 x 8, got 50"):
+            new(torch.zeros(1, 50, 64))

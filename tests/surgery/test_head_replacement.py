@@ -1,0 +1,342 @@
+"""Heads replaced by kernels: exact where a head is a fixed mixing, class tokens untouched, errors as said."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnconv.inspect import audit
+from attnconv.surgery import replace_heads
+from attnconv.surgery.head_kernel_fit import LayerTokens, fit_mixing, mixing_errors
+from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
+from tests.small_hf_vit import SmallHfViT
+from tests.small_vit import AttentionPool, PoolingViT, SmallViT
+from tests.tolerances import tolerance
+
+
+def uniform(model: SmallViT, head: int) -> SmallViT:
+    """One head of the first layer without queries: it averages all tokens."""
+    attention = model.blocks[0].attn
+    attention.qkv.weight.data[head * 16 : (head + 1) * 16] = 0
+    return model
+
+
+class TestExact:
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    @pytest.mark.parametrize("fit", ["least_squares", "mean"])
+    def test_a_head_that_averages_is_replaced_without_error(self, prefix: int, fit: Any) -> None:
+        model = uniform(sharp(prefix), 2)
+        result = replace_heads(model, images(), heads={NAME: [2]}, kernel_size=1, fit=fit)
+        # `mean` counts the query's own key twice, once as its shift and once in the image's mean.
+        most = 1e-3 if fit == "least_squares" else 0.03
+        assert result.layer_errors[NAME] < most
+        assert result.replaced[0].error < 10 * most
+
+    @pytest.mark.parametrize("prefix", [0, 2])
+    @pytest.mark.parametrize("shift", [(0, 0), (0, 1), (-1, 1)])
+    def test_a_head_of_one_shift_is_its_tap(self, prefix: int, shift: tuple[int, int]) -> None:
+        model = sharp(prefix)
+        part = tokens_of(model)
+        # All queries and keys at hand: one-hot places in the input make any shift.
+        attention: Any = model.blocks[0].attn
+        places = torch.arange(64).reshape(8, 8)
+        target = torch.roll(places, (-shift[0], -shift[1]), (0, 1)).flatten()
+        code = torch.nn.functional.normalize(torch.randn(64, 16), dim=1)
+        inputs = part.inputs.clone()
+        inputs[:, prefix:, 48:] = 0
+        inputs[:, :, :32] = 0
+        inputs[:, prefix:, :16], inputs[:, prefix:, 16:32] = code[target], code
+        attention.qkv.weight.data[:16] = 4000 * torch.eye(16, 64)
+        attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
+        attention.qkv.weight.data[:16, 16:] = 0
+        tokens = LayerTokens(attention, inputs, (8, 8), prefix)
+        mixing = fit_mixing(tokens, 3, fit="mean")
+        expected = torch.zeros(3, 3)
+        expected[1 + shift[0], 1 + shift[1]] = 1
+        torch.testing.assert_close(mixing.kernel[0], expected, **tolerance(torch.float32))
+        missing, given = mixing_errors(tokens, mixing)
+        inside = missing[:, 0].unflatten(1, (8, 8))[:, 1:-1, 1:-1]
+        torch.testing.assert_close(inside, torch.zeros_like(inside), **tolerance(torch.float32))
+        assert float(given.abs().max()) > 0.1
+
+    def test_no_head_replaced_is_the_model_itself(self) -> None:
+        model = sharp()
+        result = replace_heads(model, images(), count=0)
+        torch.testing.assert_close(result.model(images()), model(images()), **tolerance(torch.float32))
+        assert result.output_error == 0.0
+
+
+class Then(nn.Module):
+    """A model and what is done with its output."""
+
+    def __init__(self, inner: nn.Module, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.what = inner, what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self.inner(x))
+
+
+class Options(nn.Module):
+    """A model that takes more than images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = sharp()
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.inner(scale * x)
+        return out
+
+
+def test_options_reach_every_pass() -> None:
+    model = Options()
+    doubled = replace_heads(model, images(), count=4, options={"scale": 2.0})
+    expected = replace_heads(model.inner, 2.0 * images(), count=4)
+    assert doubled.output_error == pytest.approx(expected.output_error)
+    assert [entry.cost for entry in doubled.candidates] == pytest.approx([entry.cost for entry in expected.candidates])
+    with pytest.raises(ValueError, match=r"options: must be what the forward pass of Options takes by name, got size"):
+        replace_heads(model, images(), count=4, options={"size": 2.0})
+
+
+@pytest.mark.parametrize(("prefix", "heads"), [(0, [1, 3]), (0, [0, 1, 2, 3]), (1, [1, 3])])
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_replaced_heads_are_named_where_attention_is_read(prefix: int, heads: list[int], hugging_face: bool) -> None:
+    model: nn.Module = SmallHfViT(sharp(prefix)) if hugging_face else sharp(prefix)
+    first, second = (f"vit.layers.{i}.attention" if hugging_face else f"blocks.{i}.attn" for i in range(2))
+    changed = replace_heads(model, images(), heads={first: heads}).model
+    named = ", ".join(map(str, heads))
+    with pytest.raises(ValueError, match=rf"module '{first}\S*' .* its heads {named} were replaced by fixed kernels"):
+        audit(changed, images())
+    assert [layer.name for layer in audit(changed, images(), layers=[second]).layers] == [second]
+
+
+class TestErrors:
+    def test_least_squares_is_nearer_than_the_mean_on_its_own_images(self) -> None:
+        part = tokens_of(sharp(), 6)
+        errors = [mixing_errors(part, fit_mixing(part, 3, fit=fit))[0].norm() for fit in ("least_squares", "mean")]
+        assert errors[0] < errors[1]
+
+    def test_the_cost_predicts_the_change_of_the_output(self) -> None:
+        """First order, so it is held where a replacement changes little: `proj` made small."""
+        model = sharp(0)
+        for block in model.blocks:
+            block.attn.proj.weight.data.mul_(0.01)
+        candidates = replace_heads(model, images(16), count=0).candidates
+        for entry in (candidates[0], candidates[-1]):
+            changed = replace_heads(model, images(16), heads={entry.layer: [entry.head]})
+            assert changed.output_error == pytest.approx(entry.cost, rel=0.6)
+
+    def test_the_last_layer_costs_nothing_where_class_tokens_alone_are_read(self) -> None:
+        candidates = replace_heads(sharp(1), images(), count=0).candidates
+        assert {entry.layer for entry in candidates[:4]} == {"blocks.1.attn"}
+        assert all(entry.cost == 0 for entry in candidates[:4])
+        assert all(entry.cost > 0 for entry in candidates[4:])
+
+    def test_heads_below_a_constancy_are_passed_over(self) -> None:
+        model = uniform(sharp(0), 1)
+        result = replace_heads(model, images(), count=1, least_constancy=0.99)
+        assert [(entry.layer, entry.head) for entry in result.replaced] == [(NAME, 1)]
+        with pytest.raises(ValueError, match=r"count: must be at most 1.*got 2"):
+            replace_heads(model, images(), count=2, least_constancy=0.99)
+
+    def test_attention_after_the_first_output_costs_nothing(self) -> None:
+        """As in models that give the features of several layers, first those of the first."""
+        model = sharp(0)
+        plain = Then(model, lambda out: out)
+        seen: list[Tensor] = []
+        model.blocks[0].register_forward_hook(lambda _module, _args, out: seen.append(out))
+        several = Then(model, lambda out: (seen.pop(), out))
+        names = {entry.layer for entry in replace_heads(plain, images(), count=0).candidates if entry.cost == 0}
+        assert names == set()
+        names = {entry.layer for entry in replace_heads(several, images(), count=0).candidates if entry.cost == 0}
+        assert names == {"inner.blocks.1.attn"}
+
+    def test_zeros_stay_without_error(self) -> None:
+        model = sharp()
+        model.blocks[0].attn.qkv.weight.data[128:144] = 0
+        if model.blocks[0].attn.qkv.bias is not None:
+            model.blocks[0].attn.qkv.bias.data[128:144] = 0
+        assert replace_heads(model, images(), heads={NAME: [0]}).replaced[0].error == 0
+        nn.init.zeros_(model.blocks[0].attn.proj.weight)
+        nn.init.zeros_(model.blocks[0].attn.proj.bias)
+        assert replace_heads(model, images(), heads={NAME: [1]}).layer_errors == {NAME: 0.0}
+
+    @pytest.mark.parametrize("kernel_size", [1, 3, 15])
+    def test_window_mass_is_a_mean_over_tokens(self, kernel_size: int) -> None:
+        part = tokens_of(uniform(sharp(1), 2))
+        taps = part.taps(kernel_size)
+        window_mass = taps.mass(fit_mixing(part, kernel_size).profile)
+        seen = {1: 1, 3: (3 * 6 + 2 * 2) ** 2 / 64, 15: 64}[kernel_size]  # keys that a query sees, in the mean
+        assert float(window_mass[2]) == pytest.approx(seen / 65, rel=1e-4)
+        assert float(window_mass.max()) < 1
+
+    @pytest.mark.parametrize("kernel_size", [3, 15])
+    def test_a_mean_kernel_gives_no_more_than_there_is(self, kernel_size: int) -> None:
+        """Shifts that few queries can read have large means; on a small image they came to more than 1."""
+        part = tokens_of(sharp(1))
+        mixing = fit_mixing(part, kernel_size, fit="mean")
+        total = mixing.kernel.sum((1, 2)) + mixing.rest + mixing.prefix.sum(1)
+        torch.testing.assert_close(total, torch.ones(4), **tolerance(torch.float32))
+
+
+class TestHuggingFaceNames:
+    @pytest.mark.parametrize("nested", [False, True])
+    @pytest.mark.parametrize("prefix", [0, 1, 3])
+    def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool) -> None:
+        """The same weights under other names: the same ranking, the same kernels, the same output."""
+        plain = sharp(prefix)
+        wanted = replace_heads(plain, images(), count=5)
+        result = replace_heads(SmallHfViT(copy.deepcopy(plain), nested=nested), images(), count=5)
+        names = {f"vit.layers.{number}.attention": f"blocks.{number}.attn" for number in range(2)}
+        found = [(names[entry.layer], entry.head) for entry in result.replaced]
+        assert found == [(entry.layer, entry.head) for entry in wanted.replaced]
+        assert result.output_error == pytest.approx(wanted.output_error, rel=1e-3)
+        assert list(result.layer_errors.values()) == pytest.approx(list(wanted.layer_errors.values()), rel=1e-3)
+        torch.testing.assert_close(
+            result.model(images())["logits"], wanted.model(images()), **tolerance(torch.float32, scale=10)
+        )
+
+    def test_pairs_stay_pairs_and_learn(self) -> None:
+        result = replace_heads(SmallHfViT(sharp()), images(), heads={"vit.layers.0.attention": [1]})
+        new: Any = result.model.get_submodule("vit.layers.0.attention")
+        assert new(torch.randn(1, 65, 64))[1] is None
+        result.model(images())["logits"].square().sum().backward()
+        assert float(new.kernel.grad.abs().max()) > 0
+        with pytest.raises(ValueError, match=r"attn_mask: must be None.*got a mask"):
+            new(torch.randn(1, 65, 64), torch.zeros(1, 1, 65, 65))
+
+    @pytest.mark.parametrize("words", [{"count": 1, "layers": ["blocks.1.attn"]}, {"heads": {"blocks.1.attn": [0]}}])
+    def test_what_computes_another_formula_is_refused(self, words: Any) -> None:
+        model = sharp()
+        model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
+        with pytest.raises(
+            ValueError, match=r"model.blocks.1.attn: must compute what its parts say, .*whose output is 0.5 away"
+        ):
+            replace_heads(model, images(), **words)
+
+
+class TestLayers:
+    def test_what_cannot_be_replaced_is_passed_over_by_name(self) -> None:
+        model = PoolingViT().eval()
+        result = replace_heads(model, images(), count=3)
+        assert {entry.layer for entry in result.candidates} == {"blocks.0.attn", "blocks.1.attn"}
+        assert list(result.passed_over) == ["attn_pool"]
+        assert "1 queries look at 64 keys" in result.passed_over["attn_pool"]
+        assert isinstance(result.model.attn_pool, AttentionPool)
+
+    def test_a_module_of_another_formula_too(self) -> None:
+        model = sharp()
+        model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
+        result = replace_heads(model, images(), count=4)
+        assert {entry.layer for entry in result.replaced} == {"blocks.0.attn"}
+        assert "whose output is 0.5 away" in result.passed_over["blocks.1.attn"]
+
+    def test_layers_say_what_to_choose_from(self) -> None:
+        result = replace_heads(sharp(), images(), count=4, layers=["blocks.1.attn"])
+        assert [entry.layer for entry in result.candidates] == ["blocks.1.attn"] * 4
+        assert result.passed_over == {}
+
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            (
+                "attn_pool",
+                r"model.attn_pool: must have attention that can be read, got AttentionPool. It is not: 1 queries look",
+            ),
+            ("blocks.2.attn", r"layers: must name attention modules, as blocks.0.attn, .*got 'blocks.2.attn'"),
+        ],
+    )
+    def test_layers_that_cannot_be_chosen_from(self, layer: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace_heads(PoolingViT().eval(), images(), count=1, layers=["blocks.0.attn", layer])
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "heads, count: .*got heads=None, count=None"),
+            ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, got 2"),
+            ({"count": 1, "kernel_size": 17}, "kernel_size: must be at most 15 on 8 x 8 tokens of .*got 17"),
+            ({"count": 1, "least_constancy": 2.0}, "least_constancy: .*got 2.0"),
+            ({"count": -1}, "count: .*got -1"),
+            ({"heads": {NAME: [9]}}, "heads: must be from 0 to 3 in blocks.0.attn, got 9"),
+            ({"heads": {NAME: [-1]}}, "heads: must be from 0 to 3 in blocks.0.attn, got -1"),
+            ({"heads": {"blocks.7.attn": []}}, "heads: must name heads of .*blocks.1.attn, got 'blocks.7.attn'"),
+            ({"heads": {NAME: [0]}, "least_constancy": 0.5}, "least_constancy: must be 0 where `heads`.*got 0.5"),
+            ({"count": 1, "layers": []}, r"layers: must be a list of at least one name, or None, got \[\]"),
+            ({"count": 1, "layers": ["nope"]}, "layers: .*as blocks.0.attn, blocks.1.attn, got 'nope'"),
+        ],
+    )
+    def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=message):
+            replace_heads(sharp(), images(), **arguments)
+
+    @pytest.mark.usefixtures("unhooked")
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"heads": {NAME: 1}}, "heads: must be a mapping .* to lists of heads, got {'blocks.0.attn': 1}"),
+            ({"heads": {NAME: [0.5]}}, "heads: must be whole numbers in blocks.0.attn, got 'float' object"),
+            ({"heads": [NAME]}, r"heads: must be a mapping .*got \['blocks.0.attn'\]"),
+            ({"count": 1, "layers": NAME}, "layers: must be a list of .*got 'blocks.0.attn'"),
+            ({"count": 1, "images": [[0.0]]}, "images: must be a tensor, .*got list"),
+        ],
+    )
+    def test_arguments_of_other_kinds(self, arguments: Any, message: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=message):
+            replace_heads(sharp(), **{"images": images(), **arguments})
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [
+            (lambda out: out.detach(), "model: must have gradients from its attention to its output, got none"),
+            (lambda out: 0 * out, "model: must give numbers that are not all zero for an image, got zeros"),
+            (lambda out: out / 0, "model: must give finite numbers, got NaN or infinity"),
+            (lambda out: out.argmax(1), r"model: must first give .*got shape \(6,\) of torch.int64 for 6 images"),
+            (lambda out: out.mean(0), r"model: must first give .*got shape \(10,\) of torch.float32 for 6 images"),
+            (lambda out: out.sum(), r"model: must first give .*got shape \(\) of torch.float32 for 6 images"),
+            (lambda out: ((out,),), "model: must give a tensor, got none among its outputs"),
+        ],
+    )
+    def test_outputs_against_which_nothing_can_be_measured(self, what: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace_heads(Then(sharp(), what), images(), count=1)
+
+    def test_a_bare_attention_has_no_place_to_be_replaced_in(self) -> None:
+        attention = sharp(0).blocks[0].attn
+        tokens = torch.randn(2, 64, 64)
+        with pytest.raises(ValueError, match="model: must hold its attention in a module inside it, got Attention"):
+            replace_heads(attention, tokens, count=1, grid=(8, 8))
+        assert len(replace_heads(nn.Sequential(attention), tokens, count=1, grid=(8, 8)).layer_errors) == 1
+
+    @pytest.mark.usefixtures("unhooked")
+    def test_an_unknown_fit(self) -> None:
+        with pytest.raises(ValueError, match="fit: must be one of least_squares, mean, got 'median'"):
+            replace_heads(sharp(), images(), count=1, fit="median")  # type: ignore[arg-type]
+
+    def test_one_image_is_too_few(self) -> None:
+        with pytest.raises(ValueError, match=r"images: must be at least 2.*got 1"):
+            replace_heads(sharp(), images(1), count=1)
+
+    def test_images_that_tell_nothing(self) -> None:
+        blank, broken = images(), images()
+        blank[3] = 0.5
+        broken[7, 0, 0, 0] = torch.nan
+        for given, message in (
+            (blank, "images: must have pixels that differ, got one value everywhere in image 3"),
+            (broken, "images: must be finite, got NaN or infinity in image 7"),
+            (images()[:, :, :30], r"images: must be what the forward pass of SmallViT takes, got .*\(8, 3, 30, 32\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                replace_heads(sharp(), given, count=1)
+
+    def test_a_gate_is_refused(self) -> None:
+        model = sharp()
+        model.blocks[0].attn.gate = nn.Linear(64, 64)
+        with pytest.raises(ValueError, match=r"must be softmax attention of known parts, got Attention with gate"):
+            replace_heads(model, images(), count=1, layers=["blocks.0.attn"])

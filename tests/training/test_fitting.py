@@ -1,0 +1,201 @@
+"""Small trainings from beginning to end: what they leave, how they resume, what they refuse."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from safetensors.torch import load_file
+
+from attnconv.models.checkpoint import read_checkpoint
+from attnconv.models.model_loader import load
+from attnconv.training.fitting import complete_epochs, fit
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_recorder import DivergedError
+from attnconv.training.settings import SettingsError
+from tests.training.making import MODEL, tiny
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An undisturbed run of three epochs."""
+    return fit(tiny(epochs=3), tmp_path_factory.mktemp("runs") / "whole", progress=False, command=["attnconv", "train"])
+
+
+def same_weights(one: RunFolder, other: RunFolder) -> bool:
+    first, second = load_file(one.last_weights), load_file(other.last_weights)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_leaves_everything_about_it(whole: RunFolder) -> None:
+    record = whole.record()
+    assert record["command"] == ["attnconv", "train"]
+    assert {"python", "torch", "attnconv", "lightning"} <= set(record["versions"])
+    assert whole.settings() == tiny(epochs=3)
+    assert [(line["epoch"], line["split"]) for line in whole.metrics()] == [
+        (epoch, split) for epoch in (1, 2, 3) for split in ("train", "validation")
+    ]
+    assert [line["epoch"] for line in whole.heads()] == [0, 1, 2, 3]
+    history = whole.centres_history("blocks.0.attention")
+    assert len(history[0][1]["centres"]) == 3
+    assert history[0][1]["centres"] != history[-1][1]["centres"]
+    result = whole.result()
+    assert result is not None
+    assert result["last"]["epoch"] == 3
+    assert 0 <= result["best"]["test"]["accuracy"] <= 1
+    assert load(str(whole.path)).model is not None
+
+
+def test_the_same_settings_give_the_same_bits(whole: RunFolder, tmp_path: Path) -> None:
+    assert same_weights(whole, fit(tiny(epochs=3), tmp_path / "again", progress=False))
+    other = fit(tiny(epochs=3, seed=7), tmp_path / "other", progress=False)
+    assert not same_weights(whole, other)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp_path: Path, epoch: int) -> None:
+    class CutError(RuntimeError):
+        pass
+
+    def cut(self: object, trainer: object, module: object) -> None:
+        if complete_epochs(folder.state_file) == epoch if folder.state_file.is_file() else False:
+            raise CutError
+
+    folder = RunFolder(tmp_path / "cut")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut, raising=False)
+        with pytest.raises(CutError):
+            fit(tiny(epochs=3), folder.path, progress=False)
+    with folder.metrics_file.open("a") as stream:
+        lost = {"step": 9, "epoch": 3, "split": "train", "loss": 0.5, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0}
+        stream.write(json.dumps(lost) + '\n{"epo')  # what a kill may leave of the lost epoch
+    resumed = fit(tiny(epochs=3), folder.path, resume=True, progress=False)
+    assert same_weights(whole, resumed)
+    plain = [{k: v for k, v in line.items() if k != "seconds"} for line in resumed.metrics()]
+    assert plain == [{k: v for k, v in line.items() if k != "seconds"} for line in whole.metrics()]
+    assert resumed.heads() == whole.heads()
+
+
+def test_a_run_that_is_written_every_second_epoch_is_the_same_run(whole: RunFolder, tmp_path: Path) -> None:
+    """Cut after one epoch it has nothing, after two what is written of both; how often may change when it goes on."""
+
+    class CutError(RuntimeError):
+        pass
+
+    def cut_at(epoch: int) -> Callable[..., None]:
+        def cut(self: object, trainer: Trainer, module: object) -> None:
+            if trainer.current_epoch == epoch:
+                raise CutError
+
+        return cut
+
+    folder = RunFolder(tmp_path / "rare")
+    for epoch, written in ((1, []), (2, [1, 2])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut_at(epoch), raising=False)
+            with pytest.raises(CutError):
+                fit(tiny(epochs=3, checkpoint_every=2), folder.path, resume=True, progress=False)
+        assert [line["epoch"] for line in folder.metrics() if line["split"] == "train"] == written
+        assert folder.last_weights.is_file() == folder.state_file.is_file() == bool(written)
+    fit(tiny(epochs=3, checkpoint_every=1), folder.path, resume=True, progress=False)
+    through = fit(tiny(epochs=3, checkpoint_every=5), tmp_path / "once", progress=False)
+    for run in (folder, through):
+        assert same_weights(whole, run)
+        assert load_file(run.best_weights).keys() == load_file(whole.best_weights).keys()
+        assert read_checkpoint(run.best_weights).extra == read_checkpoint(whole.best_weights).extra
+        assert run.heads() == whole.heads()
+        assert [line["loss"] for line in run.metrics()] == [line["loss"] for line in whole.metrics()]
+
+
+def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole: RunFolder, tmp_path: Path) -> None:
+    source = tmp_path / "source.safetensors"
+    shutil.copy(whole.last_weights, source)
+    begun = fit(tiny(epochs=1), tmp_path / "begun", start_from=source, progress=False)
+    assert begun.heads()[0]["layers"] == whole.heads()[-1]["layers"]
+    assert not same_weights(begun, fit(tiny(epochs=1), tmp_path / "fresh", progress=False))
+
+    class CutError(RuntimeError):
+        pass
+
+    def cut(self: object, trainer: object, module: object) -> None:
+        raise CutError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut, raising=False)
+        with pytest.raises(CutError):
+            fit(tiny(epochs=1), tmp_path / "cut", start_from=source, progress=False)
+    source.unlink()
+    assert same_weights(begun, fit(tiny(epochs=1), tmp_path / "cut", resume=True, progress=False))
+
+
+def test_weights_to_begin_with_are_those_of_the_settings(whole: RunFolder, tmp_path: Path) -> None:
+    wider = replace(tiny(), model=replace(MODEL, heads=4))
+    with pytest.raises(ValueError, match=r"--start-from: must hold the .*in place of"):
+        fit(wider, tmp_path / "run", start_from=whole.path, progress=False)
+    with pytest.raises(ValueError, match=r"--start-from: must be left out: the run in .* began with fresh parameters"):
+        fit(tiny(epochs=3), whole.path, start_from=whole.path, resume=True, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
+    settings = tiny(epochs=1, precision="64")
+    settings = replace(settings, model=replace(MODEL, dropout=0.0))
+    one = fit(settings, tmp_path / "one", progress=False)
+    two = fit(replace(settings, train=replace(settings.train, accumulate=2)), tmp_path / "two", progress=False)
+    first, second = load_file(one.last_weights), load_file(two.last_weights)
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_bf16_and_the_test_curve(tmp_path: Path) -> None:
+    run = fit(tiny(epochs=1, precision="bf16", test_curve=True), tmp_path / "run", progress=False)
+    assert [line["split"] for line in run.metrics()] == ["train", "validation", "test"]
+
+
+def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
+    settings = tiny(epochs=0)
+    settings = replace(settings, optim=replace(settings.optim, learning_rate=-1.0))
+    with pytest.raises(SettingsError, match=r"(?s)--optim\.learning-rate: .*--epochs: must be"):
+        fit(settings, tmp_path / "run", progress=False)
+    wrong = replace(tiny(), model=replace(tiny().model, classes=7, image_channels=3))
+    with pytest.raises(
+        SettingsError, match=r"(?s)--image-channels: must be 1 .* got 3.*--classes: must be 10 .* got 7"
+    ):
+        fit(wrong, tmp_path / "run", progress=False)
+    with pytest.raises(SettingsError, match="--batch-size: must be at most the 15 training images, got 20"):
+        fit(tiny(limit=15), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_hold_something_are_not_overwritten(whole: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds a run\. Add --resume"):
+        fit(tiny(epochs=3), whole.path, progress=False)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds other files"):
+        fit(tiny(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="--out: must be a folder, got the file"):
+        fit(tiny(), tmp_path / "notes.txt", progress=False)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(whole: RunFolder) -> None:
+    with pytest.raises(SettingsError, match="--seed: must stay 42 when a run is resumed, got 7"):
+        fit(tiny(epochs=3, seed=7), whole.path, resume=True, progress=False)
+
+
+def test_a_loss_that_diverges_stops_the_run_and_keeps_the_last_good_weights(tmp_path: Path) -> None:
+    settings = tiny(epochs=3)
+    wild = replace(settings, optim=replace(settings.optim, name="sgd", learning_rate=1e30, clip=None))
+    with pytest.raises(DivergedError, match=r"loss: must stay a finite number, got (nan|inf) at step"):
+        fit(wild, tmp_path / "run", progress=False)
+
+
+def test_a_torn_state_is_named(whole: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(tmp_path / "copy")
+    shutil.copytree(whole.path, copy.path)
+    copy.state_file.write_bytes(copy.state_file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"state: must match its checksum, got .*state\.ckpt"):
+        fit(tiny(epochs=3), copy.path, resume=True, progress=False)

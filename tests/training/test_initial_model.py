@@ -1,0 +1,66 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnconv.models.checkpoint import save_weights
+from attnconv.models.factory import build
+from attnconv.training.initial_model import first_model, measure_start, starting_model
+from attnconv.training.run_folder import RunFolder
+from tests.report.making import SMALL, make_run
+
+
+def test_the_start_is_the_one_that_the_seed_makes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", seed=7)
+    before = torch.random.get_rng_state()
+    model = starting_model(run)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(7)
+    expected = build(SMALL)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters(), strict=True))
+    assert not model.training
+
+
+def test_a_start_that_is_not_the_recorded_one_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = run.heads_file.read_text(encoding="utf-8").splitlines()
+    first = json.loads(lines[0])
+    first["layers"][1]["centres"][0][0] += 1.0
+    run.heads_file.write_text("\n".join([json.dumps(first), *lines[1:]]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"run: must begin as its heads.jsonl says, got other centres in .*run"):
+        starting_model(run)
+
+
+def test_given_weights_are_the_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    given = first_model(run, replace(run.settings(), train=replace(run.settings().train, seed=1)))
+    save_weights(run.start_weights, given, SMALL, mean=(0.5,), std=(0.25,))
+    run.heads_file.unlink()
+    pairs = zip(starting_model(run).parameters(), given.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+class TestMeasureStart:
+    def test_runs_without_given_weights_or_without_a_result_are_left_alone(self, tmp_path: Path) -> None:
+        run = make_run(tmp_path / "fresh")
+        before = run.result()
+        measure_start(run)
+        assert run.result() == before
+        unfinished = make_run(tmp_path / "unfinished", complete=False)
+        unfinished.start_weights.write_bytes(unfinished.last_weights.read_bytes())
+        measure_start(unfinished)
+        assert unfinished.result() is None
+
+    def test_it_is_measured_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = make_run(tmp_path / "run")
+        run.start_weights.write_bytes(run.last_weights.read_bytes())
+        measure_start(run)
+        found = run.result()
+        assert found is not None
+        assert 0.0 < found["start"]["test"]["accuracy"] < 0.4  # weights that nobody trained
+        assert found["start"]["epoch"] == 0
+        monkeypatch.setattr(RunFolder, "settings", None)  # nothing is read again
+        measure_start(run)
+        assert run.result() == found

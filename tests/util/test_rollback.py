@@ -1,0 +1,141 @@
+"""A refused change of a model in place leaves it bit for bit as it was, in every function that makes one."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from attnconv import LearnedRelative, from_conv
+from attnconv._util.rollback import all_or_nothing
+from attnconv.convert import plan_shifts
+from attnconv.encodings.initial_centres import start_at_neighbours
+from attnconv.layers import fuse_convit
+from attnconv.models.checkpoint import Checkpoint, restore as load_into
+from attnconv.models.factory import build
+from attnconv.models.settings import AttentionSettings
+from attnconv.surgery import start_as_convolution
+from tests.layers.test_gated_positional import StandIn
+from tests.model_state import model_state
+from tests.small_vit import SmallViT
+
+
+class TestTheHelper:
+    def test_every_kind_of_change_is_undone(self) -> None:
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Dropout()))
+        model[0].weight.data = torch.tensor([[torch.nan, -0.0], [1e-42, -torch.inf]])  # 1e-42 is denormal
+        handle = model[0].register_forward_hook(lambda *_: None)
+        before = model_state(model)
+
+        def change() -> None:
+            with torch.no_grad():
+                model[0].weight.zero_()
+                model[1].running_mean.add_(1)
+            model.eval().requires_grad_(False)
+            model[1].eps = 1.0
+            model[0].bias = nn.Parameter(torch.ones(2))
+            model[2] = nn.Identity()
+            model.register_buffer("more", torch.ones(1), persistent=False)
+            handle.remove()
+            model[1].register_forward_pre_hook(lambda *_: None)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), all_or_nothing(model):
+            change()
+        assert model_state(model) == before
+        handle.remove()
+        assert not model[0]._forward_hooks  # the handle still refers to its hooks
+
+    def test_what_succeeds_stays(self) -> None:
+        model = nn.Linear(1, 1)
+        with all_or_nothing(model):
+            model.weight.data.fill_(3)
+        assert model.weight.item() == 3
+
+    def test_tensors_of_inference_are_put_back(self) -> None:
+        with torch.inference_mode():
+            model = nn.Linear(1, 1)
+        before = model_state(model)
+
+        def change() -> None:
+            model.weight.zero_()
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), all_or_nothing(model), torch.inference_mode():
+            change()
+        assert model_state(model) == before
+
+
+def vit(**options: Any) -> SmallViT:
+    return SmallViT(size=16, dim=24, num_heads=2, **options)
+
+
+def start(**arguments: Any) -> Callable[[nn.Module], object]:
+    return lambda model: start_as_convolution(model, **arguments)
+
+
+def diverging() -> nn.Module:
+    """Its last block multiplies the residual stream, so that only the changed model gives infinity."""
+    model = vit()
+    model.blocks[1].mlp.fc1.weight.data.fill_(1e19)
+    model.blocks[1].mlp.fc2.weight.data.fill_(1e19)
+    return model
+
+
+def hard_layers() -> nn.Module:
+    model: Any = nn.Sequential(*(from_conv(nn.Conv2d(1, 1, 3)) for _ in range(2)))
+    model[1].bias.data.fill_(torch.nan)
+    return model
+
+
+SETTINGS = AttentionSettings(layers=2, heads=2, width=8, mlp_width=8)
+
+
+def checkpoint(model: nn.Module) -> Checkpoint:
+    """Good values for the first layer, NaN for the second."""
+    tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in model.state_dict().items()}
+    tensors["blocks.1.attention.weight"].fill_(torch.nan)
+    return Checkpoint(tensors, SETTINGS)
+
+
+def convit() -> nn.Module:
+    model: Any = nn.Sequential(StandIn(), StandIn())
+    model[1].attn_drop.p = 0.1
+    return model
+
+
+def warned(model: nn.Module) -> None:
+    """A warning that is raised comes when all is done."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start_as_convolution(model, filters=torch.randn(72, 72, 3, 3))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object], str]] = {
+    "no images": (vit, start(images=torch.rand(0, 3, 16, 16)), "images: .*got 0"),
+    "a length too large": (vit, start(position_length=1e30), r"position_length: .*got 1e\+30"),
+    "filters too large": (vit, start(filters=torch.full((24, 24, 1, 1), 1e30)), "position_length: .*filters"),
+    "filters of NaN": (vit, start(filters=torch.full((24, 24, 1, 1), torch.nan)), "filters: .*NaN"),
+    "an output of infinity": (diverging, start(), "position_length: "),
+    "a warning": (lambda: SmallViT(size=16, dim=72, num_heads=9), warned, "filters: must have rank"),
+    "no layers": (vit, start(layers=[]), r"layers: .*got \[\]"),
+    "weights of NaN": (hard_layers, plan_shifts, r"bias: must be finite, got NaN .*\(in 1\)"),
+    "no module": (lambda: nn.Linear(1, 1), lambda _: plan_shifts("model"), "model: .*got str"),  # type: ignore[arg-type]
+    "a checkpoint of NaN": (lambda: build(SETTINGS), lambda m: load_into(m, checkpoint(m)), "weight: must be finite"),
+    "dropout": (convit, fuse_convit, "attn_drop: must be 0: .*got 0.1"),
+    "no centres": (lambda: LearnedRelative(4), start_at_neighbours, "encoding: .*got LearnedRelative"),
+}
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_call_leaves_the_model_as_it_was(case: str) -> None:
+    make, call, message = REFUSED[case]
+    model = make()
+    model.register_forward_hook(lambda *_: None)
+    before = model_state(model)
+    with pytest.raises((ValueError, TypeError, UserWarning), match=message):
+        call(model)
+    assert model_state(model) == before
