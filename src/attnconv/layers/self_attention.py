@@ -22,7 +22,6 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import FLOATING
 from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
 from attnconv.operators.base import AttentionOperator, product_dtype
@@ -265,7 +264,7 @@ class SelfAttention(nn.Module, abc.ABC):
     @final
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
         """The shift that each head attends alone, to its dtype's precision; None where a head is soft."""
-        return self.encoding.hard_shifts() if isinstance(self.encoding, Quadratic) else None
+        return self.encoding.hard_shifts()
 
     @final
     def unplan(self) -> None:
@@ -289,9 +288,9 @@ class SelfAttention(nn.Module, abc.ABC):
     def _encoding(self, encoding: Encoding | str) -> Encoding:
         if isinstance(encoding, str):
             made = encoding_named(encoding, self.in_channels, self.heads, self.dims)
-            if isinstance(made, Quadratic | GeneralizedQuadratic):
+            if (found := made.gaussians()) is not None:
                 with torch.no_grad():
-                    made.centres.mul_(torch.tensor(self.dilation))
+                    found.centres.mul_(torch.tensor(self.dilation))
             return made
         if not isinstance(encoding, Encoding):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
@@ -308,11 +307,7 @@ class SelfAttention(nn.Module, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
-            assert isinstance(self.encoding, Quadratic)
-            encoding, moving = self.encoding, False
-            if torch.is_grad_enabled():
-                moving = encoding.centres.requires_grad or encoding.spread.requires_grad
-            return Shift(grid, self._shifts, encoding.anchor if moving else encoding.centres)
+            return Shift(grid, self._shifts, _anchor(self.encoding))
         if self.backend == "reference":
             return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
         operator = self.encoding.operator(grid, pixels)
@@ -428,6 +423,14 @@ class SelfAttention3d(SelfAttention):
     """
 
     dims = 3
+
+
+def _anchor(encoding: Encoding) -> Tensor:
+    """What hard heads hang their zero gradients on: every parameter that is trained, else any one."""
+    parameters = list(encoding.parameters())
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+        return torch.cat([parameter.flatten() for parameter in parameters])
+    return parameters[0]
 
 
 def _all_plain(sizes: Sequence[int]) -> bool:
