@@ -13,7 +13,8 @@ import torch
 from attnconv.bench.answer import Answer, Row
 from attnconv.bench.measuring import Ratio, interleaved, low_precision
 from attnconv.bench.settings import PlannerSettings
-from attnconv.layers.self_attention import Backend, SelfAttention2d
+from attnconv.layers import SelfAttention2d
+from attnconv.layers.planning import Backend
 
 FORMS: tuple[Backend, ...] = ("dense", "structured")
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from attnconv.bench.answer import Answer, Row
 from attnconv.bench.measuring import Ratio, interleaved, low_precision, memory_of
 from attnconv.bench.settings import PositionOnlySettings
-from attnconv.layers.self_attention import Backend, SelfAttention2d
+from attnconv.layers import SelfAttention2d
+from attnconv.layers.planning import Backend
 
 BASE: Backend = "reference"
 BACKENDS: tuple[Backend, ...] = (BASE, "dense", "structured", "auto")

@@ -24,7 +24,8 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding
-from attnconv.layers.self_attention import SelfAttention, check_finite
+from attnconv.layers.checks import check_finite
+from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
 
 _ROUNDS = 20  # turns of all heads, at most
