@@ -85,7 +85,7 @@ class TestSurface:
 
     def test_the_surface_stays_small(self) -> None:
         names = [name for name in PUBLIC if not is_submodule("attnconv", name) and not name.startswith("__")]
-        assert len(names) <= 24
+        assert len(names) <= 25
 
     @pytest.mark.parametrize("name", PUBLIC)
     def test_every_public_name_has_an_entry_in_the_reference(self, name: str) -> None:

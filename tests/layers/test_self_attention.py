@@ -403,8 +403,8 @@ def test_inputs_of_wrong_types_are_refused() -> None:
         layer(torch.zeros(1, 3, 2, 2, dtype=DOUBLE))
     with pytest.raises(ValueError, match=r"sizes: must be a whole number .* each of 2 axes, got \(5,\)"):
         layer.plan((5,))
-    with pytest.raises(TypeError, match=r"queries: must be a tensor of int64 indices, got list\. Use"):
-        layer.operator(torch.zeros(1, 3, 2, 2)).rows([0, 1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"queries: .* got list"):
+        layer.operator(torch.zeros(1, 3, 2, 2)).rows([0, 0.5])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -28,7 +28,7 @@ from attnconv.layers import SelfAttention
 from attnconv.models.factory import build
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings
-from attnconv.operators.base import AttentionOperator, full_precision, product_dtype
+from attnconv.operators.base import AttentionOperator, Queries, full_precision, product_dtype
 
 CLASSES = 10
 
@@ -132,10 +132,10 @@ class _Stored(AttentionOperator):
     def apply(self, values: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def rows(self, queries: Tensor) -> Tensor:
+    def rows(self, queries: Queries) -> Tensor:
         raise NotImplementedError
 
-    def padding_mass(self, queries: Tensor) -> Tensor:
+    def padding_mass(self, queries: Queries) -> Tensor:
         raise NotImplementedError
 
 

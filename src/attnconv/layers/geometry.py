@@ -1,6 +1,7 @@
 """Where a layer's queries stand over an image: everything that a convolution's arguments say about places."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -57,6 +58,8 @@ class Geometry:
             transposed,
             per_axis("output_padding", output_padding, dims, least=0),
         )
+        if border == "renormalise" and made.window is None and any(pad != (0, 0) for pad in made.padding):
+            warnings.warn("padding has no effect under border='renormalise': it adds no points.", stacklevel=3)
         if not transposed:
             if any(made.output_padding):
                 raise ValueError(bad("output_padding", "is for transposed layers only", made.output_padding))

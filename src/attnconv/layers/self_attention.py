@@ -8,11 +8,13 @@ a tensor in channels-last memory format passes without a copy.
 """
 
 import abc
+import inspect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -71,6 +73,14 @@ class SelfAttention(nn.Module, abc.ABC):
     """
 
     dims: ClassVar[int]
+
+    def __init_subclass__(cls) -> None:
+        """Give each class the arguments' documentation, which `help` and editors show."""
+        super().__init_subclass__()
+        if cls.__doc__ and SelfAttention.__doc__:
+            about, _, example = inspect.cleandoc(cls.__doc__).partition("Example:")
+            shared = inspect.cleandoc(SelfAttention.__doc__)
+            cls.__doc__ = f"{about}{shared[shared.index('Args:') :]}\n\nExample:{example}"
 
     def __init__(  # noqa: PLR0913 - the public face mirrors nn.Conv2d's
         self,
@@ -210,6 +220,11 @@ class SelfAttention(nn.Module, abc.ABC):
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
             TypeError: The input is no tensor, or has another dtype than the layer and no autocast is on.
         """
+        given: Any = input
+        if isinstance(given, torch.fx.Proxy):  # symbolic tracing sees the layer as one node
+            name = given.tracer.path_of_module(self)  # type: ignore[attr-defined]
+            node: Any = given.tracer.create_proxy("call_module", name, (input, output_size), {})
+            return node
         pixels = self._pixels(input)
         operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
@@ -349,8 +364,6 @@ class SelfAttention(nn.Module, abc.ABC):
 class SelfAttention1d(SelfAttention):
     """Multi-head self-attention over sequences: (b, in_channels, length) -> (b, out_channels, length).
 
-    See `SelfAttention` for the arguments.
-
     Example:
         >>> import torch
         >>> SelfAttention1d(2, 3, heads=5)(torch.zeros(1, 2, 10)).shape
@@ -363,8 +376,6 @@ class SelfAttention1d(SelfAttention):
 @final
 class SelfAttention2d(SelfAttention):
     """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
-
-    See `SelfAttention` for the arguments.
 
     Example:
         >>> import torch
@@ -381,8 +392,6 @@ class SelfAttention2d(SelfAttention):
 @final
 class SelfAttention3d(SelfAttention):
     """Multi-head self-attention over volumes: (b, in, depth, height, width) -> (b, out, depth, height, width).
-
-    See `SelfAttention` for the arguments.
 
     Example:
         >>> import torch
