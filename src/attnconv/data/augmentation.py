@@ -8,8 +8,6 @@ The black border of a shifted crop is black before normalisation, as in the pape
 it, the mean colour.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int64, UInt8
@@ -21,19 +19,6 @@ from attnconv.data.settings import Augmentation, AugmentSettings, CropBorder, se
 
 # ITU-R BT.601 luma: what "grey" means when contrast and saturation change.
 _LUMA = (0.299, 0.587, 0.114)
-
-
-class Draws(NamedTuple):
-    """The first columns of a batch's random numbers. A change that is switched off leaves the others as they are."""
-
-    row: Float32[Tensor, " b"]
-    column: Float32[Tensor, " b"]
-    mirror: Float32[Tensor, " b"]
-    cut_row: Float32[Tensor, " b"]
-    cut_column: Float32[Tensor, " b"]
-    brightness: Float32[Tensor, " b"]
-    contrast: Float32[Tensor, " b"]
-    saturation: Float32[Tensor, " b"]
 
 
 def augment(
@@ -69,15 +54,17 @@ def augment(
     chosen = settle(settings, channels=channels, size=min(height, width))
     if not chosen.random:
         return normalise(images, mean, std)
-    draws = Draws(*uniforms.unbind(dim=1)[: len(Draws._fields)])
+    # Every change has columns of its own: one that is switched off leaves the others as they are.
+    row, column, mirror, cut_row, cut_column, brightness, contrast, saturation = uniforms[:, :8].unbind(dim=1)
     if chosen.padding > 0 or chosen.flip:
-        images = _crop(images, draws, chosen)
+        images = _crop(images, row, column, mirror, chosen)
     if chosen.jitter > 0.0:
-        pixels = _normalise(_jitter(images.to(torch.float32) / 255, draws, chosen.jitter), mean, std)
+        factors = (1.0 - chosen.jitter + 2.0 * chosen.jitter * part for part in (brightness, contrast, saturation))
+        pixels = _normalise(_jitter(images.to(torch.float32) / 255, *factors), mean, std)
     else:
         pixels = normalise(images, mean, std)
     if chosen.cutout > 0:
-        squares = boxes(draws.cut_row, draws.cut_column, (height, width), (chosen.cutout, chosen.cutout))
+        squares = boxes(cut_row, cut_column, (height, width), (chosen.cutout, chosen.cutout))
         pixels.masked_fill_(squares[:, None], 0.0)
     return pixels
 
@@ -124,7 +111,11 @@ def _normalise(
 
 
 def _crop(
-    images: UInt8[Tensor, "b c height width"], draws: Draws, chosen: Augmentation
+    images: UInt8[Tensor, "b c height width"],
+    row: Float32[Tensor, " b"],
+    column: Float32[Tensor, " b"],
+    mirror: Float32[Tensor, " b"],
+    chosen: Augmentation,
 ) -> UInt8[Tensor, "b c height width"]:
     """Shift each image by up to ``padding`` pixels along each axis and mirror it, by one gather.
 
@@ -135,9 +126,9 @@ def _crop(
     shifts, p = 2 * chosen.padding + 1, chosen.padding
     i, j = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
     if chosen.flip:
-        j = torch.where(draws.mirror[:, None] < 0.5, width - 1 - j, j)  # (b, width)
-    rows, row_inside = _border(below(draws.row, shifts)[:, None] + i - p, height, chosen.border)
-    columns, column_inside = _border(below(draws.column, shifts)[:, None] + j - p, width, chosen.border)
+        j = torch.where(mirror[:, None] < 0.5, width - 1 - j, j)  # (b, width)
+    rows, row_inside = _border(below(row, shifts)[:, None] + i - p, height, chosen.border)
+    columns, column_inside = _border(below(column, shifts)[:, None] + j - p, width, chosen.border)
     inside = row_inside[:, :, None] & column_inside[:, None, :]
     places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], height * width)
     places = places.view(b, 1, height * width).expand(b, c, height * width)
@@ -154,19 +145,14 @@ def _border(
 
 
 def _jitter(
-    pixels: Float32[Tensor, "b c height width"], draws: Draws, strength: float
+    pixels: Float32[Tensor, "b c height width"], *factors: Float32[Tensor, " b"]
 ) -> Float32[Tensor, "b c height width"]:
-    """Scale brightness, contrast and saturation, in this order, each by a factor in [1 - strength, 1 + strength)."""
-
-    def factor(column: Float32[Tensor, " b"]) -> Float32[Tensor, "b 1 1 1"]:
-        return (1.0 - strength + 2.0 * strength * column)[:, None, None, None]
-
-    pixels = (pixels * factor(draws.brightness)).clamp_(0.0, 1.0)
+    """Scale brightness, contrast and saturation, in this order, by each image's factors."""
+    brightness, contrast, saturation = (factor[:, None, None, None] for factor in factors)
+    pixels = (pixels * brightness).clamp_(0.0, 1.0)
     middle = grey(pixels).mean(dim=(2, 3), keepdim=True)
-    pixels = torch.lerp(middle, pixels, factor(draws.contrast)).clamp_(0.0, 1.0)
-    if pixels.shape[1] != 3:
-        return pixels
-    return torch.lerp(grey(pixels), pixels, factor(draws.saturation)).clamp_(0.0, 1.0)
+    pixels = torch.lerp(middle, pixels, contrast).clamp_(0.0, 1.0)
+    return torch.lerp(grey(pixels), pixels, saturation).clamp_(0.0, 1.0) if pixels.shape[1] == 3 else pixels
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:

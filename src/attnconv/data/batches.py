@@ -98,18 +98,14 @@ class Batches:
         return whole + (not self.drop_last and end > begin)
 
     def __iter__(self) -> Iterator[Batch]:
-        order, uniforms = self.order(), uniform(self.seed, self.epoch, len(self.dataset)).to(self.dataset.labels.device)
+        n, device = len(self.dataset), self.dataset.labels.device
+        order = (permutation(self.seed, self.epoch, n) if self.shuffle else torch.arange(n)).to(device)
+        uniforms = uniform(self.seed, self.epoch, n).to(device)
         for number in range(self.start, len(self)):
             part = order[number * self.batch_size : (number + 1) * self.batch_size]
             begin, end = self._share(len(part))
             samples = part[begin:end]
             yield Batch(self.dataset.images[samples], self.dataset.labels[samples], uniforms[samples])
-
-    def order(self) -> Int64[Tensor, " n"]:
-        """Numbers of all images in the order of the chosen epoch."""
-        n = len(self.dataset)
-        order = permutation(self.seed, self.epoch, n) if self.shuffle else torch.arange(n)
-        return order.to(self.dataset.labels.device)
 
     def _share(self, size: int) -> tuple[int, int]:
         """Begin and end of this process's part of a batch: equal parts, or parts that differ by one image."""
