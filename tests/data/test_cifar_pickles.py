@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from attnconv.data.cifar import CIFARS
-from attnconv.data.cifar_pickles import Official, check_archive, check_folder, read_archive, read_folder, unpickle
+from attnconv.data.cifar_pickles import Official, check_pickles, read_pickles, unpickle
 from attnconv.data.decoded_cache import Tensors
 from tests.data.making import pixels, small_cifar, tar_gz
 
@@ -51,12 +51,12 @@ def assert_is_small_cifar(tensors: Tensors) -> None:
 
 class TestReading:
     def test_the_archive(self, archive: Path, official: Official) -> None:
-        assert check_archive(archive, official) == hashlib.sha256(archive.read_bytes()).hexdigest()
-        assert_is_small_cifar(read_archive(archive, official, "labels"))
+        assert check_pickles(archive, official) == hashlib.sha256(archive.read_bytes()).hexdigest()
+        assert_is_small_cifar(read_pickles(archive, official, "labels"))
 
     def test_the_folder(self, folder: Path, official: Official) -> None:
-        check_folder(folder, official)
-        assert_is_small_cifar(read_folder(folder, official, "labels"))
+        check_pickles(folder, official)
+        assert_is_small_cifar(read_pickles(folder, official, "labels"))
 
     def test_facts_of_the_real_archives(self) -> None:
         for name, count in (("cifar10", 5), ("cifar100", 1)):
@@ -79,13 +79,13 @@ class TestWhatIsNotWhole:
             rf"cifar-10-python\.tar\.gz: must have {len(whole):,} bytes, got 5,000\. It is half downloaded\. Remove it"
         )
         with pytest.raises(ValueError, match=expected):
-            check_archive(archive, official)
+            check_pickles(archive, official)
 
     def test_a_longer_archive(self, archive: Path, official: Official) -> None:
         size = archive.stat().st_size
         archive.write_bytes(archive.read_bytes() + b"!")
         with pytest.raises(ValueError, match=rf"must have {size:,} bytes, got {size + 1:,}\. Remove it"):
-            check_archive(archive, official)
+            check_pickles(archive, official)
 
     def test_a_changed_byte(self, archive: Path, official: Official) -> None:
         content = bytearray(archive.read_bytes())
@@ -93,12 +93,12 @@ class TestWhatIsNotWhole:
         archive.write_bytes(content)
         got = hashlib.sha256(content).hexdigest()
         with pytest.raises(ValueError, match=rf"must have the SHA-256 {official.remote.sha256}, got {got}"):
-            check_archive(archive, official)
+            check_pickles(archive, official)
 
     def test_a_folder_without_a_file(self, folder: Path, official: Official) -> None:
         (folder / "data_batch_2").unlink()
         with pytest.raises(ValueError, match=r"must hold data_batch_1, .*, got a folder without data_batch_2\. Unpack"):
-            check_folder(folder, official)
+            check_pickles(folder, official)
 
     def test_a_folder_with_a_damaged_file(self, folder: Path, official: Official) -> None:
         file = folder / "test_batch"
@@ -107,13 +107,13 @@ class TestWhatIsNotWhole:
         with pytest.raises(
             ValueError, match=rf"test_batch: must have the MD5 {official.test['test_batch']}, got {got}"
         ):
-            check_folder(folder, official)
+            check_pickles(folder, official)
 
     @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08 and then nothing"])
     def test_no_archive_at_all(self, content: bytes, archive: Path, official: Official) -> None:
         archive.write_bytes(content)
         with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz: must have .* bytes, got {len(content)}\."):
-            check_archive(archive, official)
+            check_pickles(archive, official)
 
 
 class TestWhatIsMeantBadly:
@@ -131,10 +131,10 @@ class TestWhatIsMeantBadly:
                 escaped.size = 5
                 target.addfile(escaped, io.BytesIO(b"hello"))
         before = sorted(archive.parent.parent.rglob("*"))
-        assert_is_small_cifar(read_archive(archive.with_name("other.tar.gz"), official, "labels"))
+        assert_is_small_cifar(read_pickles(archive.with_name("other.tar.gz"), official, "labels"))
         assert sorted(archive.parent.parent.rglob("*")) == before
         with pytest.raises(ValueError, match=r"other\.tar\.gz: must have"):
-            check_archive(archive.with_name("other.tar.gz"), official)
+            check_pickles(archive.with_name("other.tar.gz"), official)
 
     def test_a_link_is_not_followed(self, archive: Path, official: Official) -> None:
         secret = archive.parent / "secret"
@@ -144,7 +144,7 @@ class TestWhatIsMeantBadly:
             entry.type, entry.linkname = tarfile.SYMTYPE, str(secret)
             content.addfile(entry)
         with pytest.raises(KeyError, match="cifar-10-batches-py/data_batch_1"):
-            read_archive(archive, official, "labels")
+            read_pickles(archive, official, "labels")
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
     def test_no_name_in_a_pickle_is_called(
@@ -156,7 +156,7 @@ class TestWhatIsMeantBadly:
             unpickle(content)
             (folder / "test_batch").write_bytes(content)
             with pytest.raises(ValueError, match=rf"test_batch: must have the MD5 {official.test['test_batch']}, got"):
-                check_folder(folder, official)
+                check_pickles(folder, official)
         assert not witness.exists()
 
     def test_nothing_is_imported(self) -> None:
@@ -180,4 +180,4 @@ def test_pickles_of_this_numpy_are_read_alike(protocol: int, folder: Path, offic
     images = pixels(10, 2).reshape(10, -1)
     content = pickle.dumps({b"data": images, b"labels": list(range(10))}, protocol=protocol)
     (folder / "test_batch").write_bytes(content)
-    assert_is_small_cifar(read_folder(folder, official, "labels"))
+    assert_is_small_cifar(read_pickles(folder, official, "labels"))

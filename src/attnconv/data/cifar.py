@@ -13,12 +13,13 @@ of 3 is that of the parquet files. Decoded images are kept in the user's cache f
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from attnconv._util.errors import bad
 from attnconv.data.cifar_class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
-from attnconv.data.cifar_pickles import Official, check_archive, check_folder, read_archive, read_folder
+from attnconv.data.cifar_pickles import Official, check_pickles, read_pickles
 from attnconv.data.decoded_cache import Tensors, cache_folder, cached, key_of
 from attnconv.data.download import Progress, Remote, fetch
 from attnconv.data.hub_parquet import check_parquet, parquet_files, read_parquet
@@ -154,27 +155,17 @@ class _Source:
 
 def _find(facts: Cifar, root: Path, labels: Labels) -> _Source | None:
     official = facts.official
-    archive = root / official.archive
-    if archive.is_file():
-        return _Source(
-            f"the official archive {archive.name}",
-            lambda: check_archive(archive, official),
-            lambda: read_archive(archive, official, labels.key),
-        )
-    folder = root / official.folder if (root / official.folder).is_dir() else root
-    if (folder.name == official.folder and folder.is_dir()) or any((folder / name).is_file() for name in official.test):
-        return _Source(
-            f"the unpacked official archive {folder.name}",
-            lambda: check_folder(folder, official),
-            lambda: read_folder(folder, official, labels.key),
-        )
+    folder = root / official.folder
+    if not folder.is_dir() and (root.name == official.folder or any((root / name).is_file() for name in official.test)):
+        folder = root
+    for path, form in ((root / official.archive, "official archive"), (folder, "unpacked official archive")):
+        if path.exists():
+            check, read = partial(check_pickles, path, official), partial(read_pickles, path, official, labels.key)
+            return _Source(f"the {form} {path.name}", check, read)
     for place in ("", *_PARQUET_FOLDERS, facts.name):
         if (files := parquet_files(root / place)) is not None:
-            return _Source(
-                f"{sum(map(len, files.values()))} parquet files",
-                lambda: check_parquet(files),
-                lambda: read_parquet(files, labels.column, facts.rows),
-            )
+            check, read = partial(check_parquet, files), partial(read_parquet, files, labels.column, facts.rows)
+            return _Source(f"{sum(map(len, files.values()))} parquet files", check, read)
     return None
 
 

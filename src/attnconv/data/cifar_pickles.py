@@ -1,8 +1,8 @@
 """The official CIFAR archives ("python version"): a tar.gz of pickles, or the folder that it unpacks to.
 
-Every file is compared with the published checksum before it is opened, so only the published pickles are read. The
-unpickler imports nothing: it gives each class that a pickle names a stub, which can only keep the pixels' bytes. So no
-release of NumPy has to know how Python 2 pickled arrays.
+Every file is compared with the published checksum before it is opened, so only the published pickles are read. Even so
+the unpickler imports nothing: a stub takes the place of every class that a pickle names, and keeps an array's bytes. It
+also does not depend on how a release of NumPy reads arrays that Python 2 pickled.
 """
 
 import io
@@ -42,12 +42,17 @@ class Official:
         return self.train | self.test
 
 
-def check_archive(path: Path, official: Official) -> str:
-    """Compare an archive with the published one and return its checksum.
+def check_pickles(path: Path, official: Official) -> str:
+    """Compare an archive, or the folder that it unpacks to, with the published one.
+
+    Returns:
+        The checksums.
 
     Raises:
-        ValueError: if its size or checksum differs.
+        ValueError: if the archive has another size or checksum, or a pickle of the folder is missing or differs.
     """
+    if path.is_dir():
+        return _check_folder(path, official)
     expected, size = official.remote, path.stat().st_size
     fix = f"Remove it and fetch {expected.url} again."
     if size != expected.size:
@@ -58,12 +63,7 @@ def check_archive(path: Path, official: Official) -> str:
     return expected.sha256
 
 
-def check_folder(folder: Path, official: Official) -> str:
-    """Compare an unpacked archive with the published one and return its checksums.
-
-    Raises:
-        ValueError: if a pickle is missing or differs.
-    """
+def _check_folder(folder: Path, official: Official) -> str:
     fix = f"Unpack {official.archive} again."
     missing = [name for name in official.pickles if not (folder / name).is_file()]
     if missing:
@@ -75,32 +75,25 @@ def check_folder(folder: Path, official: Official) -> str:
     return " ".join(official.pickles.values())
 
 
-def read_archive(path: Path, official: Official, labels: str) -> Tensors:
-    """Read images and labels out of a checked archive, in memory: nothing is unpacked to the disk.
+def read_pickles(path: Path, official: Official, labels: str) -> Tensors:
+    """Read images and labels out of a checked archive, in memory, or out of a checked folder.
 
     Args:
-        path: the archive.
+        path: the archive, or the folder that it unpacks to.
         official: what is in it.
         labels: which labels, a key of the pickles (``labels``, ``fine_labels``, ``coarse_labels``).
 
     Returns:
         ``train_images``, ``train_labels``, ``test_images``, ``test_labels``.
     """
-    contents = {}
-    with tarfile.open(path, "r|gz") as archive:
-        for entry in archive:
-            file = archive.extractfile(entry) if entry.isreg() else None
-            if file is not None:
-                contents[entry.name] = file.read()
-    return _assemble({name: contents[f"{official.folder}/{name}"] for name in official.pickles}, official, labels)
-
-
-def read_folder(folder: Path, official: Official, labels: str) -> Tensors:
-    """Read images and labels out of a checked folder; arguments and results as in `read_archive`."""
-    return _assemble({name: (folder / name).read_bytes() for name in official.pickles}, official, labels)
-
-
-def _assemble(contents: dict[str, bytes], official: Official, labels: str) -> Tensors:
+    if path.is_dir():
+        contents = {name: (path / name).read_bytes() for name in official.pickles}
+    else:
+        with tarfile.open(path, "r|gz") as archive:
+            files = {
+                entry.name: file.read() for entry in archive if entry.isreg() and (file := archive.extractfile(entry))
+            }
+        contents = {name: files[f"{official.folder}/{name}"] for name in official.pickles}
     tensors = {}
     for split, names in (("train", official.train), ("test", official.test)):
         parts = [unpickle(contents[name]) for name in names]
