@@ -52,7 +52,7 @@ doctests: $(STAMP)
 
 # The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
 compile: $(STAMP)
-	$(PYTEST) tests -m compile
+	$(PYTEST) tests/compile -m compile -n $(WORKERS)
 
 # The page's packages are those of its lock file; npm leaves this file in the folder that it fills.
 PACKAGES := web/node_modules/.package-lock.json
@@ -79,7 +79,7 @@ web-tests:
 	cd web && npm run --silent check && npm run --silent test && ATTNCONV_PYTHON="$(abspath $(BIN)/python)" npm run --silent e2e
 
 verify-tenth: $(STAMP)
-	$(PYTEST) tests/verify -m verify --verify-scale=0.1
+	$(PYTEST) tests/verify -m verify --verify-scale=0.1 -n $(WORKERS) --dist loadfile
 
 # All cores here: among the claims are times.
 verify: $(STAMP)  ## re-measure what the README claims of exactness, training and resumption (hours)
