@@ -1,7 +1,7 @@
 """What of a reproduction goes into `results/`: tables, figures, every run's records, its weights in half precision.
 
-    python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
-    python -m benchmarks.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
+    python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
+    python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
 Weights are those after the last epoch, where they are there; they load with `attnconv.load`. Where a run of the same
 name was kept that began at another time, `repeats.jsonl` gets a line that says how its loss and accuracy after every
@@ -20,7 +20,7 @@ import tyro
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv.training.run_folder import RunFolder, append_line
-from benchmarks.paper_export import RECORDS, in_precision
+from experiments.paper_export import RECORDS, in_precision
 
 KEPT_WEIGHTS = "weights.safetensors"
 REPEATS = "repeats.jsonl"

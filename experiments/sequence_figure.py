@@ -1,4 +1,4 @@
-"""The figure of `benchmarks.sequence`: the shift that each head prefers, and how much of its attention lies there."""
+"""The figure of `experiments.sequence`: the shift that each head prefers, and how much of its attention lies there."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnconv.paper.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
 from attnconv.report.figure_style import FAINT, GRID, INK, house_style, save
-from benchmarks.sequence_tasks import TEACHER_SHIFTS
+from experiments.sequence_tasks import TEACHER_SHIFTS
 
 MODELS = ("quadratic", "learned")
 LARGEST = 90.0  # area of a head with all of its attention on one shift, in square points

@@ -5,8 +5,8 @@ one, which attends a stripe. Both stay so, since the gradient of S S^T is zero w
 trained with them, the degenerate heads are found by the paper's thresholds and by those of its code, and removed; the
 rest trains on for a third of the epochs at a tenth of the rate.
 
-    python -m benchmarks.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
-    python -m benchmarks.prune_and_recover --no-trained      # the control alone
+    python -m experiments.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
+    python -m experiments.prune_and_recover --no-trained      # the control alone
 
 Which layers can then no longer express a 3 x 3 kernel? Where none could before, that asks nothing, so a control stands
 beside it: the same model with nine more heads per layer, hard ones on the taps of a 3 x 3 kernel. In its last layer one
@@ -40,7 +40,7 @@ from attnconv.training.fitting import fit
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from benchmarks.common import write_results
+from experiments.common import write_results
 
 HARDNESS = 40.0  # alpha of the control's nine heads: all but exp(-40) falls on one pixel
 PLANTED = (2, 6)  # the head that averages the image, and the stripe

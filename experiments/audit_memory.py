@@ -1,7 +1,7 @@
 """What an audit needs beyond the model's own forward pass, in memory.
 
-    python -m benchmarks.audit_memory                  # 12 layers of 12 heads x 64, 8 images of 64 x 64 tokens
-    python -m benchmarks.audit_memory --layers 2
+    python -m experiments.audit_memory                  # 12 layers of 12 heads x 64, 8 images of 64 x 64 tokens
+    python -m experiments.audit_memory --layers 2
 
 The model is a plain `nn.TransformerEncoder` with the sizes of ViT-B and random weights; each contender is one step in a
 process of its own. The encoder runs without PyTorch's inference shortcut, which the audit leaves as well: on a CPU it
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = ("forward", "audit")
     cases = {name: {"contender": name, "layers": arguments.layers} for name in names}
-    found = {name: memory_of("benchmarks.audit_memory", case) for name, case in cases.items()}
+    found = {name: memory_of("experiments.audit_memory", case) for name, case in cases.items()}
     print(f"{arguments.layers} layers, {BATCH} images of {SIDE} x {SIDE} tokens, torch {torch.__version__}")
     for name, memory in found.items():
         print(f"{name:<8}  step {memory.step / 2**20:7.0f} MiB  tensors {memory.tensors / 2**20:7.0f} MiB")

@@ -1,4 +1,4 @@
-"""`benchmarks.recipes`: what is tried, how it is chosen, and that runs are kept; tests/verify trains."""
+"""`experiments.recipes`: what is tried, how it is chosen, and that runs are kept; tests/verify trains."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.paper.training_plan import settings_at
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.settings import RunSettings, problems
-from benchmarks import recipes
-from benchmarks.recipe_candidates import (
+from experiments import recipes
+from experiments.recipe_candidates import (
     LONG,
     NETWORKS,
     SHORT,
@@ -27,7 +27,7 @@ from benchmarks.recipe_candidates import (
     over_epochs,
     settings_of,
 )
-from benchmarks.recipes import SEARCH_SEED, Settings, main, plan
+from experiments.recipes import SEARCH_SEED, Settings, main, plan
 
 SCALES = ("tiny", "mini", "small", "paper")
 

@@ -3,7 +3,7 @@
 A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and trained on a part of the training
 images; the CNN itself is trained in the same way. Held-out training images speak for an alpha, never the test set.
 
-    python -m benchmarks.finetune_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/NAME
+    python -m experiments.finetune_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/NAME
 """
 
 import copy
@@ -21,8 +21,8 @@ from torch import nn
 from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
 from attnconv.layers import SelfAttention
-from benchmarks.common import Images, accuracy, autocast, cifar10_images, write_results
-from tests.resnet20 import pretrained
+from experiments.common import Images, accuracy, autocast, cifar10_images, write_results
+from experiments.resnet20 import pretrained
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 A finished run of `resnet18`, at any scale, is recast with hard heads: equal logits by construction, compared here on
 the test images, through the softmax too. Then the network itself and its recast with soft heads are trained on alike,
-as `benchmarks.finetune_recast` does, with several seeds. The learning rate of each is chosen by held-out images with
+as `experiments.finetune_recast` does, with several seeds. The learning rate of each is chosen by held-out images with
 the first seed; the test set plays no part in it.
 
-    python -m benchmarks.recast_resnet --run runs/resnet18 --root PATH/TO/CIFAR --out results/recast-resnet
+    python -m experiments.recast_resnet --run runs/resnet18 --root PATH/TO/CIFAR --out results/recast-resnet
 
 Finished trainings are kept, and a second call does only what is missing.
 """
@@ -26,10 +26,10 @@ from attnconv.data.load_splits import load as load_data
 from attnconv.models.model_loader import load as load_model, weights_of_run
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.run_folder import RunFolder
-from benchmarks.common import DeviceName, Images, device_of, kept, spread, write_results
-from benchmarks.fast_net import logits_of
-from benchmarks.fast_recast import part_right
-from benchmarks.finetune_recast import Result, Settings as TuningSettings, run as tune
+from experiments.common import DeviceName, Images, device_of, kept, spread, write_results
+from experiments.fast_net import logits_of
+from experiments.fast_recast import part_right
+from experiments.finetune_recast import Result, Settings as TuningSettings, run as tune
 
 CNN, SOFT = "CNN", "soft heads"
 _FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # no training depends on these

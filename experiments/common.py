@@ -20,7 +20,7 @@ from attnconv.data.load_splits import load as load_data
 from attnconv.data.random_numbers import WordsOfASet
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
-from tests.resnet20 import MEAN, STD
+from experiments.resnet20 import MEAN, STD
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
@@ -78,7 +78,7 @@ class Images:
 def cifar10_images(
     root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
 ) -> dict[str, Images]:
-    """CIFAR-10, normalised as `tests.resnet20` wants it.
+    """CIFAR-10, normalised as `experiments.resnet20` wants it.
 
     Args:
         root: Folder of CIFAR-10.
@@ -171,6 +171,6 @@ def write_results(
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     plain = {name: value.name if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-    made = environment(["python", "-m", f"benchmarks.{script}"], torch.device("cpu") if device is None else device)
+    made = environment(["python", "-m", f"experiments.{script}"], torch.device("cpu") if device is None else device)
     record = {"settings": plain, "environment": made, **found}
     (out / "results.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`benchmarks.paper_on_gpu`: the order of its jobs, its chunks, what it exports; tests/verify goes all the way."""
+"""`experiments.paper_on_gpu`: the order of its jobs, its chunks, what it exports; tests/verify goes all the way."""
 
 import json
 import subprocess
@@ -13,16 +13,16 @@ import torch
 import tyro
 from safetensors.torch import load_file
 
-import benchmarks.recast_resnet
-import benchmarks.recipes
+import experiments.recast_resnet
+import experiments.recipes
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.factory import build
 from attnconv.models.model_loader import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
-from benchmarks.paper_export import export, join
-from benchmarks.paper_on_gpu import MORE, Job, main, parse, plan, shortened, state, stops, trainings, work
+from experiments.paper_export import export, join
+from experiments.paper_on_gpu import MORE, Job, main, parse, plan, shortened, state, stops, trainings, work
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,11 +52,11 @@ class TestPlan:
         recipes, recast = plan(parse([*words, "--only", "recipes", "recast-resnet"]))
         script = recipes.words[recipes.words.index("--script") + 1 :]
         assert script[0] == "recipes"
-        found = tyro.cli(benchmarks.recipes.Settings, args=script[1:])
+        found = tyro.cli(experiments.recipes.Settings, args=script[1:])
         assert (found.scale, found.epochs, found.seeds, found.precision) == ("paper", 20, 2, "32")
         assert (found.paper_runs, found.kept) == (tmp_path / "runs", tmp_path / "recipes-kept")
         script = recast.words[recast.words.index("--script") + 1 :]
-        other = tyro.cli(benchmarks.recast_resnet.Settings, args=script[1:])
+        other = tyro.cli(experiments.recast_resnet.Settings, args=script[1:])
         assert (other.run, other.seeds) == (tmp_path / "runs" / "resnet18-20-epochs", 2)
         assert not recast.done()
 
@@ -134,7 +134,7 @@ class TestChunks:
 def test_a_job_ends_with_the_process_that_started_it() -> None:
     """The pipe that it inherited closes: nobody holds it any longer."""
     child = (
-        "import sys, time\nfrom benchmarks.paper_on_gpu import end_with\nend_with(int(sys.argv[1]))\ntime.sleep(100)"
+        "import sys, time\nfrom experiments.paper_on_gpu import end_with\nend_with(int(sys.argv[1]))\ntime.sleep(100)"
     )
     parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=ROOT)

@@ -5,7 +5,7 @@ need local filters; beside them a network of Conv1d with as many weights, and at
 layer: how many heads hold a fixed shift, which, and how convolutional the layer is; where a teacher made the task, how
 many of its shifts were found.
 
-    python -m benchmarks.sequence --root PATH/TO/CIFAR --out results/sequence
+    python -m experiments.sequence --root PATH/TO/CIFAR --out results/sequence
 
 Finished runs are kept, and a second call trains only what is missing.
 """
@@ -27,9 +27,9 @@ from attnconv.inspect import RunningStatistics, visit_operators
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.paper.fixed_shifts import heads_over_shifts
-from benchmarks.common import DeviceName, autocast, device_of, kept, spread, write_results
-from benchmarks.sequence_figure import draw_shifts
-from benchmarks.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
+from experiments.common import DeviceName, autocast, device_of, kept, spread, write_results
+from experiments.sequence_figure import draw_shifts
+from experiments.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
 
 UNDECAYED = ("centres", "spread")
 LOOKED_AT = 50  # sequences by which heads are judged; those of positions alone are the same for all

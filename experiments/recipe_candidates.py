@@ -1,4 +1,4 @@
-"""The recipes that `benchmarks.recipes` compares: changes of settings, each with a word why; free of torch.
+"""The recipes that `experiments.recipes` compares: changes of settings, each with a word why; free of torch.
 
 Of all networks the same number is tried: the paper's recipe; another to start from; and changes of that, one at a
 time. `short` is for few epochs, in which every network here underfits; `long` is for the full models over hundreds,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tyro
 
-from benchmarks import paper_on_gpu
+from experiments import paper_on_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = re.compile(r"python -m benchmarks\.([a-z]\w*)((?:[^`\"\n#\\]|\\\n)*)(?![^\n]*\")")
+COMMAND = re.compile(r"python -m experiments\.([a-z]\w*)((?:[^`\"\n#\\]|\\\n)*)(?![^\n]*\")")
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -21,7 +21,7 @@ def commands() -> Iterator[tuple[str, str]]:
         ROOT / "README.md",
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("results/**/README.md"),
-        *ROOT.glob("benchmarks/*.py"),
+        *ROOT.glob("experiments/*.py"),
     ]
     for place in sorted(places):
         # Inside a sentence a command may be broken at the end of a line.
@@ -37,7 +37,7 @@ def test_a_documented_command_is_understood(where: str, flags: str) -> None:
     if name == "paper_on_gpu":
         paper_on_gpu.parse(words)
         return
-    script = importlib.import_module(f"benchmarks.{name}")
+    script = importlib.import_module(f"experiments.{name}")
     if not hasattr(script, "Settings"):  # a parser of the standard library, inside its `main`
         source = Path(str(script.__file__)).read_text(encoding="utf-8")
         assert all(f'add_argument("{word}"' in source for word in words if word.startswith("--"))

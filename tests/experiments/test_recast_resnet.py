@@ -1,4 +1,4 @@
-"""`benchmarks.recast_resnet` from a run of digits to its table."""
+"""`experiments.recast_resnet` from a run of digits to its table."""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from attnconv.data.settings import AugmentSettings
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
-from benchmarks import finetune_recast, recast_resnet
-from benchmarks.common import Images
-from benchmarks.recast_resnet import CNN, SOFT, Settings, final, main
+from experiments import finetune_recast, recast_resnet
+from experiments.common import Images
+from experiments.recast_resnet import CNN, SOFT, Settings, final, main
 from tests.tolerances import tolerance
 from tests.training.making import tiny
 

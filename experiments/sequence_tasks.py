@@ -1,4 +1,4 @@
-"""What `benchmarks.sequence` trains on, and the networks that it trains.
+"""What `experiments.sequence` trains on, and the networks that it trains.
 
     teacher   noise (4 channels, 32 places); the target is what a fixed random stack of two convolutions makes of it
     digits    scikit-learn's digits read row by row: 64 places of one channel, ten classes
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnconv.data.digits import read_digits
 from attnconv.encodings import Encoding, LearnedRelative, Quadratic, Relative
 from attnconv.layers import SelfAttention1d
-from benchmarks.common import cifar10
+from experiments.common import cifar10
 
 TaskName: TypeAlias = Literal["teacher", "digits", "rows"]
 ModelName: TypeAlias = Literal["quadratic", "learned", "convolution", "no positions"]

@@ -1,4 +1,4 @@
-"""`benchmarks.fast_recast` from its settings to its table, at tiny size, and the parts of its training."""
+"""`experiments.fast_recast` from its settings to its table, at tiny size, and the parts of its training."""
 
 import json
 from dataclasses import replace
@@ -11,10 +11,10 @@ from torch import nn
 from attnconv.convert import recast
 from attnconv.data.image_set import ImageSet
 from attnconv.layers import SelfAttention
-from benchmarks import fast_recast
-from benchmarks.common import Images
-from benchmarks.fast_net import FastNet, FastSettings, batches, logits_of, meet, shifted, train, triangular, whiten
-from benchmarks.fast_recast import Settings, main
+from experiments import fast_recast
+from experiments.common import Images
+from experiments.fast_net import FastNet, FastSettings, batches, logits_of, meet, shifted, train, triangular, whiten
+from experiments.fast_recast import Settings, main
 from tests.tolerances import tolerance
 
 

@@ -1,4 +1,4 @@
-"""`benchmarks.sequence` from its settings to its tables, at tiny size, and what it reads from heads."""
+"""`experiments.sequence` from its settings to its tables, at tiny size, and what it reads from heads."""
 
 import json
 from dataclasses import replace
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from attnconv import from_conv
-from benchmarks import sequence, sequence_tasks
-from benchmarks.sequence import Layer, Settings, found_of_teacher, look, main, measure
-from benchmarks.sequence_tasks import MODELS, TEACHER_SHIFTS, SequenceNet, make_task, mixing_layer
+from experiments import sequence, sequence_tasks
+from experiments.sequence import Layer, Settings, found_of_teacher, look, main, measure
+from experiments.sequence_tasks import MODELS, TEACHER_SHIFTS, SequenceNet, make_task, mixing_layer
 from tests.tolerances import tolerance
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from benchmarks.common import autocast
+from experiments.common import autocast
 
 PATCH = 2  # pixels per side of what is whitened
 LOGIT_SCALE = 1 / 9

@@ -1,10 +1,10 @@
 """How long does an attention-only network of 94 or 96 % on CIFAR-10 take? A fast CNN, trained and recast.
 
-The convolutions of `benchmarks.fast_net` become attention with one hard head for each place of the kernel: equal logits
-by construction, which are compared here. If asked, the network is also recast with soft heads and trained on.
+The convolutions of `experiments.fast_net` become attention with one hard head for each place of the kernel: equal
+logits by construction, which are compared here. If asked, the network is also recast with soft heads and trained on.
 
-    python -m benchmarks.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
-    python -m benchmarks.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
+    python -m experiments.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
+    python -m experiments.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
 The second is for one GPU, where products are in bf16 in training. Weights and what was measured of every seed are kept:
 a second call takes them up.
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from attnconv._util.atomic_write import write_atomically
 from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
-from benchmarks.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
-from benchmarks.fast_net import FastNet, FastSettings, logits_of, train
-from benchmarks.finetune_recast import Settings as TuningSettings, attention, train as tune
+from experiments.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
+from experiments.fast_net import FastNet, FastSettings, logits_of, train
+from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
 
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {
@@ -190,7 +190,7 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float
 
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
-    """The CNN and its recast with soft heads, trained on alike as `benchmarks.finetune_recast` does."""
+    """The CNN and its recast with soft heads, trained on alike as `experiments.finetune_recast` does."""
     images, labels = sets["test"].normalised()
     how = TuningSettings(
         checkpoint=Path(),

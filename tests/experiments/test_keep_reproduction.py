@@ -1,4 +1,4 @@
-"""`benchmarks.keep_reproduction`: what it takes, what it leaves, and the way back."""
+"""`experiments.keep_reproduction`: what it takes, what it leaves, and the way back."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from attnconv.models.model_loader import load
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
-from benchmarks.keep_reproduction import Settings, main
+from experiments.keep_reproduction import Settings, main
 from tests.training.making import tiny
 
 RUNS = ("quadratic", "quadratic-seed-43")

@@ -1,6 +1,6 @@
 """The paper's experiments on one GPU, in the order of their worth, in chunks of some minutes, after any kill.
 
-    python -m benchmarks.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
+    python -m experiments.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
 
 Call it again until it says that all is done: it then ends with 0; 3 means that there is more, 1 that a job failed. Each
 job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after the
@@ -8,8 +8,8 @@ epoch that it last wrote, the others after their last complete part. A chunk mus
 
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
     fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
-    convolutional networks recast (`benchmarks.fast_recast`); 1-D sequences (`benchmarks.sequence`); better recipes for
-    quadratic and resnet18 (`benchmarks.recipes`); resnet18 recast and trained on (`benchmarks.recast_resnet`)
+    convolutional networks recast (`experiments.fast_recast`); 1-D sequences (`experiments.sequence`); better recipes
+    for quadratic and resnet18 (`experiments.recipes`); resnet18 recast and trained on (`experiments.recast_resnet`)
 
 A job of the other scripts that was stopped three times without an end lets those behind it go first.
 
@@ -20,9 +20,9 @@ are copied without their history, the variable ATTNCONV_COMMIT names the commit.
 What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
 
     attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
-    python -m benchmarks.paper_on_gpu --export exported --weights quadratic --minutes 0    # there: with these weights
-    python -m benchmarks.paper_on_gpu --join exported --out reproduction/paper   # here
-    python -m benchmarks.keep_reproduction --reproduction reproduction/paper --out results/paper
+    python -m experiments.paper_on_gpu --export exported --weights quadratic --minutes 0    # there: with these weights
+    python -m experiments.paper_on_gpu --join exported --out reproduction/paper   # here
+    python -m experiments.keep_reproduction --reproduction reproduction/paper --out results/paper
 
 A training goes on only where its checkpoints are: on another machine it begins anew.
 """
@@ -45,8 +45,8 @@ from attnconv._util.errors import bad
 from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
 from attnconv.paper.training_plan import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
-from benchmarks.paper_export import RECIPE_RUNS, export, join
-from benchmarks.recipe_candidates import over_epochs
+from experiments.paper_export import RECIPE_RUNS, export, join
+from experiments.recipe_candidates import over_epochs
 
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
@@ -113,7 +113,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line, by the standard library alone."""
     about, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper_on_gpu",
+        prog="python -m experiments.paper_on_gpu",
         description=about,
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -160,7 +160,7 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
         *("--parent", str(os.getpid())),
     ]
     jobs = [
-        Job(run.folder.path.name, ("-m", "benchmarks.paper_on_gpu", "--job", run.folder.path.name, *again), done(run))
+        Job(run.folder.path.name, ("-m", "experiments.paper_on_gpu", "--job", run.folder.path.name, *again), done(run))
         for run in trainings(arguments)
     ]
     jobs += other_jobs(arguments)
@@ -240,7 +240,7 @@ def other_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
     """A script of this folder, done when its results are written."""
-    words = ("-m", "benchmarks.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
+    words = ("-m", "experiments.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
     target = out / name
     return Job(
         name, (*words, "--kept", f"{target}-kept", "--out", str(target)), (target / "results.json").is_file, waits=True
@@ -254,7 +254,7 @@ def run_script(arguments: argparse.Namespace) -> None:
     import tyro
 
     name, *flags = arguments.script
-    script = importlib.import_module(f"benchmarks.{name}")
+    script = importlib.import_module(f"experiments.{name}")
     script.main(tyro.cli(script.Settings, args=flags))
 
 
@@ -331,7 +331,7 @@ def train_job(arguments: argparse.Namespace) -> None:
             note_of(run).write_text(f"{reason}\n", encoding="utf-8")
             return
         settings, start = begun.settings, begun.weights
-    command = ["python", "-m", "benchmarks.paper_on_gpu", *sys.argv[1:]]
+    command = ["python", "-m", "experiments.paper_on_gpu", *sys.argv[1:]]
     measure_start(fit(settings, run.folder.path, resume=True, start_from=start, command=command))
 
 

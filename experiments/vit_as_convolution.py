@@ -3,7 +3,7 @@
 Heads: a model is trained, k of its heads are replaced for several k, and accuracy, output error and speed are measured.
 Start: models from their own start and from a convolution's, trained alike, over several seeds.
 
-    python -m benchmarks.vit_as_convolution --root PATH/TO/CIFAR --out results/NAME
+    python -m experiments.vit_as_convolution --root PATH/TO/CIFAR --out results/NAME
 
 Trained models are kept and not trained again, so that several processes may share the work: let each train other
 seeds first, with `--seeds 1 --no-measure`.
@@ -21,8 +21,8 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv.surgery import replace_heads, start_as_convolution
-from benchmarks.common import accuracy, cifar10, write_results
-from tests.small_vit import SmallViT
+from experiments.common import accuracy, cifar10, write_results
+from experiments.small_vit import SmallViT
 
 Sets = dict[str, tuple[Tensor, Tensor]]
 

@@ -1,12 +1,12 @@
 """What accuracy does a better recipe give the paper's `quadratic` and ResNet-18, both tuned with the same care?
 
-First a search: the candidates of `benchmarks.recipe_candidates`, as many for either network, with one seed and the same
-few epochs each, then together what did better alone. The best on held-out images is chosen; test images play no part.
-Then the paper's recipe and the chosen one over all epochs, several seeds: test accuracy of the last epoch, and of the
-epoch chosen on held-out images.
+First a search: the candidates of `experiments.recipe_candidates`, as many for either network, with one seed and the
+same few epochs each, then together what did better alone. The best on held-out images is chosen; test images play no
+part. Then the paper's recipe and the chosen one over all epochs, several seeds: test accuracy of the last epoch, and of
+the epoch chosen on held-out images.
 
-    python -m benchmarks.recipes --root PATH/TO/CIFAR --out results/recipes
-    python -m benchmarks.recipes --scale paper --plan
+    python -m experiments.recipes --root PATH/TO/CIFAR --out results/recipes
+    python -m experiments.recipes --scale paper --plan
 
 The first is for CPU cores (scale `mini`: half the channels, 10 epochs), the second says what one GPU would be asked for
 the full models: their own candidates over 300 epochs, with stronger augmentation as far as `attnconv.data` has it.
@@ -32,9 +32,9 @@ from attnconv.training.fitting import fit
 from attnconv.training.run_checks import differences
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from benchmarks.common import device_of, spread, write_results
-from benchmarks.keep_reproduction import KEPT_WEIGHTS, copy
-from benchmarks.recipe_candidates import (
+from experiments.common import device_of, spread, write_results
+from experiments.keep_reproduction import KEPT_WEIGHTS, copy
+from experiments.recipe_candidates import (
     FIRST,
     Candidate,
     NetworkName,
@@ -243,7 +243,7 @@ def trained(run: RunSettings, folder: Path) -> Mapping[str, Any]:
     """What a run came to; begun, continued, or only read where it is finished."""
     result = finished_alike(folder, run)
     if result is None:  # also where a run of other settings lies there, which is refused
-        fit(run, folder, resume=True, command=["python", "-m", "benchmarks.recipes"])
+        fit(run, folder, resume=True, command=["python", "-m", "experiments.recipes"])
         result = RunFolder(folder).result()
     assert result is not None
     return result

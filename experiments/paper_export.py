@@ -4,8 +4,8 @@
     NAME.safetensors.part-00 ...  the weights after the last complete epoch, cut at a fixed number of bytes
     parts.json                    per weights file its run, parts, bytes and SHA-256
 
-`join` checks them and makes the folder of runs again, as `attnconv reproduce --draw` and `benchmarks.keep_reproduction`
-read it; of its checkpoints only those weights.
+`join` checks them and makes the folder of runs again, as `attnconv reproduce --draw` and
+`experiments.keep_reproduction` read it; of its checkpoints only those weights.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """What chance scores: the convolution score of heads each of whose queries attends one random pixel, the worst case.
 
-    python -m benchmarks.chance_scores                 # the table of docs/how-convolutional.md, about a minute
-    python -m benchmarks.chance_scores --draws 200 --heads 6
+    python -m experiments.chance_scores                 # the table of docs/how-convolutional.md, about a minute
+    python -m experiments.chance_scores --draws 200 --heads 6
 
 Each number is the mean over draws and, behind it, the largest. A shift that n queries can have holds by chance the
 share Binomial(n, 1/m) / n of m keys; each head takes the best of about m shifts, the farthest with n = m / 2^axes.
