@@ -36,7 +36,7 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 test: check unit commands doctests compile docs web verify-tenth  ## everything that CI runs
 
 # Whole commands, scripts, pages and figures take half as long as everything else together, and come after it.
-COMMANDS := tests/cli tests/report tests/bench tests/experiments
+COMMANDS := tests/cli tests/report tests/benchmarks tests/experiments
 
 # A file stays with one worker: what its tests share is made once.
 QUICK := -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"

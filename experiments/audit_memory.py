@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from attnconv.bench.measuring import memory_of
 from attnconv.inspect import audit
+from benchmarks.measure import memory_of
 
 SIDE, HEADS, WIDTH, BATCH = 64, 12, 768, 8
 

@@ -19,7 +19,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"surgery"}),
     frozenset({"report"}),
     frozenset({"explorer", "paper"}),
-    frozenset({"bench"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -37,7 +37,6 @@ LAZY_PACKAGES = sorted(
 # Modules that `--help` goes through, or that settings are read from: none may import torch.
 TORCH_FREE = [
     "attnconv",
-    "attnconv.bench.settings",
     "attnconv.cli",
     "attnconv.data.settings",
     "attnconv.models.presets",

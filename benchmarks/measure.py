@@ -188,7 +188,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
     words = [
         sys.executable,
         "-m",
-        "attnconv.bench.memory",
+        "benchmarks.memory_process",
         module,
         json.dumps(dict(case)),
         str(torch.get_num_threads()),

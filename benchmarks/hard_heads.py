@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, Timed, interleaved
-from attnconv.bench.settings import HardHeadsSettings
 from attnconv.convert import from_conv
 from attnconv.layers import SelfAttention2d
+from benchmarks.measure import Ratio, Timed, interleaved
+from benchmarks.results import Answer, Row
+from benchmarks.settings import HardHeadsSettings
 
 PASSES = ("forward", "forward + backward")
 

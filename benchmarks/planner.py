@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved, low_precision
-from attnconv.bench.settings import PlannerSettings
 from attnconv.layers.self_attention import Backend, SelfAttention2d
+from benchmarks.measure import Ratio, interleaved, low_precision
+from benchmarks.results import Answer, Row
+from benchmarks.settings import PlannerSettings
 
 FORMS: tuple[Backend, ...] = ("dense", "structured")
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, interleaved, low_precision, memory_of
-from attnconv.bench.settings import PositionOnlySettings
 from attnconv.layers.self_attention import Backend, SelfAttention2d
+from benchmarks.measure import Ratio, interleaved, low_precision, memory_of
+from benchmarks.results import Answer, Row
+from benchmarks.settings import PositionOnlySettings
 
 BASE: Backend = "reference"
 BACKENDS: tuple[Backend, ...] = (BASE, "dense", "structured", "auto")

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.figures import draw
-from attnconv.bench.settings import QUESTIONS
 from attnconv.report.figure_style import save
 from attnconv.training.run_folder import write_json, write_text
+from benchmarks.figures import draw
+from benchmarks.results import Answer, Row
+from benchmarks.settings import QUESTIONS
 
 WORDS = ("case", "contender")  # columns
 _ON_PAGES = ("least", "most", "process", "tensors", "dense matrix")  # columns that only pages have, beside ratios

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from attnconv._util.errors import bad
-from attnconv.bench.settings import (
+from attnconv.cli.parsing import parse
+from benchmarks.settings import (
     QUESTIONS,
     QUICK,
     BenchSettings,
     problems,
 )
-from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from attnconv.bench.answer import Answer
+    from benchmarks.results import Answer
 
 _EXAMPLES = """\
 attnconv bench --quick
@@ -106,8 +106,8 @@ def _not_writable(out: Path | None) -> list[str]:
 
 
 def _calibrate(device: str) -> None:
-    from attnconv.bench.measuring import settle
     from attnconv.operators.planner import calibrate, keep
+    from benchmarks.measure import settle
 
     settle()
     found = calibrate(device)
@@ -122,9 +122,9 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     from rich.console import Console
 
     from attnconv._util.allocator import keep_freed_memory
-    from attnconv.bench.measuring import measuring_on, settle
-    from attnconv.bench.writing import facts, table, write
     from attnconv.training.environment import environment
+    from benchmarks.measure import measuring_on, settle
+    from benchmarks.write_results import facts, table, write
 
     if arguments.keep_memory:
         keep_freed_memory()
@@ -136,9 +136,7 @@ def _measure(arguments: Bench, command: Sequence[str]) -> int:
     for name in names:
         module = name.replace("-", "_")
         with console.status(f"{name} ..."), measuring_on(arguments.device):
-            found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(
-                getattr(arguments.settings, module)
-            )
+            found: Answer = importlib.import_module(f"benchmarks.{module}").answer(getattr(arguments.settings, module))
         console.print(table(found))
         for line in facts(found):
             console.print(line, highlight=False)

@@ -4,11 +4,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import exponent
-from attnconv.bench.settings import QUESTIONS
 from attnconv.report.figure_style import GRID, INK, house_style, printable
 from attnconv.report.palette import colour_of, shape_of
+from benchmarks.measure import exponent
+from benchmarks.results import Answer, Row
+from benchmarks.settings import QUESTIONS
 
 MANY = 40  # ratios; of more, those that are 1 by definition are counted instead of drawn
 _PLAIN = FuncFormatter(lambda x, _: f"{x:g}")

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attnconv.bench.answer import Row
-from attnconv.bench.measuring import Memory, Ratio, interleaved, memory_of
+from benchmarks.measure import Memory, Ratio, interleaved, memory_of
+from benchmarks.results import Row
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.contenders import Case, compare
-from attnconv.bench.measuring import exponent
-from attnconv.bench.settings import FullCovarianceSettings
 from attnconv.encodings.quadratic import GeneralizedQuadratic
 from attnconv.layers import SelfAttention2d
 from attnconv.operators import Toeplitz
 from attnconv.operators.base import all_queries
 from attnconv.operators.kernels.contractions import contract_rows
+from benchmarks.compare import Case, compare
+from benchmarks.measure import exponent
+from benchmarks.results import Answer, Row
+from benchmarks.settings import FullCovarianceSettings
 
 BASE = "rows"
 CONTENDERS = (BASE, "rank 3", "auto")

@@ -19,9 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import Ratio, Step, interleaved, low_precision
-from attnconv.bench.settings import ModelStepSettings
 from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding
 from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
@@ -29,6 +26,9 @@ from attnconv.models.factory import build
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator, full_precision, product_dtype
+from benchmarks.measure import Ratio, Step, interleaved, low_precision
+from benchmarks.results import Answer, Row
+from benchmarks.settings import ModelStepSettings
 
 CLASSES = 10
 

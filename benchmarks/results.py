@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attnconv.bench.measuring import Memory, Ratio, Timed
+from benchmarks.measure import Memory, Ratio, Timed
 
 
 @dataclass(frozen=True)

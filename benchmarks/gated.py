@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnconv.bench.answer import Answer
-from attnconv.bench.contenders import Case, compare
-from attnconv.bench.settings import GatedSettings
 from attnconv.layers.gated_positional import GatedPositionalAttention
+from benchmarks.compare import Case, compare
+from benchmarks.results import Answer
+from benchmarks.settings import GatedSettings
 
 BASE = "per image"
 CONTENDERS = (BASE, "materialised", "fused")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from attnconv.bench.answer import Answer, Row
-from attnconv.bench.measuring import exponent, interleaved, memory_of
-from attnconv.bench.settings import MegapixelSettings
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers import SelfAttention2d
+from benchmarks.measure import exponent, interleaved, memory_of
+from benchmarks.results import Answer, Row
+from benchmarks.settings import MegapixelSettings
 
 
 def answer(settings: MegapixelSettings) -> Answer:

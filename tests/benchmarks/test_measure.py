@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnconv.bench import measuring, memory, relative_bias
-from attnconv.bench.measuring import Ratio, Timed, device_here, exponent, interleaved, measuring_on, memory_of, waited
 from attnconv.operators.kernels import fused_relative_bias
+from benchmarks import measure, memory_process, relative_bias
+from benchmarks.measure import Ratio, Timed, device_here, exponent, interleaved, measuring_on, memory_of, waited
 
 MEBI = 2**20
 
@@ -49,7 +49,7 @@ def test_a_clock_is_read_when_the_gpu_has_done_its_work(monkeypatch: pytest.Monk
         now[0] += handed[0]
         handed[0] = 0.0
 
-    monkeypatch.setattr(measuring, "device_here", lambda: torch.device("cuda"))
+    monkeypatch.setattr(measure, "device_here", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert interleaved({"a": step}, 2, clock=lambda: now[0]) == {"a": Timed((3.0, 3.0))}
 
@@ -69,7 +69,7 @@ def test_a_gpus_memory_is_what_torch_allocates_beyond_the_inputs(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: most[0])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 4096)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: most.__setitem__(0, held[0]))
-    assert memory._of_the_device(prepare) == {"step": 7, "process": 4096, "tensors": 7}
+    assert memory_process._of_the_device(prepare) == {"step": 7, "process": 4096, "tensors": 7}
 
 
 def test_tensors_are_made_where_measurements_run() -> None:

@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
-from attnconv.bench import contenders, gated, megapixel, model_step, planner, position_only, relative_bias
-from attnconv.bench.answer import Answer
-from attnconv.bench.measuring import Memory, measuring_on, memory_of
-from attnconv.bench.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
 from attnconv.models.factory import build
 from attnconv.operators.kernels import fused_relative_bias
+from benchmarks import compare, gated, megapixel, model_step, planner, position_only, relative_bias
+from benchmarks.measure import Memory, measuring_on, memory_of
+from benchmarks.results import Answer
+from benchmarks.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
 from tests.tolerances import tolerance
 
 
 @pytest.fixture(autouse=True)
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of their own take seconds; tests/bench/test_measuring.py starts one."""
-    for module in (position_only, megapixel, contenders):
+    """Processes of their own take seconds; tests/benchmarks/test_measuring.py starts one."""
+    for module in (position_only, megapixel, compare):
         monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
 
 
 def asked(name: str) -> Answer:
     module = name.replace("-", "_")
-    found: Answer = importlib.import_module(f"attnconv.bench.{module}").answer(getattr(QUICK, module))
+    found: Answer = importlib.import_module(f"benchmarks.{module}").answer(getattr(QUICK, module))
     return found
 
 
@@ -55,11 +55,11 @@ def test_quick_questions_start_one_process(monkeypatch: pytest.MonkeyPatch) -> N
         started.append(name)
         return Memory(2**20, 2**28, 2**19)
 
-    for module in (position_only, megapixel, contenders):
+    for module in (position_only, megapixel, compare):
         monkeypatch.setattr(module, "memory_of", noted)
     for name in QUESTIONS:
         asked(name)
-    assert started == ["attnconv.bench.megapixel"]
+    assert started == ["benchmarks.megapixel"]
 
 
 def test_every_case_has_every_backend() -> None:
@@ -133,7 +133,7 @@ def test_flex_attention_computes_what_the_others_do(monkeypatch: pytest.MonkeyPa
 )
 def test_a_case_stays_on_the_device_where_it_is_measured(module: str, case: dict[str, Any], names: list[str]) -> None:
     """A tensor left on the CPU would not meet those that are elsewhere."""
-    prepared = importlib.import_module(f"attnconv.bench.{module}").prepared
+    prepared = importlib.import_module(f"benchmarks.{module}").prepared
     for name in names:
         with measuring_on("meta"):
             found = prepared(batch=1, channels=8, **case, contender=name)()
@@ -185,7 +185,7 @@ def test_a_model_without_heads_of_position_alone_is_refused(preset: str) -> None
 
 def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
     case = {"side": 32, "channels": 8, "heads": 2, "alpha": 0.5}
-    assert memory_of("attnconv.bench.megapixel", case).process > 32 * 32 * 8 * 4
+    assert memory_of("benchmarks.megapixel", case).process > 32 * 32 * 8 * 4
 
 
 @pytest.mark.parametrize(

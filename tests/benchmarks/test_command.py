@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnconv.bench import megapixel
-from attnconv.bench.measuring import Memory
-from attnconv.bench.settings import QUESTIONS
 from attnconv.cli import main
 from attnconv.operators.planner import machine_of
+from benchmarks import megapixel
+from benchmarks.measure import Memory
+from benchmarks.settings import QUESTIONS
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -43,7 +43,7 @@ def test_it_leaves_numbers_a_page_and_figures(tmp_path: Path, capsys: pytest.Cap
 def test_growth_is_drawn_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Processes of their own take seconds; tests/bench/test_measuring.py starts one.
+    # Processes of their own take seconds; tests/benchmarks/test_measuring.py starts one.
     monkeypatch.setattr(megapixel, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
     words = ("--quick", "--megapixel.sides", "8", "16", "--megapixel.alphas", "0.5", "--out", str(tmp_path))
     assert call(capsys, "megapixel", *words)[0] == 0

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnconv.bench.answer import Answer
-from attnconv.bench.contenders import Case, compare
-from attnconv.bench.measuring import device_here
-from attnconv.bench.settings import DtypeName, RelativeBiasSettings
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.contractions import axis_sum
 from attnconv.operators.kernels.fused_relative_bias import attend_flex, attend_folded, forget_kernels, form_of
 from attnconv.operators.kernels.relative_bias import attention_with_relative_bias, axis_scores
+from benchmarks.compare import Case, compare
+from benchmarks.measure import device_here
+from benchmarks.results import Answer
+from benchmarks.settings import DtypeName, RelativeBiasSettings
 
 BASE = "materialised"
 

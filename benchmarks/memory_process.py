@@ -1,6 +1,6 @@
 """The process that `memory_of` starts: builds one case, takes one step, prints the peak of its memory.
 
-    python -m attnconv.bench.memory MODULE CASE THREADS DEVICE
+    python -m benchmarks.memory_process MODULE CASE THREADS DEVICE
 
 The case is built and stepped once before, and given up again, so that what libraries load and keep for themselves at a
 first call is not counted as the step's. Freed blocks go back to the system (`attnconv._util.allocator`).
@@ -25,7 +25,7 @@ import torch
 from torch.profiler import profile
 
 from attnconv._util.allocator import give_back, map_large_blocks
-from attnconv.bench.measuring import measuring_on, settle, waited
+from benchmarks.measure import measuring_on, settle, waited
 
 Prepared: TypeAlias = Callable[[], Callable[[], object]]
 
