@@ -1,151 +1,91 @@
-"""`attnconv bench`: the library's claims about time and memory, measured on the user's own machine."""
+"""Measure the project's claims of time and memory on this machine, each contender beside its peers.
 
-import importlib
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+    python -m benchmarks --quick
+    python -m benchmarks position-only hard-heads --out bench
+    python -m benchmarks relative-bias --device cuda
 
-import tyro
-
-from attnconv._util.errors import bad
-from attnconv.cli.parsing import parse
-from benchmarks.settings import (
-    QUESTIONS,
-    QUICK,
-    BenchSettings,
-    problems,
-)
-
-if TYPE_CHECKING:
-    from benchmarks.results import Answer
-
-_EXAMPLES = """\
-attnconv bench --quick
-attnconv bench --calibrate
-attnconv bench --out bench
-attnconv bench position-only hard-heads --out bench
-attnconv bench model-step --model-step.batch 100
-attnconv bench megapixel --megapixel.sides 64 128 256
-attnconv bench relative-bias --device cuda --relative-bias.dtypes float32 bfloat16
+Without --quick this takes forty minutes and gigabytes of memory. The sizes are arguments of each question's `run`.
 """
 
+import argparse
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-@dataclass(frozen=True)
-class Bench:
-    """Arguments of `attnconv bench`.
+import torch
+from rich.console import Console
 
-    Attributes:
-        names: Which questions to measure. None measures all.
-        calibrate: First measure what the planner needs to know of this machine, and keep it in the user's cache folder;
-            without names, only that.
-        quick: Small sizes, some ten seconds in all: shows that every question runs here, and what it prints and writes.
-            Its numbers say nothing about the claims.
-        device: Where to measure. On cuda, times include all work of the GPU, and memory is what torch allocates there.
-        keep_memory: Have the C library keep freed memory (Linux, glibc), so that no step pays for pages. Equal work
-            then takes equal time, where by chance it may else differ twofold; what avoids large tensors gains less.
-            Takes gigabytes more.
-        out: Folder for results.json, a page README.md with the tables, and a figure per question; None prints only.
-    """
-
-    names: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")]] = ()
-    calibrate: bool = False
-    quick: bool = False
-    device: Literal["cpu", "cuda"] = "cpu"
-    keep_memory: bool = False
-    out: Path | None = None
-    settings: Annotated[BenchSettings, tyro.conf.arg(name="")] = field(default_factory=BenchSettings)
+from attnconv._util.allocator import keep_freed_memory
+from attnconv.training.environment import environment
+from benchmarks.measure import measuring_on
+from benchmarks.results import QUESTIONS, Results
+from benchmarks.write_results import facts, table, write
 
 
-def run(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> None:
     """Measure, print, write."""
-    about = (
-        "Measure what the library claims of time and memory, on this machine's CPU or GPU, each contender beside its "
-        "peers in the same run. Without --quick this takes minutes and gigabytes."
-    )
-    for name, question in QUESTIONS.items():
-        about += f"\n{name}: {question}"
-    default = Bench(quick=True, settings=QUICK) if "--quick" in words else None
-    arguments = parse(Bench, "bench", words, about=about, examples=_EXAMPLES, default=default)
-    wrong = [
-        bad("NAME", f"must be one of {', '.join(QUESTIONS)}", repr(n)) for n in arguments.names if n not in QUESTIONS
-    ]
-    wrong += [*problems(arguments.settings), *_missing(arguments.device), *_not_writable(arguments.out)]
-    if wrong:
-        from attnconv.training.settings import SettingsError
-
-        raise SettingsError(wrong)
-    if arguments.calibrate:
-        _calibrate(arguments.device)
-        if not arguments.names:
-            return 0
-    return _measure(arguments, ["attnconv", "bench", *words])
-
-
-def _missing(device: str) -> list[str]:
-    import torch
-
-    if device == "cpu" or torch.cuda.is_available():
-        return []
-    why = "This torch is built without CUDA" if torch.version.cuda is None else "It finds no GPU"
-    return [bad("--device", "must be a device that torch can use here", device, f"{why}; pass --device cpu.")]
-
-
-def _not_writable(out: Path | None) -> list[str]:
-    """Said before the measurements, which take minutes. The folder is made if it is missing."""
-    if out is None:
-        return []
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        return [bad("--out", "must be a folder that can be written", str(out), f"The system says: {error.strerror}.")]
-    return []
-
-
-def _calibrate(device: str) -> None:
-    from attnconv.operators.planner import calibrate, keep
-    from benchmarks.measure import settle
-
-    settle()
-    found = calibrate(device)
-    path = keep(found, device)
-    for name, value in asdict(found).items():
-        print(f"{name:12} {value:.3g}")
-    print(f"Kept for the planner: {path}")
-
-
-def _measure(arguments: Bench, command: Sequence[str]) -> int:
-    import torch
-    from rich.console import Console
-
-    from attnconv._util.allocator import keep_freed_memory
-    from attnconv.training.environment import environment
-    from benchmarks.measure import measuring_on, settle
-    from benchmarks.write_results import facts, table, write
-
+    arguments = _parse(words)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)  # fails before the measurements, not after
     if arguments.keep_memory:
         keep_freed_memory()
-    settle()
-    names = list(dict.fromkeys(arguments.names)) or list(QUESTIONS)
-    record = environment(command, torch.device(arguments.device))
-    console = Console()
-    answers: list[Answer] = []
-    for name in names:
-        module = name.replace("-", "_")
+    torch.set_flush_denormal(True)  # before any operation: worker threads inherit it
+    record = environment(["python", "-m", "benchmarks", *words], torch.device(arguments.device))
+    console, measured, settings = Console(), [], {}
+    for name in dict.fromkeys(arguments.names or QUESTIONS):
+        settings[name] = settings_of(name, quick=arguments.quick)
         with console.status(f"{name} ..."), measuring_on(arguments.device):
-            found: Answer = importlib.import_module(f"benchmarks.{module}").answer(getattr(arguments.settings, module))
-        console.print(table(found))
-        for line in facts(found):
+            results = ask(name, settings[name])
+        console.print(table(results))
+        for line in facts(results):
             console.print(line, highlight=False)
-        answers.append(found)
-        if arguments.out is not None:  # after every question: a long run that is stopped leaves what it has
-            chosen = {
-                answer.name: asdict(getattr(arguments.settings, answer.name.replace("-", "_"))) for answer in answers
-            }
-            write(arguments.out, answers, settings=chosen, environment=record)
-    if arguments.out is not None:
-        print(f"Benchmarks: {arguments.out / 'README.md'}")
-    return 0
+        measured.append(results)
+        if arguments.out is not None:  # after every question, so that a run that is stopped leaves what it has
+            write(arguments.out, measured, settings=settings, environment=record)
+
+
+def settings_of(name: str, *, quick: bool) -> dict[str, Any]:
+    """The arguments of a question's `run`."""
+    module = _module(name)
+    defaults = {name: found.default for name, found in inspect.signature(module.run).parameters.items()}
+    return {**defaults, **(module.QUICK if quick else {})}
+
+
+def ask(name: str, settings: dict[str, Any]) -> Results:
+    """A question's results."""
+    results: Results = _module(name).run(**settings)
+    return results
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    about = f"{__doc__}\nquestions:\n" + "".join(f"  {name:16} {text}\n" for name, text in QUESTIONS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="questions to measure; default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, some ten seconds: shows that all of it runs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--keep-memory",
+        action="store_true",
+        help="have the C library keep freed memory (Linux, glibc), so that no step pays for pages: equal work then "
+        "takes equal time, and contenders that avoid large tensors gain less",
+    )
+    parser.add_argument("--out", type=Path, help="folder for results.json, a README.md with the tables, and figures")
+    arguments = parser.parse_args(words)
+    if unknown := [name for name in arguments.names if name not in QUESTIONS]:
+        parser.error(f"NAME: must be one of {', '.join(QUESTIONS)}, got {unknown[0]!r}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: must be a device that torch can use here, got cuda")
+    return arguments
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,21 +1,20 @@
 """What does a full covariance cost, which does not factor over the axes?
 
-The generalised quadratic encoding, forward and backward, of heads that look nearby and of heads that look everywhere.
-Contenders in the same run, with the same weights on the same images:
+The generalised quadratic encoding, forward and backward, of local heads and of wide ones. Contenders in the same run,
+with the same weights on the same images:
 
-    rows         the formula itself: the softmax of all scores, a block of rows at a time, made again for the backward
-    rank 3       the score as a product of three numbers per query and key, handed to `scaled_dot_product_attention`
+    rows         the formula itself: the softmax of all scores, a block of rows at a time, recomputed for the backward
+    rank 3       the score as a product of three numbers per query and key, passed to `scaled_dot_product_attention`
     auto         the layer: all rows at once where they are few, else windows or a spectrum, head by head
 
-The softmax of a quadratic score does not see the terms of the query alone. What is left, -1/2 k P k + k P (q + Delta),
-is a product of three numbers per query and key on two axes; they grow with the square of the image, so that float32
-loses digits.
+The softmax of a quadratic score is invariant to terms of the query only. The rest, -1/2 k P k + k P (q + Delta), is a
+product of three numbers per query and key on two axes; they grow with the square of the image, so that float32 loses
+digits.
 
-    attnconv bench full-covariance
+    python -m benchmarks full-covariance
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,37 +26,52 @@ from attnconv.layers import SelfAttention2d
 from attnconv.operators import Toeplitz
 from attnconv.operators.base import all_queries
 from attnconv.operators.kernels.contractions import contract_rows
-from benchmarks.compare import Case, compare
+from benchmarks.compare import Step, compare
 from benchmarks.measure import exponent
-from benchmarks.results import Answer, Row
-from benchmarks.settings import FullCovarianceSettings
+from benchmarks.results import Results, Row
 
-BASE = "rows"
-CONTENDERS = (BASE, "rank 3", "auto")
+CONTENDERS = ("rows", "rank 3", "auto")
 BLOCK = 2**25  # probabilities of the rows that are held at a time
+QUICK = {"cases": ((2, 6), (2, 8)), "roots": (1.0,), "channels": 8, "heads": 3, "repeats": 2}
 
 
-def answer(settings: FullCovarianceSettings) -> Answer:
-    """Times, peak memory and differences over the sizes; beyond `peers_to` the layer alone."""
-    rows = []
-    for root in settings.roots:
-        for batch, side in settings.cases:
-            sizes = {"batch": batch, "side": side, "channels": settings.channels, "heads": settings.heads}
-            case = Case(
-                words=f"{_kind(root)}, {batch} x {settings.channels} x {side} x {side}",
-                arguments={**sizes, "root": root},
-                pixels=side**2,
-                dense_bytes=4 * settings.heads * side**4,
-                memory=side >= settings.memory_from,
+def run(
+    *,
+    cases: tuple[tuple[int, int], ...] = (
+        (32, 16),
+        (8, 32),
+        (2, 48),
+        (1, 64),
+        (1, 128),
+        (1, 256),
+    ),  # batch and side of the images
+    roots: tuple[float, ...] = (1.0, 0.1),  # factors on the roots of the precisions: local heads and wide ones
+    channels: int = 64,
+    heads: int = 9,
+    repeats: int = 5,
+) -> Results:
+    """Times, peak memory and differences over the sizes, and how the layer's time per image grows."""
+    rows: list[Row] = []
+    facts = {}
+    for root in roots:
+        kind, seconds = f"precision {root**2:g}", []
+        for batch, side in cases:
+            rows += compare(
+                prepare,
+                {"batch": batch, "side": side, "channels": channels, "heads": heads, "root": root},
+                CONTENDERS if side <= 64 else CONTENDERS[-1:],
+                case=f"{kind}, {batch} x {channels} x {side} x {side}",
+                repeats=repeats,
+                memory=side > 8,
+                dense_bytes=4 * heads * side**4,
             )
-            names = CONTENDERS if side <= settings.peers_to else ("auto",)
-            rows += compare(__name__, prepared, case, names, settings.repeats)
-    return Answer("full-covariance", "times as fast as making all rows", tuple(rows), _growth(rows, settings))
+            seconds.append(rows[-1].median / batch)
+        power = exponent([side**2 for _, side in cases], seconds)
+        facts[f"auto, {kind}: time per image grows as pixels to the power of"] = power
+    return Results("full-covariance", "times as fast as making all rows", tuple(rows), facts)
 
 
-def prepared(
-    *, batch: int, side: int, channels: int, heads: int, root: float, contender: str
-) -> Callable[[], list[Tensor]]:
+def prepare(*, batch: int, side: int, channels: int, heads: int, root: float, contender: str) -> Step:
     """A step that returns the output; every contender draws the same weights and images."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads, encoding="quadratic-generalized")
@@ -122,26 +136,4 @@ def _finished(layer: SelfAttention2d, out: Tensor) -> Tensor:
     return (out + layer.bias).movedim(-1, 1)
 
 
-_FORMS: dict[str, Callable[[SelfAttention2d, Tensor], Tensor]] = {BASE: _by_rows, "rank 3": _by_rank, "auto": _own}
-
-
-def _growth(rows: list[Row], settings: FullCovarianceSettings) -> dict[str, float]:
-    """How the layer's time per image grows with its pixels."""
-    facts: dict[str, float] = {}
-    for root in settings.roots:
-        own: list[Any] = [
-            (float(side**2), row.seconds.median / batch)
-            for batch, side in settings.cases
-            for row in rows
-            if row.contender == "auto"
-            and row.case.endswith(f"{side} x {side}")
-            and row.case.startswith(f"{_kind(root)},")
-        ]
-        facts[f"auto, {_kind(root)}: time per image grows as pixels to the power of"] = exponent(
-            *zip(*own, strict=True)
-        )
-    return facts
-
-
-def _kind(root: float) -> str:
-    return f"precision {root**2:g}"
+_FORMS: dict[str, Callable[[SelfAttention2d, Tensor], Tensor]] = {"rows": _by_rows, "rank 3": _by_rank, "auto": _own}

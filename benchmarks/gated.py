@@ -3,42 +3,49 @@
 One layer, forward and backward, gradients of its input and of its parameters included. All contenders compute the same
 from the same tensors:
 
-    per image       two materialised softmaxes, that of the positions made anew for every image, as timm's layer does
-    materialised    two materialised softmaxes, that of the positions once for all images
+    per image       two materialised softmaxes, that of the positions computed for every image, as timm's layer does
+    materialised    two materialised softmaxes, that of the positions computed once for all images
     fused           `GatedPositionalAttention`
 
-    attnconv bench gated
+    python -m benchmarks gated
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from attnconv.layers.gated_positional import GatedPositionalAttention
-from benchmarks.compare import Case, compare
-from benchmarks.results import Answer
-from benchmarks.settings import GatedSettings
+from benchmarks.compare import Step, compare
+from benchmarks.results import Results, Row
 
-BASE = "per image"
-CONTENDERS = (BASE, "materialised", "fused")
+CONTENDERS = ("per image", "materialised", "fused")
+QUICK = {"cases": ((1, 6), (2, 8)), "heads": 2, "channels": 8, "repeats": 2}
 
 
-def answer(settings: GatedSettings) -> Answer:
+def run(
+    *,
+    cases: tuple[tuple[int, int], ...] = ((16, 14), (8, 24), (4, 32), (1, 48)),  # batch and side of the images
+    heads: int = 4,
+    channels: int = 48,
+    repeats: int = 7,
+) -> Results:
     """Times, peak memory and differences over the sizes."""
-    rows = []
-    for batch, side in settings.cases:
-        words = f"{batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
-        sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-        case = Case(words, sizes, side**2, memory=side >= settings.memory_from)
-        rows += compare(__name__, prepared, case, CONTENDERS, settings.repeats)
-    return Answer("gated", "times as fast as with both softmaxes of every image", tuple(rows))
+    rows: list[Row] = []
+    for batch, side in cases:
+        rows += compare(
+            prepare,
+            {"batch": batch, "side": side, "heads": heads, "channels": channels},
+            CONTENDERS,
+            case=f"{batch} x {heads} heads of {channels}, {side} x {side}",
+            repeats=repeats,
+            memory=side > 8,
+        )
+    return Results("gated", "times as fast as with both softmaxes of every image", tuple(rows))
 
 
-def prepared(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Callable[[], list[Tensor]]:
+def prepare(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Step:
     """A step that returns the output and the gradients; every contender draws the same tensors.
 
-    The bias of the position scores has no gradient to compare: a softmax does not see it.
+    The bias of the position scores has no gradient to compare: a softmax is invariant to it.
     """
     torch.manual_seed(0)
     layer = GatedPositionalAttention(heads * channels, heads)
@@ -48,7 +55,7 @@ def prepared(*, batch: int, side: int, heads: int, channels: int, contender: str
     features = None if contender == "fused" else _features(side)  # kept between steps, as timm keeps them
 
     def step() -> list[Tensor]:
-        out = layer(x) if features is None else _materialised(layer, x, features, per_image=contender == BASE)
+        out = layer(x) if features is None else _materialised(layer, x, features, per_image=contender == "per image")
         return [out.detach(), *torch.autograd.grad(out, inputs, weights)]
 
     return step

@@ -1,142 +1,101 @@
 """What does attention add to a training step of the paper's model?
 
-One step of SGD with momentum, dropout on, of a whole model. Its peers in the same run:
+One step of SGD with momentum, dropout on, of a whole model. Contenders in the same run:
 
     stored       the same step with the mixed values A_h X of each head replaced by a stored tensor: the projection, its
                  gradient and the gradient of the mixed values are still computed, the mixing and its gradients are not
-    products     the products of the linear layers alone, heads' matrices included: one forward and two backward each
+    attention    the model
+    products     the products of the linear layers only, heads' matrices included: one forward and two backward each
 
-What separates stored from products are norms, dropout, residuals and the optimiser.
+Norms, dropout, residuals and the optimiser are the difference between stored and products.
 
-    attnconv bench model-step
+    python -m benchmarks model-step
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv._util.errors import bad
-from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding
-from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
 from attnconv.models.factory import build
 from attnconv.models.presets import preset_settings
-from attnconv.models.settings import AttentionSettings
-from attnconv.operators.base import AttentionOperator, full_precision, product_dtype
-from benchmarks.measure import Ratio, Step, interleaved, low_precision
-from benchmarks.results import Answer, Row
-from benchmarks.settings import ModelStepSettings
+from attnconv.operators.base import product_dtype
+from benchmarks.compare import Step, compare
+from benchmarks.measure import precision
+from benchmarks.results import Results, Row
 
-CLASSES = 10
-
-
-def answer(settings: ModelStepSettings) -> Answer:
-    """The step's times in every dtype.
-
-    Raises:
-        ValueError: The preset has no attention with merged weights, or is not the name of one.
-    """
-    return Answer("model-step", "times as long as the step with stored values", tuple(_rows(settings)))
+CONTENDERS = ("stored", "attention", "products")
+QUICK = {"preset": "quadratic-digits", "batch": 4, "dtypes": ("float32",), "repeats": 2}
 
 
-def _rows(settings: ModelStepSettings) -> Iterator[Row]:
-    known = preset_settings(settings.preset)
-    if not isinstance(known, AttentionSettings) or known.head_channels is not None:
-        requirement = "must be a model of attention with one matrix per head"
-        raise ValueError(bad("--model-step.preset", requirement, repr(settings.preset)))
-    layers = [layer for layer in build(known).modules() if isinstance(layer, SelfAttention)]
-    if not all(isinstance(layer.encoding, SeparableEncoding | JointEncoding) for layer in layers):
-        requirement = "must be a model whose attention does not look at content"
-        raise ValueError(bad("--model-step.preset", requirement, repr(settings.preset)))
-    images = torch.randn(settings.batch, known.image_channels, known.image_size, known.image_size)
-    labels = torch.randint(0, CLASSES, (settings.batch,))
-    for dtype in settings.dtypes:
-        torch.manual_seed(0)
-        attention, stored = build(known), with_stored_values(build(known))
-        steps: dict[str, Step] = {
-            "stored": _training_step(stored, images, labels, dtype),
-            "attention": _training_step(attention, images, labels, dtype),
-            "products": _products(attention, images, getattr(torch, dtype)),
-        }
-        times = interleaved(steps, settings.repeats)
-        for name, taken in times.items():
-            ratio = None if name == "stored" else Ratio.of(taken, times["stored"])
-            yield Row(f"{settings.preset}, {dtype}, batch {settings.batch}", name, taken, ratio)
+def run(
+    *,
+    preset: str = "quadratic",
+    batch: int = 100,
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    repeats: int = 7,
+) -> Results:
+    """Times of the step."""
+    rows: list[Row] = []
+    for dtype in dtypes:
+        sizes = {"preset": preset, "batch": batch, "dtype": dtype}
+        case = f"{preset}, {dtype}, batch {batch}"
+        rows += compare(prepare, sizes, CONTENDERS, case=case, repeats=repeats, slower=True)
+    return Results("model-step", "times as long as the step with stored values", tuple(rows))
 
 
-def _training_step(model: nn.Module, images: Tensor, labels: Tensor, dtype: str) -> Callable[[], Tensor]:
-    model.train()
+def prepare(*, preset: str, batch: int, dtype: str, contender: str) -> Step:
+    """A training step, or its products; nothing to compare, since dropout differs."""
+    torch.manual_seed(0)
+    settings, model = preset_settings(preset), build(preset).train()
+    images = torch.randn(batch, settings.image_channels, settings.image_size, settings.image_size)
+    if contender == "products":
+        return _products(model, images, getattr(torch, dtype))
+    if contender == "stored":
+        model = with_stored_values(model)
+    labels = torch.randint(0, settings.classes, (batch,))
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
-    def step() -> Tensor:
+    def step() -> list[Tensor]:
         optimiser.zero_grad(set_to_none=True)
-        with low_precision(dtype == "bfloat16"):
+        with precision(dtype):
             logits: Tensor = model(images)
-        loss = F.cross_entropy(logits.float(), labels)
-        loss.backward()
+        F.cross_entropy(logits.float(), labels).backward()
         optimiser.step()
-        return loss.detach()
+        return []
 
     return step
 
 
 def with_stored_values(model: nn.Module) -> nn.Module:
     """The model, changed in place: every attention layer projects stored numbers instead of mixed values."""
-    for layer in model.modules():
-        if isinstance(layer, SelfAttention):
-            layer.encoding = _StoredEncoding(layer.heads, layer.dims)
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if isinstance(layer, SelfAttention):
+                setattr(module, name, _StoredValues(layer))
     return model
 
 
 @final
-class _StoredEncoding(Encoding):
-    """Lays no attention over a grid, but numbers in the place of what it would have mixed."""
+class _StoredValues(nn.Module):
+    """The projection and the bias of a layer that keeps its image's size."""
 
-    def __init__(self, heads: int, dims: int) -> None:
-        super().__init__(heads, dims)
+    def __init__(self, layer: SelfAttention) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
         self._mixed: Tensor | None = None
 
-    def operator(self, grid: Grid, x: Tensor) -> "_Stored":
-        dtype = product_dtype(x)
-        shape = (x.shape[0], *grid.query_sizes, self.heads * x.shape[-1])
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        assert self.bias is not None
+        dtype, pixels = product_dtype(x), x.movedim(1, -1)
+        shape = (*pixels.shape[:-1], self.weight[..., 0].numel())
         if self._mixed is None or (self._mixed.shape, self._mixed.dtype) != (shape, dtype):
             self._mixed = torch.randn(shape, device=x.device).to(dtype)
-        return _Stored(grid, self.heads, self._mixed)
-
-    def terms(self, grid: Grid, x: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
-
-
-@final
-class _Stored(AttentionOperator):
-    """Only `contract` is ever asked of it."""
-
-    batch = 1
-
-    def __init__(self, grid: Grid, heads: int, mixed: Tensor) -> None:
-        self.grid, self.heads, self._mixed = grid, heads, mixed
-
-    @property
-    def device(self) -> torch.device:
-        return self._mixed.device
-
-    def contract(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-        dtype = self._mixed.dtype
-        with full_precision(x.device):
-            out: Tensor = _Projection.apply(x.to(dtype), weight.to(dtype), self._mixed)  # type: ignore[no-untyped-call]
-        return out
-
-    def apply(self, values: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def rows(self, queries: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def padding_mass(self, queries: Tensor) -> Tensor:
-        raise NotImplementedError
+        out: Tensor = _Projection.apply(pixels.to(dtype), self.weight.to(dtype), self._mixed)  # type: ignore[no-untyped-call]
+        return (out + self.bias.to(out.dtype)).movedim(-1, 1)
 
 
 @final
@@ -158,7 +117,7 @@ class _Projection(torch.autograd.Function):
         return gradient.new_zeros(ctx.shape), to_weight, None
 
 
-def _products(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Callable[[], None]:
+def _products(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Step:
     """The three products of every linear map of the model, on random numbers of the same sizes."""
     sizes: list[tuple[int, int, int]] = []
 
@@ -177,11 +136,12 @@ def _products(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Callable[
         size: (torch.randn(size[0], size[1]).to(dtype), torch.randn(size[1], size[2]).to(dtype)) for size in set(sizes)
     }
 
-    def step() -> None:
+    def step() -> list[Tensor]:
         for size in sizes:
             inputs, weight = tensors[size]
             outputs = inputs @ weight
             torch.mm(inputs.mT, outputs)
             torch.mm(outputs, weight.mT)
+        return []
 
     return step

@@ -1,44 +1,49 @@
 """Does the planner choose well?
 
-A position-only layer over small and large images, narrow and wide, alone and in batches, with gradients and without:
-the backend that `auto` takes beside the best of the two that it chooses from, timed in the same rounds.
+A position-only layer over small and large images, narrow and wide, one and in batches, with gradients and without: the
+backend that `auto` chooses beside the better of the two that it chooses from, timed in the same rounds.
 
-    attnconv bench planner
+    python -m benchmarks planner
 """
 
+import itertools
+import statistics
 from collections.abc import Callable
 
 import torch
 
 from attnconv.layers.self_attention import Backend, SelfAttention2d
-from benchmarks.measure import Ratio, interleaved, low_precision
-from benchmarks.results import Answer, Row
-from benchmarks.settings import PlannerSettings
+from benchmarks.measure import Ratio, interleaved, precision
+from benchmarks.results import Results, Row
 
 FORMS: tuple[Backend, ...] = ("dense", "structured")
+QUICK = {"sides": (4, 8), "channels": (8,), "batches": (2,), "dtypes": ("float32",), "repeats": 3}
 
 
-def answer(settings: PlannerSettings) -> Answer:
+def run(
+    *,
+    sides: tuple[int, ...] = (4, 8, 12, 16, 32),
+    channels: tuple[int, ...] = (16, 128),
+    batches: tuple[int, ...] = (1, 16),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    repeats: int = 9,
+) -> Results:
     """The time of the planner's choice over that of the better form, case by case."""
-    rows, worst, within = [], 0.0, 0
-    for side in settings.sides:
-        for channels in settings.channels:
-            for batch in settings.batches:
-                for dtype in settings.dtypes:
-                    for training in (False, True):
-                        steps: dict[str, Callable[[], None]] = {
-                            form: _step(form, side, channels, batch, dtype, training) for form in FORMS
-                        }
-                        times = interleaved(steps, settings.repeats)
-                        choice = _choice(side, channels, batch, dtype, training)
-                        best = min(times, key=lambda form: times[form].median)
-                        ratio = Ratio.of(times[choice], times[best])
-                        worst, within = max(worst, ratio.value), within + (ratio.value <= 1.2)
-                        words = f"{batch} x {channels} x {side} x {side}, {dtype}, "
-                        words += "training" if training else "inference"
-                        rows.append(Row(words, f"{choice} (best: {best})", times[choice], ratio, pixels=side**2))
-    facts = {"cases": float(len(rows)), "within 1.2 of the best": float(within), "worst": worst}
-    return Answer("planner", "times as long as the better form", tuple(rows), facts)
+    rows, ratios = [], []
+    for side, width, batch, dtype, training in itertools.product(sides, channels, batches, dtypes, (False, True)):
+        steps: dict[str, Callable[[], None]] = {
+            form: _step(form, side, width, batch, dtype, training) for form in FORMS
+        }
+        times = interleaved(steps, repeats)
+        choice = _choice(side, width, batch, dtype, training)
+        best = min(times, key=lambda form: statistics.median(times[form]))
+        ratio = Ratio.of(times[choice], times[best])
+        ratios.append(ratio.value)
+        case = f"{batch} x {width} x {side} x {side}, {dtype}, {'training' if training else 'inference'}"
+        rows.append(Row(case, f"{choice} (best: {best})", times[choice], ratio, pixels=side**2))
+    within = float(sum(value <= 1.2 for value in ratios))
+    facts = {"cases": float(len(rows)), "within 1.2 of the best": within, "worst": max(ratios)}
+    return Results("planner", "times as long as the better form", tuple(rows), facts)
 
 
 def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, training: bool) -> Callable[[], None]:
@@ -47,7 +52,7 @@ def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, train
     images = torch.randn(batch, side, side, channels).movedim(-1, 1).requires_grad_(training)
 
     def step() -> None:
-        with torch.set_grad_enabled(training), low_precision(dtype == "bfloat16"):
+        with torch.set_grad_enabled(training), precision(dtype):
             out = layer(images)
         if training:
             layer.zero_grad()
@@ -58,8 +63,8 @@ def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, train
 
 
 def _choice(side: int, channels: int, batch: int, dtype: str, training: bool) -> str:
-    """What `auto` takes there."""
+    """The form that `auto` chooses."""
     layer = SelfAttention2d(channels, channels, 9)
-    with torch.set_grad_enabled(training), low_precision(dtype == "bfloat16"):
+    with torch.set_grad_enabled(training), precision(dtype):
         operator = layer.operator(torch.zeros(batch, channels, side, side))
     return "dense" if type(operator).__name__ == "Dense" else "structured"

@@ -1,21 +1,21 @@
 """What does a learned relative bias cost beside content?
 
-Attention with a row table and a column table that meet the query, forward and backward, gradients of both tables
-included. All contenders compute the same from the same tensors:
+Attention with a table of rows and a table of columns that are multiplied with the query, forward and backward,
+gradients of both tables included. All contenders compute the same from the same tensors:
 
-    materialised    `scaled_dot_product_attention` with the n x n bias built and handed over, as is usual
+    materialised    `scaled_dot_product_attention` with the n x n bias as its mask, as is usual
     folded          the same function, the biases folded in as more channels: no n x n bias
-    flex            FlexAttention, the biases added inside its kernel; where `attention_with_relative_bias` may take it
-    linear          `attention_with_relative_bias`, whichever form it takes
+    flex            FlexAttention, the biases added inside its kernel; where `attention_with_relative_bias` may use it
+    linear          `attention_with_relative_bias`, whichever form it uses
 
-In bfloat16 queries, keys and values have that dtype and the tables stay float32. What differs from the materialised
-form is then mostly the rounding of its own bias. NATTEN is no contender: its queries
-see windows, not all keys.
+In bfloat16 queries, keys and values have that dtype and the tables stay float32. The difference from the materialised
+form is then mostly the rounding of its own bias. NATTEN is no contender: its queries see windows, not all keys.
 
-    attnconv bench relative-bias
-    attnconv bench relative-bias --device cuda --relative-bias.dtypes float32 bfloat16
+    python -m benchmarks relative-bias
+    python -m benchmarks relative-bias --device cuda
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -26,39 +26,44 @@ from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.contractions import axis_sum
 from attnconv.operators.kernels.fused_relative_bias import attend_flex, attend_folded, forget_kernels, form_of
 from attnconv.operators.kernels.relative_bias import attention_with_relative_bias, axis_scores
-from benchmarks.compare import Case, compare
+from benchmarks.compare import Step, compare
 from benchmarks.measure import device_here
-from benchmarks.results import Answer
-from benchmarks.settings import DtypeName, RelativeBiasSettings
+from benchmarks.results import Results, Row
 
-BASE = "materialised"
+QUICK = {"cases": ((1, 6), (2, 8)), "heads": 2, "channels": 8, "dtypes": ("float32",), "repeats": 2}
 
 
-def answer(settings: RelativeBiasSettings) -> Answer:
+def run(
+    *,
+    cases: tuple[tuple[int, int], ...] = ((16, 14), (4, 24), (4, 32), (2, 48), (1, 64)),  # batch and side of the images
+    heads: int = 4,
+    channels: int = 32,
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    repeats: int = 7,
+) -> Results:
     """Times, peak memory and differences over the sizes."""
-    rows = []
-    for dtype in settings.dtypes:
-        for batch, side in settings.cases:
-            words = f"{dtype}, {batch} x {settings.heads} heads of {settings.channels}, {side} x {side}"
-            sizes = {"batch": batch, "side": side, "heads": settings.heads, "channels": settings.channels}
-            names = contenders(side, settings.channels, dtype)
-            case = Case(words, {**sizes, "dtype": dtype}, side**2, memory=side >= settings.memory_from)
-            rows += compare(__name__, prepared, case, names, settings.repeats)
-            if "flex" in names:
-                forget_kernels()  # a few sizes are compiled, and all others folded
-    return Answer("relative-bias", "times as fast as with the bias materialised", tuple(rows))
+    rows: list[Row] = []
+    for dtype, (batch, side) in itertools.product(dtypes, cases):
+        rows += compare(
+            prepare,
+            {"batch": batch, "side": side, "heads": heads, "channels": channels, "dtype": dtype},
+            contenders(side, channels, dtype),
+            case=f"{dtype}, {batch} x {heads} heads of {channels}, {side} x {side}",
+            repeats=repeats,
+            memory=side > 8,
+        )
+        forget_kernels()  # compiled for a few sizes only; all others would be folded
+    return Results("relative-bias", "times as fast as with the bias materialised", tuple(rows))
 
 
-def contenders(side: int, channels: int, dtype: DtypeName) -> tuple[str, ...]:
-    """Who runs a case. Not FlexAttention on a CPU: it has no gradients there, and uncompiled it holds all scores."""
-    device, narrow = device_here(), getattr(torch, dtype)
-    form = form_of(device, narrow, queries=side**2, axes=2, channels=(channels, channels))
-    return (BASE, "folded", *(["flex"] if form == "flex" else []), "linear")
+def contenders(side: int, channels: int, dtype: str) -> tuple[str, ...]:
+    """Contenders of a case. FlexAttention has no gradients on a CPU, and uncompiled it holds all scores."""
+    kind = getattr(torch, dtype)
+    form = form_of(device_here(), kind, queries=side**2, axes=2, channels=(channels, channels))
+    return ("materialised", "folded", *(["flex"] if form == "flex" else []), "linear")
 
 
-def prepared(
-    *, batch: int, side: int, heads: int, channels: int, dtype: DtypeName, contender: str
-) -> Callable[[], list[Tensor]]:
+def prepare(*, batch: int, side: int, heads: int, channels: int, dtype: str, contender: str) -> Step:
     """A step that returns the output and the gradients of all five inputs; every contender draws the same tensors."""
     torch.manual_seed(0)
     shape = (batch, heads, side * side, channels)
@@ -99,7 +104,7 @@ def _scaled(q: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> tuple[Te
 
 
 _FORMS: Mapping[str, Callable[..., Tensor]] = {
-    BASE: _materialised,
+    "materialised": _materialised,
     "folded": _folded,
     "flex": _flex,
     "linear": _linear,

@@ -20,7 +20,7 @@ from benchmarks.measure import memory_of
 SIDE, HEADS, WIDTH, BATCH = 64, 12, 768, 8
 
 
-def prepared(contender: str, layers: int) -> Callable[[], object]:
+def prepare(contender: str, layers: int) -> Callable[[], object]:
     """The step of one contender: `forward` or `audit`."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True)

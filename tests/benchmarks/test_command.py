@@ -1,94 +1,80 @@
-"""`attnconv bench` as a user meets it."""
+"""`python -m benchmarks` from its words to its files."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from attnconv.cli import main
-from attnconv.operators.planner import machine_of
-from benchmarks import megapixel
+from benchmarks import __main__ as command, compare
+from benchmarks.__main__ import main
 from benchmarks.measure import Memory
-from benchmarks.settings import QUESTIONS
+from benchmarks.results import QUESTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error."""
-    with pytest.raises(SystemExit) as end:
-        main(["bench", *words])
-    printed = capsys.readouterr()
-    return int(end.value.code or 0), printed.out, printed.err
-
-
-def test_it_leaves_numbers_a_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_leaves_numbers_a_page_and_no_figure_that_no_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = ("model-step", "hard-heads")
-    status, out, _ = call(capsys, *names, "--quick", "--hard-heads.repeats", "2", "--out", str(tmp_path / "bench"))
-    assert status == 0
-    assert "model-step: What does attention add" in out
-    assert f"Benchmarks: {tmp_path / 'bench' / 'README.md'}" in out
-    figures = {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"README.md", "results.json", *figures}
+    main([*names, "--quick", "--out", str(tmp_path / "bench")])
+    assert "model-step: What does attention add" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {"README.md", "results.json"}
     record = json.loads((tmp_path / "bench" / "results.json").read_text())
-    assert record["environment"]["command"][:3] == ["attnconv", "bench", "model-step"]
+    assert record["environment"]["command"][:4] == ["python", "-m", "benchmarks", "model-step"]
     assert record["environment"]["threads"] >= 1
     assert record["settings"]["hard-heads"] == {"batch": 2, "side": 32, "repeats": 2}
     assert {row["question"] for row in record["rows"]} == set(names)
     assert all(row["seconds"]["median"] > 0 for row in record["rows"])
     page = (tmp_path / "bench" / "README.md").read_text()
     assert page.count("| quadratic-digits, float32, batch 4 |") == 3
-    assert "(hard-heads.svg)" in page
 
 
-def test_growth_is_drawn_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Processes of their own take seconds; tests/benchmarks/test_measuring.py starts one.
-    monkeypatch.setattr(megapixel, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
-    words = ("--quick", "--megapixel.sides", "8", "16", "--megapixel.alphas", "0.5", "--out", str(tmp_path))
-    assert call(capsys, "megapixel", *words)[0] == 0
-    assert "power of, alpha 0.5" in (tmp_path / "README.md").read_text()
-    assert (tmp_path / "megapixel.svg").is_file()
+def test_the_figures_of_the_documentation_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Processes of their own take seconds; tests/benchmarks/test_measure.py starts one.
+    monkeypatch.setattr(compare, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
+    main(["megapixel", "position-only", "--quick", "--out", str(tmp_path)])
+    page = (tmp_path / "README.md").read_text()
+    assert "power of, alpha 0.5" in page
+    for name in ("megapixel", "position-only"):
+        assert f"({name}.svg)" in page
+        assert (tmp_path / f"{name}.svg").is_file()
+        assert (tmp_path / f"{name}.png").is_file()
 
 
-def test_a_calibration_is_measured_and_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    status, out, _ = call(capsys, "--calibrate")
-    kept = tmp_path / "attnconv" / "machine.json"
-    assert (status, f"Kept for the planner: {kept}" in out) == (0, True)
-    assert json.loads(kept.read_text())["cpu"]["product"] > 0
-    monkeypatch.undo()
-    machine_of.cache_clear()
+def test_it_runs_from_a_checkout() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, "-m", "benchmarks", "planner", "--quick"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "within 1.2 of the best" in found.stdout
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_the_measurements(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_cannot_be_written_fails_before_the_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("attnconv.cli.bench_command._measure", lambda *arguments: pytest.fail("it measured"))
-    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "bench", "Not a directory")):
-        status, _, err = call(capsys, "planner", "--quick", "--out", str(out))
-        assert status == 2
-        assert f"--out: must be a folder that can be written, got {out}. The system says: {why}." in err
+    monkeypatch.setattr(command, "ask", lambda *arguments: pytest.fail("it measured"))
+    for out, error in ((tmp_path / "file", FileExistsError), (tmp_path / "file" / "bench", NotADirectoryError)):
+        with pytest.raises(error, match="file"):
+            main(["planner", "--quick", "--out", str(out)])
 
 
-@pytest.mark.parametrize(("version", "why"), [(None, "is built without CUDA"), ("12.4", "finds no GPU")])
-def test_a_device_that_is_not_here_is_a_sentence(
-    version: str | None, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mega", "--quick"], f"NAME: must be one of {', '.join(QUESTIONS)}, got 'mega'"),
+        (["planner", "--quick", "--device", "cuda"], "--device: must be a device that torch can use here, got cuda"),
+    ],
+)
+def test_a_wrong_call_is_reported(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", version)
-    status, _, err = call(capsys, "planner", "--quick", "--device", "cuda", "--planner.repeats", "0")
-    assert status == 2
-    assert "--device: must be a device that torch can use here, got cuda" in err
-    assert why in err
-    assert "--planner.repeats: must be at least 1, got 0" in err
-
-
-def test_all_that_is_wrong_is_said_together(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = call(capsys, "mega", "--quick", "--model-step.batch", "0")
-    assert status == 2
-    assert f"NAME: must be one of {', '.join(QUESTIONS)}, got 'mega'" in err
-    assert "--model-step.batch: must be at least 1, got 0" in err
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -2,7 +2,6 @@
 
 import importlib
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,33 +10,37 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from attnconv.models.factory import build
 from attnconv.operators.kernels import fused_relative_bias
-from benchmarks import compare, gated, megapixel, model_step, planner, position_only, relative_bias
+from benchmarks import compare, gated, megapixel, model_step, position_only, relative_bias
+from benchmarks.__main__ import ask, settings_of
 from benchmarks.measure import Memory, measuring_on, memory_of
-from benchmarks.results import Answer
-from benchmarks.settings import QUESTIONS, QUICK, MegapixelSettings, ModelStepSettings, problems
+from benchmarks.results import QUESTIONS, Results
 from tests.tolerances import tolerance
 
 
 @pytest.fixture(autouse=True)
-def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of their own take seconds; tests/benchmarks/test_measuring.py starts one."""
-    for module in (position_only, megapixel, compare):
-        monkeypatch.setattr(module, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Modules whose memory was asked for. Processes of their own take seconds; test_measure.py starts one."""
+    modules: list[str] = []
+
+    def noted(module: str, case: dict[str, Any]) -> Memory:
+        modules.append(module)
+        return Memory(2**20, 2**28, 2**19)
+
+    monkeypatch.setattr(compare, "memory_of", noted)
+    return modules
 
 
-def asked(name: str) -> Answer:
-    module = name.replace("-", "_")
-    found: Answer = importlib.import_module(f"benchmarks.{module}").answer(getattr(QUICK, module))
-    return found
+def quick(name: str) -> Results:
+    return ask(name, settings_of(name, quick=True))
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_number_is_finite_and_positive(name: str) -> None:
-    found = asked(name)
+    found = quick(name)
     assert found.name == name
     assert found.rows
     for row in found.rows:
-        numbers = list(row.seconds.seconds)
+        numbers = list(row.seconds)
         if row.ratio is not None:
             assert row.ratio.least <= row.ratio.value <= row.ratio.most
             numbers += [row.ratio.least, row.ratio.most]
@@ -47,37 +50,29 @@ def test_every_number_is_finite_and_positive(name: str) -> None:
     assert all(math.isfinite(value) for value in found.facts.values())
 
 
-def test_quick_questions_start_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_questions_start_one_process(measured: list[str]) -> None:
     """Each takes seconds, whatever it measures."""
-    started: list[str] = []
-
-    def noted(name: str, case: dict[str, Any]) -> Memory:
-        started.append(name)
-        return Memory(2**20, 2**28, 2**19)
-
-    for module in (position_only, megapixel, compare):
-        monkeypatch.setattr(module, "memory_of", noted)
     for name in QUESTIONS:
-        asked(name)
-    assert started == ["benchmarks.megapixel"]
+        quick(name)
+    assert measured == ["benchmarks.megapixel"]
 
 
 def test_every_case_has_every_backend() -> None:
-    rows = position_only.answer(replace(QUICK.position_only, memory_from=16)).rows
+    rows = position_only.run(cases=((2, 8), (1, 32)), channels=(4,), dtypes=("float32",), repeats=1).rows
     assert [row.contender for row in rows] == ["reference", "dense", "structured", "auto"] * 2
     assert [row.memory is None for row in rows] == [True] * 4 + [False] * 4
     assert rows[0].dense_bytes == 9 * 64 * 64 * 4
 
 
 def test_the_planners_choices_are_counted() -> None:
-    facts = asked("planner").facts
+    facts = quick("planner").facts
     assert facts["cases"] == 4
     assert 0 <= facts["within 1.2 of the best"] <= 4
     assert facts["worst"] >= 1
 
 
 def test_gated_attention_has_three_contenders_that_agree() -> None:
-    rows = gated.answer(replace(QUICK.gated, memory_from=8)).rows
+    rows = gated.run(cases=((1, 6), (1, 9)), heads=2, channels=8, repeats=1).rows
     assert [row.contender for row in rows] == ["per image", "materialised", "fused"] * 2
     assert [row.difference is None for row in rows] == [True, False, False] * 2
     assert [row.memory is None for row in rows] == [True] * 3 + [False] * 3
@@ -85,8 +80,7 @@ def test_gated_attention_has_three_contenders_that_agree() -> None:
 
 
 def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
-    settings = replace(QUICK.relative_bias, dtypes=("float32", "bfloat16"), repeats=1)
-    rows = relative_bias.answer(settings).rows
+    rows = relative_bias.run(cases=((1, 6), (2, 8)), heads=2, channels=8, repeats=1).rows
     assert [row.contender for row in rows] == ["materialised", "folded", "linear"] * 4
     low = [row.difference for row in rows if row.case.startswith("bfloat16") and row.difference is not None]
     assert len(low) == 4
@@ -116,7 +110,7 @@ def test_flex_attention_computes_what_the_others_do(monkeypatch: pytest.MonkeyPa
         pytest.skip("this torch names its check differently")
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
     flex, exact = (
-        relative_bias.prepared(batch=2, side=3, heads=2, channels=8, dtype="float32", contender=name)()
+        relative_bias.prepare(batch=2, side=3, heads=2, channels=8, dtype="float32", contender=name)()
         for name in ("flex", "materialised")
     )
     for one, other in zip(flex, exact, strict=True):
@@ -133,10 +127,10 @@ def test_flex_attention_computes_what_the_others_do(monkeypatch: pytest.MonkeyPa
 )
 def test_a_case_stays_on_the_device_where_it_is_measured(module: str, case: dict[str, Any], names: list[str]) -> None:
     """A tensor left on the CPU would not meet those that are elsewhere."""
-    prepared = importlib.import_module(f"benchmarks.{module}").prepared
+    prepare = importlib.import_module(f"benchmarks.{module}").prepare
     for name in names:
         with measuring_on("meta"):
-            found = prepared(batch=1, channels=8, **case, contender=name)()
+            found = prepare(batch=1, channels=8, **case, contender=name)()
         assert all(tensor.is_meta for tensor in found)
 
 
@@ -144,27 +138,26 @@ def test_the_other_questions_stay_there_too() -> None:
     with measuring_on("meta"):
         for backend in position_only.BACKENDS:
             sizes = {"batch": 1, "side": 16, "channels": 8, "heads": 4}
-            assert position_only.prepared(**sizes, dtype="float32", backend=backend)().is_meta
-        assert megapixel.prepared(side=16, channels=8, heads=4, alpha=0.5)().is_meta
-        assert model_step.answer(replace(QUICK.model_step, dtypes=("float32",))).rows
-        assert planner.answer(QUICK.planner).rows
+            assert position_only.prepare(**sizes, dtype="float32", contender=backend)()[0].is_meta
+        megapixel.prepare(side=16, channels=8, heads=4, contender="alpha 0.5")()
+        assert quick("model-step").rows
+        assert quick("planner").rows
 
 
 def test_wide_layers_are_measured_up_to_a_side() -> None:
-    settings = replace(QUICK.position_only, cases=((1, 4), (1, 8)), channels=(64, 65), wide_to=4, repeats=1)
-    rows = position_only.answer(settings).rows
+    rows = position_only.run(cases=((1, 4), (1, 33)), channels=(1, 65), dtypes=("float32",), repeats=1).rows
     cases = list(dict.fromkeys(row.case for row in rows))
-    assert cases == ["float32, 1 x 64 x 4 x 4", "float32, 1 x 64 x 8 x 8", "float32, 1 x 65 x 4 x 4"]
+    assert cases == ["float32, 1 x 1 x 4 x 4", "float32, 1 x 1 x 33 x 33", "float32, 1 x 65 x 4 x 4"]
 
 
 def test_growth_is_fitted_per_sharpness() -> None:
-    found = asked("megapixel")
-    assert len(found.facts) == len(QUICK.megapixel.alphas)
+    found = quick("megapixel")
+    assert len(found.facts) == 1
     assert all("alpha" in name for name in found.facts)
 
 
 def test_hard_heads_are_the_networks_twenty_convolutions() -> None:
-    found = asked("hard-heads")
+    found = quick("hard-heads")
     assert len(found.rows) == 11 * 2 * 2
     assert sum("all 20 convolutions" in name for name in found.facts) == 2
 
@@ -177,32 +170,6 @@ def test_stored_values_leave_the_gradients_of_weights_and_of_all_before_them() -
     assert not any("centres" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.parametrize("preset", ["resnet-digits", "learned-content"])
-def test_a_model_without_heads_of_position_alone_is_refused(preset: str) -> None:
-    with pytest.raises(ValueError, match=rf"--model-step\.preset: .* got '{preset}'"):
-        model_step.answer(ModelStepSettings(preset=preset))
-
-
 def test_a_case_of_a_question_runs_in_a_process_of_its_own() -> None:
-    case = {"side": 32, "channels": 8, "heads": 2, "alpha": 0.5}
+    case = {"side": 32, "channels": 8, "heads": 2, "contender": "alpha 0.5"}
     assert memory_of("benchmarks.megapixel", case).process > 32 * 32 * 8 * 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"megapixel": MegapixelSettings(sides=(8, 8))}, "--megapixel.sides: must be at least two different"),
-        ({"megapixel": MegapixelSettings(alphas=())}, "--megapixel.alphas: must not be empty"),
-        ({"planner": replace(QUICK.planner, sides=())}, "--planner.sides: must not be empty"),
-        ({"megapixel": MegapixelSettings(alphas=(0.0,))}, "--megapixel.alphas: must be positive, got 0.0"),
-        ({"hard_heads": replace(QUICK.hard_heads, side=33)}, "--hard-heads.side: must be a positive multiple of 32"),
-        ({"model_step": ModelStepSettings(batch=0)}, "--model-step.batch: must be at least 1, got 0"),
-        ({"gated": replace(QUICK.gated, repeats=0)}, "--gated.repeats: must be at least 1, got 0"),
-        ({"position_only": replace(QUICK.position_only, cases=((0, 4),))}, "--position-only.cases: must be at least 1"),
-    ],
-)
-def test_wrong_settings_are_named_as_flags(changes: dict[str, Any], message: str) -> None:
-    assert problems(QUICK) == []
-    found = problems(replace(QUICK, **changes))
-    assert len(found) == 1
-    assert found[0].startswith(message)

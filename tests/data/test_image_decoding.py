@@ -30,7 +30,7 @@ MEBI = 2**20
 LIMIT = 800 * 10**6  # bytes for 80,000,000 pixels, as the module says
 
 
-def prepared(path: str) -> Callable[[], str]:
+def prepare(path: str) -> Callable[[], str]:
     """A step for `memory_of`: what reading a file says."""
 
     def step() -> str:
