@@ -48,7 +48,7 @@ commands: $(STAMP)
 	$(PYTEST) $(COMMANDS) $(QUICK)
 
 doctests: $(STAMP)
-	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv README.md $(wildcard docs/*.md)
+	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
 
 # The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
 compile: $(STAMP)

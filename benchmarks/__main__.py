@@ -27,7 +27,7 @@ from benchmarks.write_results import facts, table, write
 
 def main(words: Sequence[str]) -> None:
     """Measure, print, write."""
-    arguments = _parse(words)
+    arguments = parse(words)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)  # fails before the measurements, not after
     if arguments.keep_memory:
@@ -64,7 +64,8 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; exits with a message where it is wrong."""
     about = f"{__doc__}\nquestions:\n" + "".join(f"  {name:16} {text}\n" for name, text in QUESTIONS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=about, formatter_class=argparse.RawDescriptionHelpFormatter

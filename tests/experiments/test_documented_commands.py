@@ -1,4 +1,4 @@
-"""Commands of the scripts, wherever they are written: each names a script and flags that it has, and all it needs."""
+"""Documented commands of benchmarks and experiments: each names a script and flags that it has, and all it needs."""
 
 import importlib
 import re
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 
+from benchmarks.__main__ import parse
 from experiments import paper_on_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = re.compile(r"python -m experiments\.([a-z]\w*)((?:[^`\"\n#\\]|\\\n)*)(?![^\n]*\")")
+COMMAND = re.compile(r"python -m (experiments\.[a-z]\w*|benchmarks(?![.\w]))((?:[^`\"\n#\\]|\\\n)*)(?![^\n]*\")")
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -22,6 +24,7 @@ def commands() -> Iterator[tuple[str, str]]:
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("results/**/README.md"),
         *ROOT.glob("experiments/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
     ]
     for place in sorted(places):
         # Inside a sentence a command may be broken at the end of a line.
@@ -31,13 +34,17 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "flags"), sorted(set(commands())))
-def test_a_documented_command_is_understood(where: str, flags: str) -> None:
+def test_a_documented_command_is_understood(where: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = where.rpartition(": ")[2]
     words = shlex.split(flags)
-    if name == "paper_on_gpu":
+    if name == "benchmarks":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        parse(words)
+        return
+    if name == "experiments.paper_on_gpu":
         paper_on_gpu.parse(words)
         return
-    script = importlib.import_module(f"experiments.{name}")
+    script = importlib.import_module(name)
     if not hasattr(script, "Settings"):  # a parser of the standard library, inside its `main`
         source = Path(str(script.__file__)).read_text(encoding="utf-8")
         assert all(f'add_argument("{word}"' in source for word in words if word.startswith("--"))

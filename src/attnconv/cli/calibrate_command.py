@@ -1,4 +1,4 @@
-"""`attnconv calibrate`: measure what the planner needs to know of this machine."""
+"""`attnconv calibrate`: measure the constants of the planner (`attnconv.operators.planner`) on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
