@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markdown import Markdown
 
 from attnconv._util.allocator import keep_freed_memory
 from attnconv.training.environment import environment
 from benchmarks.measure import measuring_on
 from benchmarks.results import QUESTIONS, Results
-from benchmarks.write_results import facts, table, write
+from benchmarks.write_results import section, write
 
 
 def main(words: Sequence[str]) -> None:
@@ -38,11 +39,8 @@ def main(words: Sequence[str]) -> None:
     for name in dict.fromkeys(arguments.names or QUESTIONS):
         settings[name] = settings_of(name, quick=arguments.quick)
         with console.status(f"{name} ..."), measuring_on(arguments.device):
-            results = ask(name, settings[name])
-        console.print(table(results))
-        for line in facts(results):
-            console.print(line, highlight=False)
-        measured.append(results)
+            measured.append(ask(name, settings[name]))
+        console.print(Markdown(section(measured[-1], settings[name], screen=True)))
         if arguments.out is not None:  # after every question, so that a run that is stopped leaves what it has
             write(arguments.out, measured, settings=settings, environment=record)
 

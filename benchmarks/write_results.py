@@ -1,11 +1,9 @@
-"""Results as a table on the screen, and as a folder with results.json, a page of tables and figures."""
+"""Results as Markdown for the screen, and as a folder with results.json, a page of tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from attnconv.report.figure_style import save
 from attnconv.training.run_folder import write_json, write_text
@@ -13,32 +11,27 @@ from benchmarks.figures import FIGURES
 from benchmarks.results import QUESTIONS, Results, Row
 
 _TEXT = ("case", "contender")  # columns that are aligned left
-_SCREEN = (*_TEXT, "median", "ratio", "memory", "of the base", "difference")
+_PAGE_ONLY = ("least", "most", "process", "tensors", "dense matrix")  # columns left out on the screen, beside ratios
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def table(results: Results) -> Table:
-    """The table for the screen; each case is named once."""
-    found = Table(title=f"\n{results.name}: {QUESTIONS[results.name]}", title_justify="left", box=None, pad_edge=False)
-    columns = [column for column in _columns(results) if column in _SCREEN]
-    for column in columns:
-        found.add_column(column, justify="left" if column in _TEXT else "right", overflow="fold")
-    case = ""
-    for row in results.rows:
-        cells = _cells(row)
-        if row.case == case:
-            cells["case"] = ""
-        case = row.case
-        found.add_row(*(cells[column] for column in columns))
-    return found
-
-
-def facts(results: Results) -> list[str]:
-    """Sentences below the table."""
-    lines = [f"{name}: {value:.3g}." for name, value in results.facts.items()]
+def section(results: Results, settings: Mapping[str, Any], *, screen: bool = False) -> str:
+    """Markdown with the question, its settings, the table and the facts; fewer columns for the screen."""
+    cells = [_cells(row) for row in results.rows]
+    hidden = _PAGE_ONLY if screen and results.ratio_name else ()
+    shown = [name for name in cells[0] if any(row[name] for row in cells) and name not in hidden]
+    lines = [shown, ["---" if name in _TEXT else "---:" for name in shown]]
+    lines += [[row[name] for name in shown] for row in cells]
+    parts = [
+        f"## {results.name}",
+        QUESTIONS[results.name],
+        f"Settings: {', '.join(f'{key} {value}' for key, value in settings.items())}.",
+        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+    ]
     if results.ratio_name:
-        lines.insert(0, f"ratio: {results.ratio_name}, of medians; in brackets the smallest and largest of one round.")
-    return lines
+        parts.append(f"ratio: {results.ratio_name}, of medians; in brackets the smallest and largest of one round.")
+    parts += [f"{name}: {value:.3g}." for name, value in results.facts.items()]
+    return "\n\n".join(parts)
 
 
 def write(
@@ -74,25 +67,10 @@ def _page(all_results: Sequence[Results], settings: Mapping[str, Any], environme
         "only; on a GPU, what torch allocates there. `results.json` has all rounds.",
     ]
     for results in all_results:
-        name, question = results.name, QUESTIONS[results.name]
-        chosen = ", ".join(f"{key} {value}" for key, value in settings[name].items())
-        parts += [f"## {name}", question, f"Settings: {chosen}.", markdown(results), *facts(results)]
-        parts += [f"![{question}]({name}.svg)"] if name in FIGURES else []
+        parts.append(section(results, settings[results.name]))
+        if results.name in FIGURES:
+            parts.append(f"![{QUESTIONS[results.name]}]({results.name}.svg)")
     return "\n\n".join(parts) + "\n"
-
-
-def markdown(results: Results) -> str:
-    """The table as Markdown."""
-    columns = _columns(results)
-    lines = [f"| {' | '.join(columns)} |", "|" + "".join("---|" if c in _TEXT else "---:|" for c in columns)]
-    cells = [_cells(row) for row in results.rows]
-    return "\n".join([*lines, *(f"| {' | '.join(row[column] for column in columns)} |" for row in cells)])
-
-
-def _columns(results: Results) -> list[str]:
-    """Columns with a value in some row."""
-    rows = [_cells(row) for row in results.rows]
-    return [column for column in rows[0] if any(row[column] for row in rows)]
 
 
 def _plain(row: Row) -> dict[str, Any]:

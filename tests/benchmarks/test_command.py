@@ -22,7 +22,7 @@ def test_it_leaves_numbers_a_page_and_no_figure_that_no_page_shows(
 ) -> None:
     names = ("model-step", "hard-heads")
     main([*names, "--quick", "--out", str(tmp_path / "bench")])
-    assert "model-step: What does attention add" in capsys.readouterr().out
+    assert "What does attention add" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "bench").iterdir()} == {"README.md", "results.json"}
     record = json.loads((tmp_path / "bench" / "results.json").read_text())
     assert record["environment"]["command"][:4] == ["python", "-m", "benchmarks", "model-step"]
