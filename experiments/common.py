@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,7 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv.data.augmentation import augment, normalise
 from attnconv.data.image_set import ImageSet
 from attnconv.data.load_splits import load as load_data
-from attnconv.data.random_numbers import WordsOfASet
+from attnconv.data.random_numbers import uniform
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
 from experiments.resnet20 import MEAN, STD
@@ -58,21 +58,13 @@ class Images:
             epoch: Likewise; every epoch changes them in other ways.
         """
         some = self.pixels.take(chosen)
-        x = augment(
-            some.images,
-            chosen,
-            seed=seed,
-            epoch=epoch,
-            settings=changes,
-            mean=self.mean,
-            std=self.std,
-            draw=self._draw,
-        )
-        return x, some.labels
+        uniforms = _uniforms(seed, epoch, len(self), chosen.device)[chosen]
+        return augment(some.images, uniforms, settings=changes, mean=self.mean, std=self.std), some.labels
 
-    @cached_property
-    def _draw(self) -> WordsOfASet:
-        return WordsOfASet(len(self))
+
+@lru_cache(maxsize=1)
+def _uniforms(seed: int, epoch: int, n: int, device: torch.device) -> Tensor:
+    return uniform(seed, epoch, n).to(device)
 
 
 def cifar10_images(

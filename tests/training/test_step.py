@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv.data.batches import Batch
 from attnconv.data.image_set import ImageSet
-from attnconv.data.random_numbers import WordsOfASet
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.factory import build
 from attnconv.paper.training_plan import RUNS, settings_at
@@ -45,10 +44,9 @@ def step_of(settings: RunSettings, device: str) -> tuple[TrainingModule, Batch]:
         std=(0.2,) * channels,
         steps_per_epoch=1,
         splits=["test"],
-        draw=WordsOfASet(10),
     )
     images = torch.randint(0, 256, (3, channels, side, side), dtype=torch.uint8)
-    batch = Batch(*(part.to(device) for part in (images, torch.tensor([0, 1, 0]), torch.tensor([4, 9, 2]))))
+    batch = Batch(*(part.to(device) for part in (images, torch.tensor([0, 1, 0]), torch.rand(3, 36))))
     return module.to(device), batch
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from attnconv._util.errors import printable
+from attnconv._util.exports import missing
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -81,6 +82,8 @@ def _run(name: str, words: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         from attnconv.training.settings import SettingsError
 
+        if isinstance(error, ModuleNotFoundError):
+            error = missing(error) or error
         print(f"attnconv {name}: {printable(str(error), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
 

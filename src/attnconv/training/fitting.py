@@ -18,7 +18,6 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.data.load_splits import load as load_data
-from attnconv.data.random_numbers import WordsOfASet
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.batch_loaders import EpochBatches, evaluation_batches
@@ -187,7 +186,6 @@ def train_model(settings: RunSettings, data: Splits, trainer: Trainer, folder: R
         std=data.std,
         steps_per_epoch=len(batches) // train.accumulate,
         splits=splits,
-        draw=WordsOfASet(len(data.train)),
     )
     if train.compile:
         model.compile()

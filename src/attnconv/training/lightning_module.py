@@ -9,23 +9,20 @@ All randomness is a function of the seed and of where the run stands: augmentati
 from collections.abc import Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from attnconv.data.augmentation import augment
+from attnconv.data.augmentation import augment, normalise
 from attnconv.data.batches import Batch
 from attnconv.data.mixup import mix
-from attnconv.data.random_numbers import MASK, Words, threefry, words
-from attnconv.data.settings import AugmentSettings
 from attnconv.training.evaluation import Score, score, tally
 from attnconv.training.optimisers import make_optimiser, make_scheduler
 from attnconv.training.schedules import factor
 from attnconv.training.settings import RunSettings
-
-_DROPOUT_STREAM = 1 << 16  # far from the streams of attnconv.data.random_numbers
 
 
 @final
@@ -39,7 +36,6 @@ class TrainingModule(LightningModule):
         std: likewise.
         steps_per_epoch: optimiser steps of one epoch.
         splits: names of the sets that are measured after each epoch, in the order of their loaders.
-        draw: where the random numbers of images come from.
 
     Attributes:
         tallies: sums over what this process has seen since ``take``: for "train" and each of the splits, which are
@@ -55,7 +51,6 @@ class TrainingModule(LightningModule):
         std: tuple[float, ...],
         steps_per_epoch: int,
         splits: Sequence[str] = (),
-        draw: Words = words,
     ) -> None:
         super().__init__()
         self.model = model
@@ -63,20 +58,19 @@ class TrainingModule(LightningModule):
         self.mean, self.std = mean, std
         self.steps_per_epoch = steps_per_epoch
         self.splits = tuple(splits)
-        self.draw = draw
         self.tallies: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         seed, epoch = self.settings.train.seed, self.current_epoch
         seed_generators(step_seed(seed, epoch, index, self.global_rank), self.device)
-        images, targets = self._prepare(batch, seed, epoch)
+        images, targets = self._prepare(batch)
         logits = full(self.model(images))
         with torch.no_grad():
             self._count(("train", "window"), logits, batch.labels)
         return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
     def validation_step(self, batch: Batch, _index: int, dataloader_idx: int = 0) -> None:
-        images = self._augment(batch, 0, 0, AugmentSettings("none"))
+        images = self._cast(normalise(batch.images, self.mean, self.std))
         self._count((self.splits[dataloader_idx],), full(self.model(images)), batch.labels)
 
     def configure_optimizers(self) -> Any:
@@ -100,34 +94,16 @@ class TrainingModule(LightningModule):
         sums = self.tallies.pop(name, zero)
         return score(self.trainer.strategy.reduce(sums, reduce_op="sum"))
 
-    def _prepare(self, batch: Batch, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+    def _prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         changes = self.settings.augment
-        images = self._augment(batch, seed, epoch, changes)
+        images = self._cast(augment(batch.images, batch.uniforms, settings=changes, mean=self.mean, std=self.std))
         if changes.mixup == 0.0 and changes.cutmix == 0.0:
             return images, batch.labels
-        images, targets = mix(
-            images,
-            batch.labels,
-            batch.samples,
-            seed=seed,
-            epoch=epoch,
-            settings=changes,
-            classes=self.settings.model.classes,
-            draw=self.draw,
-        )
+        classes = self.settings.model.classes
+        images, targets = mix(images, batch.labels, batch.uniforms, settings=changes, classes=classes)
         return images, targets.to(images.dtype)
 
-    def _augment(self, batch: Batch, seed: int, epoch: int, changes: AugmentSettings) -> Tensor:
-        images = augment(
-            batch.images,
-            batch.samples,
-            seed=seed,
-            epoch=epoch,
-            settings=changes,
-            mean=self.mean,
-            std=self.std,
-            draw=self.draw,
-        )
+    def _cast(self, images: Tensor) -> Tensor:
         return images.to(next(self.model.parameters()).dtype)
 
     def _count(self, names: tuple[str, ...], logits: Tensor, labels: Tensor) -> None:
@@ -162,6 +138,4 @@ def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
         >>> len({step_seed(42, epoch, batch, rank) for epoch in (0, 1) for batch in (0, 1) for rank in (0, 1)})
         8
     """
-    key = threefry((seed >> 32, seed & MASK), (epoch, _DROPOUT_STREAM))
-    high, low = threefry(key, (batch, rank))
-    return (high << 31) ^ low  # 63 bits
+    return int(np.random.SeedSequence((seed, epoch, batch, rank)).generate_state(1, np.uint64)[0]) >> 1  # 63 bits
