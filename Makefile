@@ -36,7 +36,7 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 test: check unit commands doctests compile docs web verify-tenth  ## everything that CI runs
 
 # Whole commands, scripts, pages and figures take half as long as everything else together, and come after it.
-COMMANDS := tests/cli tests/report tests/bench tests/benchmarks
+COMMANDS := tests/cli tests/report tests/benchmarks tests/experiments
 
 # A file stays with one worker: what its tests share is made once.
 QUICK := -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
@@ -48,7 +48,7 @@ commands: $(STAMP)
 	$(PYTEST) $(COMMANDS) $(QUICK)
 
 doctests: $(STAMP)
-	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv README.md $(wildcard docs/*.md)
+	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
 
 # The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
 compile: $(STAMP)

@@ -23,7 +23,7 @@ else:
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.cli import COMMANDS, main
-from tests.layering import violations
+from tests.layering import package_violations, violations
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "attnconv"
@@ -38,7 +38,6 @@ USED = ("train", "report", "explore", "app")  # extras of the command line, held
 # Modules that `--help` goes through, or that settings are read from: none may import torch.
 TORCH_FREE = [
     "attnconv",
-    "attnconv.bench.settings",
     "attnconv.cli",
     "attnconv.data.settings",
     "attnconv.models.presets",
@@ -119,6 +118,20 @@ class TestImports:
             "attic.py: the room 'attic' has no place in tests/layering.py",
             "grid.py:2: 'grid' may not import 'operators'",
             "operators/dense.py:1: 'operators' may not import 'layers'",
+        ]
+
+    def test_experiments_and_benchmarks_import_no_tests_and_the_library_imports_neither(self) -> None:
+        assert package_violations(ROOT) == []
+
+    def test_an_import_of_a_higher_package_is_found(self, tmp_path: Path) -> None:
+        for folder in ("src/attnconv", "benchmarks", "experiments", "tests"):
+            (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / "benchmarks" / "gated.py").write_text("import attnconv\nfrom experiments.common import kept\n")
+        (tmp_path / "experiments" / "common.py").write_text("import benchmarks\nimport tests.small_vit\n")
+        (tmp_path / "tests" / "small_vit.py").write_text("from experiments import common\n")
+        assert package_violations(tmp_path) == [
+            "benchmarks/gated.py:2: 'benchmarks' may not import 'experiments.common'",
+            "experiments/common.py:2: 'experiments' may not import 'tests.small_vit'",
         ]
 
     def test_settings_presets_and_the_command_line_do_not_import_torch(self) -> None:

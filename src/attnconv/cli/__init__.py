@@ -28,7 +28,7 @@ COMMANDS = {
     "audit": "say how convolutional the attention of any model is, with figures",
     "explore": "see what the heads of a model do, on a live page",
     "prune": "remove degenerate heads from a trained model",
-    "bench": "measure time and memory on this machine, beside peers",
+    "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
     "models": "list the presets with their parameters and FLOPs",
 }
 _EXAMPLES = """\
@@ -43,7 +43,6 @@ examples:
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
   attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
   attnconv explore runs/first
-  attnconv bench --quick
 """
 
 

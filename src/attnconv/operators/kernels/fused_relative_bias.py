@@ -273,7 +273,7 @@ def attend_folded(
     One product then adds the biases in the fused kernels that a GPU has, exactly where they have the dtype of the
     queries. Wider biases are folded as two numbers each: B rounded to the narrow dtype, and the rest rounded likewise,
     whose sum has twice the bits. On a CPU the longer products cost more than the additions that they save
-    (`attnconv bench relative-bias`). Second derivatives hold all scores at once.
+    (`python -m benchmarks relative-bias`). Second derivatives hold all scores at once.
 
     Args:
         queries: Scaled query vectors, (1 or b, h, n, e).
