@@ -24,7 +24,7 @@ def test_models_are_listed_and_loaded_with_settings_of_ones_own() -> None:
     assert all(load(name).settings is not None for name in list_models("*-digits"))
     assert load("quadratic-small", classes=100).model(torch.zeros(1, 3, 32, 32)).shape == (1, 100)
     assert build("quadratic-small", classes=7)(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
-    with pytest.raises(ValueError, match=r"colour: must be a setting of quadratic-small.* got 3"):
+    with pytest.raises(ValueError, match=r"colour: .*got 3"):
         load("quadratic-small", colour=3)
     with pytest.raises(ValueError, match=r"classes: .* got 3"):
         load("package.module:function", classes=3)
@@ -62,7 +62,7 @@ def test_operators_say_what_they_are_and_take_lists_of_queries() -> None:
     assert repr(content) == "Content(heads=2, sizes=(4, 6), queries=(4, 6), batch=5)"
     assert torch.equal(operator.rows([0, 5]), operator.rows(torch.tensor([0, 5])))
     assert torch.equal(operator.padding_mass(range(2)), operator.padding_mass(torch.arange(2)))
-    with pytest.raises(ValueError, match=r"queries: must lie in 0 \.\. 5 .* got -1 \.\. 0"):
+    with pytest.raises(ValueError, match=r"queries: .*got -1 \.\. 0"):
         operator.rows([0, -1])
 
 

@@ -147,19 +147,19 @@ def test_law_6_rows_in_the_padding_are_zero(border: Border) -> None:
 
 @pytest.mark.usefixtures("unhooked")
 def test_bad_grids_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sizes: every axis needs at least one pixel, got \(0, 3\)"):
+    with pytest.raises(ValueError, match=r"sizes: .*got \(0, 3\)"):
         Grid.make((0, 3))
-    with pytest.raises(ValueError, match=r"window: must not exceed the padded image, got window \(5,\)"):
+    with pytest.raises(ValueError, match=r"window: .*got window \(5,\)"):
         Grid.make((2,), window=(5,), padding=1, border="zero")
-    with pytest.raises(ValueError, match=r"border: must be one of renormalise.*got 'mirror'"):
+    with pytest.raises(ValueError, match=r"border: .*got 'mirror'"):
         Grid.make((2,), border="mirror")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"border: keys that stand apart need .*'circular'"):
         Axis(3, 3, spacing=2, border="circular")
-    with pytest.raises(ValueError, match=r"padding: must leave at least one output, got padding \(3, 3\) of 5 outputs"):
+    with pytest.raises(ValueError, match=r"padding: .*got padding \(3, 3\) of 5 outputs"):
         Grid.transposed((2,), stride=2, padding=3, window=(3,))
-    with pytest.raises(ValueError, match=r"sizes: every axis needs at least one pixel, got \(0,\)"):
+    with pytest.raises(ValueError, match=r"sizes: .*got \(0,\)"):
         Grid.transposed((0,), window=(3,))
-    with pytest.raises(ValueError, match=r"stride: must be a whole number of at least 1.* got 0"):
+    with pytest.raises(ValueError, match=r"stride: .*got 0"):
         Grid.make((2,), stride=0)
     with pytest.raises(ValueError, match=r"padding: .* got -1"):
         padding_pairs(-1, 2)

@@ -80,7 +80,7 @@ def test_npm_builds_the_page(no_npm: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="the npm of this test is a script")
 def test_an_npm_that_fails_stops_the_build(no_npm: Path) -> None:
     with_npm(no_npm, status=3)
-    with pytest.raises(RuntimeError, match=r"web: npm ci .* must succeed, got status 3"):
+    with pytest.raises(RuntimeError, match=r"web: .*got status 3"):
         included(no_npm)
 
 

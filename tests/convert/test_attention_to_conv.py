@@ -55,18 +55,18 @@ def test_hard_heads_anywhere_are_one_convolution(border: Border, padding: int, m
 
 def test_what_no_convolution_continues_is_refused() -> None:
     layer = hard(SelfAttention2d(1, 1, 1, border="reflect", padding=1), [[2, 0]])
-    with pytest.raises(ValueError, match=r"layer: must not look beyond its padding, got heads up to 2 pixels out"):
+    with pytest.raises(ValueError, match=r"layer: .*got heads up to 2 pixels out"):
         to_conv(layer)
-    with pytest.raises(ValueError, match=r"layer: must have hard heads to be a convolution, got soft heads"):
+    with pytest.raises(ValueError, match=r"layer: .*got soft heads"):
         to_conv(SelfAttention2d(1, 1, 1))
     moved = from_conv(nn.Conv2d(1, 1, 3))
     with torch.no_grad():
         moved.encoding.get_parameter("centres")[0] = 7
-    with pytest.raises(ValueError, match=r"layer: must have every head at a tap .* got heads at \[\(7, 7\)\]"):
+    with pytest.raises(ValueError, match=r"layer: .*got heads at \[\(7, 7\)\]"):
         to_conv(moved)
-    with pytest.raises(ValueError, match=r"x: must say on which images .* got None"):
+    with pytest.raises(ValueError, match=r"x: .*got None"):
         to_conv(SelfAttention2d(1, 1, 1), 3)
-    with pytest.raises(ValueError, match=r"kernel_size: must differ from \(1, 1\) by even numbers.* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"kernel_size: .*got \(2, 2\)"):
         to_conv(SelfAttention2d(1, 1, 1), 2, x=torch.zeros(1, 1, 4, 4))
 
 
@@ -116,7 +116,7 @@ def test_content_counts_through_its_mean_over_images() -> None:
 
 def test_error_between_layers_that_do_not_match_is_refused() -> None:
     layer, x = SelfAttention2d(2, 3, 4), torch.zeros(1, 2, 5, 5)
-    with pytest.raises(ValueError, match=r"conv: must have the layer's outputs, \(5, 5\) .* got \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"conv: .*got \(3, 3\)"):
         conversion_error(layer, nn.Conv2d(2, 3, 3), x)
 
 

@@ -48,7 +48,7 @@ def test_soft_heads_approach_the_convolution_as_alpha_grows() -> None:
 
 
 def test_what_is_no_convolution_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"alpha: must be positive and finite in torch.float32, got -1\.0"):
+    with pytest.raises(ValueError, match=r"alpha: .*got -1\.0"):
         from_conv(nn.Conv1d(1, 1, 1), alpha=-1.0)
 
 
@@ -85,9 +85,7 @@ def test_a_convolution_with_a_forward_pass_of_its_own_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2
 
-    with pytest.raises(
-        TypeError, match=r"conv: must compute what nn.Conv2d does, got Standardised with its own forward"
-    ):
+    with pytest.raises(TypeError, match=r"conv: .*got Standardised with its own forward"):
         from_conv(Standardised(1, 1, 1))
 
 
@@ -95,17 +93,17 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     conv = nn.Conv1d(1, 1, 1)
     with torch.no_grad():
         conv.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"conv: must have finite weights, got NaN or infinite values"):
+    with pytest.raises(ValueError, match=r"conv: .*got NaN or infinite values"):
         from_conv(conv)
 
 
 def test_taps_that_bfloat16_cannot_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"conv: must have taps at shifts that its dtype can hold, got torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"conv: .*got torch.bfloat16"):
         from_conv(nn.Conv1d(1, 1, 3, dilation=257, dtype=torch.bfloat16))
 
 
 def test_a_kernel_larger_than_the_padded_image_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"window: must not exceed the padded image, got window \(5,\)"):
+    with pytest.raises(ValueError, match=r"window: .*got window \(5,\)"):
         from_conv(nn.Conv1d(1, 1, 5))(torch.zeros(1, 1, 4))
 
 
@@ -116,9 +114,9 @@ def test_a_transposed_layer_takes_an_output_size_as_pytorch_does(extra: int) -> 
     size = [7 + extra, 9 + extra]
     torch.testing.assert_close(layer(x, size), conv(x, size), **tolerance(torch.float64))
     torch.testing.assert_close(layer(x, [1, 3, *size]), conv(x, size), **tolerance(torch.float64))
-    with pytest.raises(ValueError, match=r"output_size: must lie between \(7, 9\) and \(8, 10\), got \(9, 9\)"):
+    with pytest.raises(ValueError, match=r"output_size: .*got \(9, 9\)"):
         layer(x, [9, 9])
-    with pytest.raises(ValueError, match=r"output_size: is for transposed layers only, got \(4,\)"):
+    with pytest.raises(ValueError, match=r"output_size: .*got \(4,\)"):
         from_conv(nn.Conv1d(1, 1, 1))(torch.zeros(1, 1, 4), [4])
 
 
@@ -139,9 +137,9 @@ def test_equation_9_in_the_layer_of_equation_8(dims: int, key_channels: int | No
 
 @pytest.mark.usefixtures("unhooked")
 def test_equation_9_refuses_what_it_does_not_state() -> None:
-    with pytest.raises(ValueError, match=r"key_channels: must be at least D_p = 3, got 2"):
+    with pytest.raises(ValueError, match=r"key_channels: .*got 2"):
         equation_9(nn.Conv2d(1, 1, 3), key_channels=2)
-    with pytest.raises(TypeError, match=r"conv: must not be transposed: .* got ConvTranspose2d"):
+    with pytest.raises(TypeError, match=r"conv: .*got ConvTranspose2d"):
         equation_9(nn.ConvTranspose2d(1, 1, 3))  # type: ignore[arg-type]
 
 

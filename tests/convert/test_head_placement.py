@@ -91,11 +91,11 @@ def test_a_kernel_of_zeros_is_no_trouble() -> None:
 def test_what_needs_no_placing_is_refused() -> None:
     conv = nn.Conv2d(1, 1, 3)
     for heads in (0, 9):
-        with pytest.raises(ValueError, match=rf"heads: must .* got {heads}"):
+        with pytest.raises(ValueError, match=rf"heads: .*got {heads}"):
             place_heads(conv, heads)
-    with pytest.raises(TypeError, match=r"conv: must not be transposed, got ConvTranspose1d"):
+    with pytest.raises(TypeError, match=r"conv: .*got ConvTranspose1d"):
         place_heads(nn.ConvTranspose1d(1, 1, 3), 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"conv: must have its weights, got .*meta"):
+    with pytest.raises(ValueError, match=r"conv: .*got .*meta"):
         place_heads(nn.Conv1d(1, 1, 3, device="meta"), 1)
 
 

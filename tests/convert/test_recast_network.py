@@ -112,19 +112,19 @@ def test_a_filter_chooses_by_pattern_or_function(network: Network) -> None:
     ]
     by_alias: Any = recast(network, only=(name for name in ["alias"]))
     assert isinstance(by_alias.up, SelfAttention)
-    with pytest.raises(ValueError, match=r"only: must match layers, got 'absent', which matches none of stem, first, "):
+    with pytest.raises(ValueError, match=r"only: .*got 'absent', which matches none of stem, first, "):
         recast(network, only=["stem", "absent"])
     empty: tuple[Any, ...] = (lambda name, module: False, [], (), iter([]))
     for nothing in empty:
-        with pytest.raises(ValueError, match=r"only: must choose at least one convolution, got none of 4 \(stem, "):
+        with pytest.raises(ValueError, match=r"only: .*got none of 4 \(stem, "):
             recast(network, only=nothing)
-    with pytest.raises(ValueError, match=r"only: must choose at least one attention layer, got none of 4 \(stem, "):
+    with pytest.raises(ValueError, match=r"only: .*got none of 4 \(stem, "):
         restore(recast(network), only=())
 
 
 @pytest.mark.usefixtures("unhooked")
 def test_a_filter_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"only: must be patterns for names, or a function .* got 3"):
+    with pytest.raises(TypeError, match=r"only: .*got 3"):
         recast(nn.Conv1d(1, 1, 1), only=[3])  # type: ignore[list-item]
 
 
@@ -179,23 +179,23 @@ class Closed(nn.Sequential):
 def test_modes_are_kept_and_copies_that_would_be_half_converted_are_refused() -> None:
     twin = recast(Forgetful(nn.Conv2d(1, 1, 1), nn.Dropout()).eval())
     assert not any(module.training for module in twin.modules())
-    with pytest.raises(ValueError, match=r"model: must be copied by copy.deepcopy with what it holds, got Closed"):
+    with pytest.raises(ValueError, match=r"model: .*got Closed"):
         recast(Closed(nn.Conv2d(1, 1, 1)))
 
 
 def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
     conv = nn.Conv2d(1, 1, 1)
-    with pytest.raises(TypeError, match=r"1: must have its parameters, got LazyBatchNorm2d, not materialised\. Run"):
+    with pytest.raises(TypeError, match=r"1: .*got LazyBatchNorm2d, not materialised"):
         recast(nn.Sequential(conv, nn.LazyBatchNorm2d()))
-    with pytest.raises(ValueError, match=r"model: must not be compiled yet, got OptimizedModule, compiled\. Compile"):
+    with pytest.raises(ValueError, match=r"model: .*got OptimizedModule, compiled"):
         recast(torch.compile(conv, backend="eager"))  # type: ignore[arg-type]
     compiled = nn.Conv2d(1, 1, 1)
     compiled.compile(backend="eager")
-    with pytest.raises(ValueError, match=r"0: must not be compiled yet, got Conv2d, compiled"):
+    with pytest.raises(ValueError, match=r"0: .*got Conv2d, compiled"):
         recast(nn.Sequential(compiled))
     other = nn.Conv2d(1, 1, 1)
     other.computed = other.weight * 2
-    with pytest.raises(ValueError, match=r"model: must be one that copy.deepcopy copies, got a computed 1.computed"):
+    with pytest.raises(ValueError, match=r"model: .*got a computed 1.computed"):
         recast(nn.Sequential(conv, other), only=["0"])
 
 
@@ -233,9 +233,7 @@ class Keeping(nn.Module):
 
 def test_methods_of_convolutions_that_a_model_keeps_are_refused() -> None:
     for keep in (lambda conv: conv.forward, lambda conv: [{"run": (partial(conv._conv_forward),)}]):
-        with pytest.raises(
-            ValueError, match=r"model: must keep no method .*got Keeping, which keeps Conv2d\._?(conv_)?f"
-        ):
+        with pytest.raises(ValueError, match=r"model: .*got Keeping, which keeps Conv2d\._?(conv_)?f"):
             recast(Keeping(keep))
     recast(Keeping(lambda conv: conv.__call__))  # calls what stands there now
     with pytest.raises(ValueError, match=r"got Keeping, which keeps SelfAttention\.forward"):
@@ -253,7 +251,7 @@ def test_convolutions_that_are_prepared_for_quantisation_are_refused() -> None:
     observed.activation_post_process = (
         nn.Identity()
     )  # what torch.ao.quantization.prepare adds, and a hook that calls it
-    with pytest.raises(ValueError, match=r"0: must hold no modules, .*got Conv2d with activation_post_process"):
+    with pytest.raises(ValueError, match=r"0: .*got Conv2d with activation_post_process"):
         recast(nn.Sequential(observed))
 
 
@@ -267,10 +265,10 @@ def test_all_that_cannot_be_converted_is_named() -> None:
         recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
     patched = nn.Conv2d(1, 1, 1)
     patched.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
-    with pytest.raises(TypeError, match=r"model: must compute .* got Conv2d with its own forward"):
+    with pytest.raises(TypeError, match=r"model: .*got Conv2d with its own forward"):
         recast(patched)
     pruned = prune.random_unstructured(nn.Conv2d(1, 2, 1), "bias", 1)
-    with pytest.raises(ValueError, match=r"model: must hold its bias itself, got Conv2d with a computed bias"):
+    with pytest.raises(ValueError, match=r"model: .*got Conv2d with a computed bias"):
         recast(pruned)
 
 
@@ -308,35 +306,35 @@ def test_a_convolution_alone_is_a_network() -> None:
 
 
 def test_what_cannot_be_recast_is_refused_with_its_place() -> None:
-    with pytest.raises(ValueError, match=r"model: must have at least one convolution, got Linear"):
+    with pytest.raises(ValueError, match=r"model: .*got Linear"):
         recast(nn.Linear(1, 1))
-    with pytest.raises(TypeError, match=r"1\.0: must have its weights, got LazyConv2d, not materialised"):
+    with pytest.raises(TypeError, match=r"1\.0: .*got LazyConv2d, not materialised"):
         recast(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.LazyConv2d(1, 1))))
     tied = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3))
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match=r"1: must share its weight with convolutions of its kind only, got 0"):
+    with pytest.raises(ValueError, match=r"1: .*got 0"):
         recast(tied)
-    with pytest.raises(ValueError, match=r"1: must share its weight .* got 0"):
+    with pytest.raises(ValueError, match=r"1: .*got 0"):
         recast(nn.Sequential(tied[0], tied[1]), only=["0"])
     with pytest.raises(ValueError, match=r"0: conv: must have taps at shifts that its dtype can hold"):
         recast(nn.Sequential(nn.Conv1d(1, 1, 2, dilation=301, dtype=torch.bfloat16)))
-    with pytest.raises(ValueError, match=r"0: layer: must have hard heads to be a convolution, got soft heads"):
+    with pytest.raises(ValueError, match=r"0: .*got soft heads"):
         restore(nn.Sequential(SelfAttention2d(1, 1, 1)))
-    with pytest.raises(ValueError, match=r"model: must have at least one attention layer, got Conv2d"):
+    with pytest.raises(ValueError, match=r"model: .*got Conv2d"):
         restore(nn.Conv2d(1, 1, 1))
 
 
 @pytest.mark.usefixtures("unhooked")
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"model: must be an nn.Module, got str"):
+    with pytest.raises(TypeError, match=r"model: .*got str"):
         recast("resnet18")  # type: ignore[arg-type]
 
 
 def test_messages_about_an_image_name_the_layer() -> None:
     attention = recast(nn.Sequential(nn.Conv2d(3, 3, 5)))
-    with pytest.raises(ValueError, match=r"^0: window: must not exceed the padded image, got window \(5, 5\)"):
+    with pytest.raises(ValueError, match=r"^0: .*got window \(5, 5\)"):
         attention(torch.zeros(1, 3, 4, 4))
-    with pytest.raises(ValueError, match=r"input: SelfAttention2d was made for 3 channels, got .* \(at 0\)"):
+    with pytest.raises(ValueError, match=r"input: .*got .* \(at 0\)"):
         attention(torch.zeros(1, 2, 9, 9))
 
 
@@ -359,7 +357,7 @@ def test_comparison_measures_each_layer_on_the_networks_own_images(network: Netw
         assert layer.bound is not None
         assert layer.alpha == pytest.approx(2.0)
         assert 1e-3 < layer.error <= layer.bound
-    with pytest.raises(ValueError, match=r"recast: must have attention layers where the model has conv.* got none"):
+    with pytest.raises(ValueError, match=r"recast: .*got none"):
         compare(network, network, x)
 
 

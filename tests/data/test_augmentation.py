@@ -150,16 +150,14 @@ class TestRandomness:
 class TestBadInput:
     def test_constants_must_fit_the_channels(self) -> None:
         images, _ = batch(2)
-        with pytest.raises(ValueError, match=r"mean: must have one number for each of the 3 channels, got \(127\.5,\)"):
+        with pytest.raises(ValueError, match=r"mean: .*got \(127\.5,\)"):
             normalise(images, (0.5,), STD)
-        with pytest.raises(
-            ValueError, match=r"std: must have one number for each of the 3 channels, got \(255\.0, 255\.0\)"
-        ):
+        with pytest.raises(ValueError, match=r"std: .*got \(255\.0, 255\.0\)"):
             normalise(images, MEAN, (1.0, 1.0))
-        with pytest.raises(ValueError, match=r"std: must be positive, got \(255\.0, 0\.0, 255\.0\)"):
+        with pytest.raises(ValueError, match=r"std: .*got \(255\.0, 0\.0, 255\.0\)"):
             normalise(images, MEAN, (1.0, 0.0, 1.0))
 
     def test_the_padding_must_fit_the_image(self) -> None:
         images, uniforms = batch(2, (4, 32))
-        with pytest.raises(ValueError, match=r"--augment\.padding: must be 0 to 3 for images of 4 pixels, got 4"):
+        with pytest.raises(ValueError, match=r"--augment\.padding: .*got 4"):
             augment(images, uniforms, settings=ONLY_CROP, **CONSTANTS)

@@ -109,21 +109,21 @@ class TestRandomNumbers:
 
 class TestBadInput:
     def test_batch_size(self) -> None:
-        with pytest.raises(ValueError, match=r"batch_size: must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"batch_size: .*got 0"):
             Batches(numbered(3), batch_size=0)
-        with pytest.raises(ValueError, match=r"batch_size: must be a multiple of the 2 processes, got 3"):
+        with pytest.raises(ValueError, match=r"batch_size: .*got 3"):
             Batches(numbered(9), batch_size=3, world=2)
-        with pytest.raises(ValueError, match=r"batch_size: must be at most the 9 images .*, got 10"):
+        with pytest.raises(ValueError, match=r"batch_size: .*got 10"):
             Batches(numbered(9), batch_size=10, drop_last=True)
 
     @pytest.mark.parametrize("rank", [-1, 2])
     def test_rank(self, rank: int) -> None:
-        with pytest.raises(ValueError, match=rf"rank: must be 0 to world - 1 = 1, got {rank}"):
+        with pytest.raises(ValueError, match=rf"rank: .*got {rank}"):
             Batches(numbered(9), batch_size=4, rank=rank, world=2)
 
     def test_epoch_and_start(self) -> None:
         batches = Batches(numbered(9), batch_size=4)
-        with pytest.raises(ValueError, match=r"epoch: must be at least 0, got -1"):
+        with pytest.raises(ValueError, match=r"epoch: .*got -1"):
             batches.set_epoch(-1)
-        with pytest.raises(ValueError, match=r"start: must be 0 to the epoch's 3 batches, got 4"):
+        with pytest.raises(ValueError, match=r"start: .*got 4"):
             batches.set_epoch(0, start=4)

@@ -104,15 +104,13 @@ class TestWhatIsNotWhole:
         file = folder / "test_batch"
         file.write_bytes(file.read_bytes()[:-10])
         got = hashlib.md5(file.read_bytes()).hexdigest()
-        with pytest.raises(
-            ValueError, match=rf"test_batch: must have the MD5 {official.test['test_batch']}, got {got}"
-        ):
+        with pytest.raises(ValueError, match=rf"test_batch: .*got {got}"):
             check_pickles(folder, official)
 
     @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08 and then nothing"])
     def test_no_archive_at_all(self, content: bytes, archive: Path, official: Official) -> None:
         archive.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz: must have .* bytes, got {len(content)}\."):
+        with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz: .*got {len(content)}\."):
             check_pickles(archive, official)
 
 

@@ -130,7 +130,7 @@ class TestFailures:
         server.content = CONTENT[:-1] + b"?"
         (tmp_path / "file.part").write_bytes(old)
         got = hashlib.sha256(server.content).hexdigest()
-        with pytest.raises(ValueError, match=rf"archive\.tar\.gz: must have the SHA-256 {remote.sha256}, got {got}"):
+        with pytest.raises(ValueError, match=rf"archive\.tar\.gz: .*got {got}"):
             fetch(remote, tmp_path / "file")
         assert list(tmp_path.iterdir()) == []
         server.content = CONTENT

@@ -140,7 +140,7 @@ class TestOneImage:
         assert read_image(tmp_path / "turned.png", 16)[:, 15, 8].tolist() == list(GREEN)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"absent\.png: must be an image file, got no file of that name"):
+        with pytest.raises(ValueError, match=r"absent\.png: .*got no file of that name"):
             read_image(tmp_path / "absent.png", 8)
 
     def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
@@ -159,31 +159,31 @@ class TestOneImage:
         file = io.BytesIO()
         Image.fromarray(pixels(1)[0].transpose(1, 2, 0).copy()).save(file, kind)
         (tmp_path / "half.img").write_bytes(file.getvalue()[:600])
-        with pytest.raises(ValueError, match=r"half\.img: must be a whole image, got .*([Tt]runcated|cut off)"):
+        with pytest.raises(ValueError, match=r"half\.img: .*got .*([Tt]runcated|cut off)"):
             read_image(tmp_path / "half.img", 8)
 
     def test_more_than_8_bits(self, tmp_path: Path) -> None:
         Image.new("I;16", (9, 9)).save(tmp_path / "deep.png")
-        with pytest.raises(ValueError, match=r"deep\.png: must have 8 bits a channel, got an image of mode I;16"):
+        with pytest.raises(ValueError, match=r"deep\.png: .*got an image of mode I;16"):
             read_image(tmp_path / "deep.png", 8)
 
     def test_a_bomb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(tmp_path / "bomb.png")
         for limit in (100, 30):  # Pillow warns above its limit, and raises above twice the limit
             monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-            with pytest.raises(ValueError, match=r"bomb\.png: must have .* pixels, got Image size \(120 pixels\)"):
+            with pytest.raises(ValueError, match=r"bomb\.png: .*got Image size \(120 pixels\)"):
                 read_image(tmp_path / "bomb.png", 8)
 
     def test_arguments(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"size: must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"size: .*got 0"):
             read_image(tmp_path, 0)
-        with pytest.raises(ValueError, match=r"channels: must be 1 or 3, got 4"):
+        with pytest.raises(ValueError, match=r"channels: .*got 4"):
             read_image(tmp_path, 8, channels=4)
 
 
 class TestBadFolders:
     def test_a_missing_root(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=rf"--data\.root: must be a folder that exists, got {tmp_path}/absent"):
+        with pytest.raises(ValueError, match=rf"--data\.root: .*got {tmp_path}/absent"):
             read_folders(settings_for(tmp_path / "absent"))
 
     def test_no_classes(self, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ class TestBadFolders:
     def test_an_empty_class(self, tmp_path: Path) -> None:
         two_classes(tmp_path)
         (tmp_path / "blue").mkdir()
-        with pytest.raises(ValueError, match=r"blue: must hold images \(\.bmp, .*\), got none\. Add some, or remove"):
+        with pytest.raises(ValueError, match=r"blue: .*got none"):
             read_folders(settings_for(tmp_path))
 
     def test_test_images_of_another_class(self, tmp_path: Path) -> None:
@@ -219,7 +219,5 @@ class TestBadFolders:
     def test_more_than_fits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         two_classes(tmp_path)
         monkeypatch.setattr(module, "LARGEST_SET", 1000)
-        with pytest.raises(
-            ValueError, match=r"--data\.image-size: must be such that images fit .*, got 8, which takes"
-        ):
+        with pytest.raises(ValueError, match=r"--data\.image-size: .*got 8, which takes"):
             read_folders(settings_for(tmp_path))

@@ -41,11 +41,11 @@ class TestImageSet:
 
     @pytest.mark.usefixtures("unhooked")
     def test_dtypes(self) -> None:
-        with pytest.raises(ValueError, match=r"images: must be uint8, got torch\.float32"):
+        with pytest.raises(ValueError, match=r"images: .*got torch\.float32"):
             ImageSet(torch.zeros(4, 3, 5, 7), torch.arange(4))
-        with pytest.raises(ValueError, match=r"labels: must be 4 int64 numbers.*got shape \(4,\) of torch\.int32"):
+        with pytest.raises(ValueError, match=r"labels: .*got shape \(4,\) of torch\.int32"):
             ImageSet(torch.zeros(4, 3, 5, 7, dtype=torch.uint8), torch.arange(4, dtype=torch.int32))
-        with pytest.raises(ValueError, match=r"labels: must be 4 int64 numbers.*got shape \(3,\)"):
+        with pytest.raises(ValueError, match=r"labels: .*got shape \(3,\)"):
             ImageSet(torch.zeros(4, 3, 5, 7, dtype=torch.uint8), torch.arange(3))
 
 
@@ -74,9 +74,7 @@ class TestHeldOut:
 
     @pytest.mark.parametrize("count", [-1, 10, 11])
     def test_something_must_be_left(self, count: int) -> None:
-        with pytest.raises(
-            ValueError, match=rf"--data\.validation: must be 0 to 9 for 10 training images, got {count}\."
-        ):
+        with pytest.raises(ValueError, match=rf"--data\.validation: .*got {count}\."):
             held_out(torch.zeros(10, dtype=torch.int64), count, seed=0)
 
 
@@ -93,7 +91,5 @@ class TestChannelStatistics:
         assert channel_statistics(torch.full((2, 1, 3, 3), 51, dtype=torch.uint8)) == ((0.2,), (1.0,))
 
     def test_no_images(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"images: must hold at least one image to measure, got shape \(0, 3, 4, 4\)"
-        ):
+        with pytest.raises(ValueError, match=r"images: .*got shape \(0, 3, 4, 4\)"):
             channel_statistics(torch.zeros(0, 3, 4, 4, dtype=torch.uint8))

@@ -70,7 +70,7 @@ class TestMix:
     def test_labels_must_be_classes(self, label: int) -> None:
         images, labels, uniforms = batch()
         labels[5] = label
-        with pytest.raises(ValueError, match=rf"labels: must be 0 to 63, got .*{label}"):
+        with pytest.raises(ValueError, match=rf"labels: .*got .*{label}"):
             mix(images, labels, uniforms, settings=AugmentSettings(), classes=64)
 
 
@@ -92,5 +92,5 @@ class TestBeta:
 
     @pytest.mark.parametrize("a", [0.0, 1.5])
     def test_range(self, a: float) -> None:
-        with pytest.raises(ValueError, match=rf"parameter: must be in \(0, 1\], got {a}"):
+        with pytest.raises(ValueError, match=rf"parameter: .*got {a}"):
             beta(a, torch.rand(3, 24))

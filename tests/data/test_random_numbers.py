@@ -108,7 +108,7 @@ class TestPermutation:
         assert abs(chi2 - 23) < 4.5 * math.sqrt(2 * 23)
 
     def test_range(self) -> None:
-        with pytest.raises(ValueError, match=r"n: must be at least 0, got -1"):
+        with pytest.raises(ValueError, match=r"n: .*got -1"):
             permutation(0, 0, -1)
 
 

@@ -93,7 +93,7 @@ def test_nothing_but_broken_files(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_image(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"folder: must be a folder that exists, got .*missing"):
+    with pytest.raises(ValueError, match=r"folder: .*got .*missing"):
         read_pictures(tmp_path / "missing", (4, 4), count=1)
     with pytest.raises(ValueError, match=r"must hold images .* got none"):
         read_pictures(tmp_path, (4, 4), count=1)

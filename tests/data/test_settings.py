@@ -85,9 +85,9 @@ class TestSettle:
         assert not settled.random
 
     def test_images_must_be_large_enough(self) -> None:
-        with pytest.raises(ValueError, match=r"--augment\.padding: must be 0 to 7 for images of 8 pixels, got 8\."):
+        with pytest.raises(ValueError, match=r"--augment\.padding: .*got 8\."):
             settle(AugmentSettings(padding=8), channels=1, size=8)
-        with pytest.raises(ValueError, match=r"--augment\.cutout: must be 0 to 7 for images of 8 pixels, got 9\."):
+        with pytest.raises(ValueError, match=r"--augment\.cutout: .*got 9\."):
             settle(AugmentSettings(cutout=9), channels=1, size=8)
 
 

@@ -72,7 +72,7 @@ def test_selected_heads_are_those_of_the_whole_encoding(name: str, dims: int) ->
 
 @pytest.mark.parametrize("heads", [[], [4], [-1]])
 def test_heads_that_do_not_exist_are_not_selected(heads: list[int]) -> None:
-    with pytest.raises(ValueError, match=rf"heads: must be one or more of 0 \.\. 3, got {re.escape(str(heads))}"):
+    with pytest.raises(ValueError, match=rf"heads: .*got {re.escape(str(heads))}"):
         Quadratic(4).select_heads(heads)
 
 
@@ -125,7 +125,7 @@ def test_singular_precisions_have_no_covariance_but_attend_all_the_same() -> Non
     encoding, grid = GeneralizedQuadratic(2), Grid.make((3, 3))
     with torch.no_grad():
         encoding.root_precision[1] = 0
-    with pytest.raises(ValueError, match=r"root_precision: must be invertible .* got singular heads \[1\]"):
+    with pytest.raises(ValueError, match=r"root_precision: .*got singular heads \[1\]"):
         _ = encoding.covariance
     rows = encoding.operator(grid, torch.zeros(1, 3, 3, 1)).to_dense()
     torch.testing.assert_close(rows[0, 1], torch.full((9, 9), 1 / 9))

@@ -40,7 +40,7 @@ class TestPlaces:
 
     def test_without_a_page_it_is_said_how_to_build_it(self, built: Path) -> None:
         built.unlink()
-        with pytest.raises(FileNotFoundError, match=r"page: must be part of the package, got nothing at .*`make page`"):
+        with pytest.raises(FileNotFoundError, match=r"page: .*got nothing at .*`make page`"):
             find_page()
 
     def test_the_places_are_those_of_the_wheel_and_the_checkout(self) -> None:
@@ -62,9 +62,9 @@ class TestParts:
         assert with_server('<head lang="en">', images=False).endswith('content="payload">')
 
     def test_what_is_no_page_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="page: must hold </body>, got 4 characters"):
+        with pytest.raises(ValueError, match=r"page: .*got 4 characters"):
             with_payload("page", b"")
-        with pytest.raises(ValueError, match="page: must hold <head>, got 8 characters"):
+        with pytest.raises(ValueError, match=r"page: .*got 8 characters"):
             with_server("<header>", images=True)
 
 
@@ -82,7 +82,7 @@ class TestExport:
         with pytest.raises(ValueError, match="payload: must be a whole safetensors file"):
             export(small()[:-1], tmp_path / "out")
         assert not (tmp_path / "out").exists()
-        with pytest.raises(ValueError, match="folder: must be a folder or not exist yet, got the file"):
+        with pytest.raises(ValueError, match=r"folder: .*got the file"):
             export(small(), built)
         built.unlink()
         with pytest.raises(FileNotFoundError, match="page: "):
@@ -102,7 +102,7 @@ class TestNotebook:
         assert repr(shown).startswith("Explorer('\"two\" <heads>', ")
 
     def test_wrong_arguments(self, built: Path) -> None:
-        with pytest.raises(ValueError, match="height: must be a whole number of at least 200, got 10"):
+        with pytest.raises(ValueError, match=r"height: .*got 10"):
             Explorer(small(), height=10)
         with pytest.raises(ValueError, match="payload: must be a whole safetensors file"):
             Explorer(b"")

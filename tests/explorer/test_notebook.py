@@ -56,9 +56,7 @@ class TestChannel:
 
     def test_nothing_is_selected_before_the_page_tells(self, shown: Explorer) -> None:
         assert shown.selection is None
-        with pytest.raises(
-            ValueError, match=r"selection: must have been told by the page, got none\. Make the explorer"
-        ):
+        with pytest.raises(ValueError, match=r"selection: .*got none"):
             shown.attention()
 
     def test_what_the_page_tells_and_its_numbers(self, shown: Explorer) -> None:
@@ -74,7 +72,7 @@ class TestChannel:
         shown.select(head=1, query=(2, 3))
         shown.select(head=1, query=(2, 3))
         assert shown.widget.asked == [2, {"layer": 0, "head": 1, "query": [2, 3]}]
-        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 2"):
+        with pytest.raises(ValueError, match=r"head: .*got 2"):
             shown.select(head=2)
         assert shown.widget.asked[0] == 2
 
@@ -134,12 +132,12 @@ class TestCallsInARow:
         two.widget.told = {**self.START, "head": 1}
         two.select(query=(0, 0))
         assert two.widget.asked == [2, {"layer": 0, "query": [0, 0]}]
-        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 5"):
+        with pytest.raises(ValueError, match=r"head: .*got 5"):
             two.select(head=5)
 
     def test_a_refused_call_leaves_what_is_pending(self, two: Explorer) -> None:
         two.select(layer="1", head=5)
-        with pytest.raises(ValueError, match="image: must be a whole number from 0, below 2, got 2"):
+        with pytest.raises(ValueError, match=r"image: .*got 2"):
             two.select(head=6, image=2)
         two.select(query=(0, 0))
         assert two.widget.asked == [2, {"layer": 1, "head": 5, "query": [0, 0]}]

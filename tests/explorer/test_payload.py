@@ -182,7 +182,7 @@ class TestContent:
 
     def test_no_position_part_where_positions_are_in_the_vectors(self) -> None:
         found = read_payload(payload(own(CONTENT["absolute"]()), images()))
-        with pytest.raises(ValueError, match="part: must be one that layer 'SelfAttention2d' has, got 'position'"):
+        with pytest.raises(ValueError, match=r"part: .*got 'position'"):
             attention_row(found, 0, 0, 0, part="position")
 
     def test_a_budget_is_kept_and_its_price_is_said(self) -> None:
@@ -262,15 +262,15 @@ class TestArguments:
 
     def test_pictures_that_do_not_fit(self) -> None:
         pixels = torch.zeros(3, 4, 4, 3, dtype=torch.uint8)
-        with pytest.raises(ValueError, match="pictures: must be one for each of 2 images, or none, got 3"):
+        with pytest.raises(ValueError, match=r"pictures: .*got 3"):
             payload(own(Quadratic(4)), images(), pictures=Pictures(pixels))
-        with pytest.raises(ValueError, match=r"pictures: must have 2 names, .* got \('a',\)"):
+        with pytest.raises(ValueError, match=r"pictures: .*got \('a',\)"):
             payload(own(Quadratic(4)), images(), pictures=Pictures(pixels[:2], ("a",)))
-        with pytest.raises(ValueError, match=r"pictures: must be given for inputs .* got shape \(2, 8, 6\)"):
+        with pytest.raises(ValueError, match=r"pictures: .*got shape \(2, 8, 6\)"):
             payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)))
 
     def test_a_budget_of_nothing(self) -> None:
-        with pytest.raises(ValueError, match="budget: must be a whole number of at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"budget: .*got 0"):
             payload(own(Quadratic(4)), images(), budget=0)
 
     @pytest.mark.parametrize("budget", [5e6, 2.5, "3", True, None])
@@ -298,9 +298,9 @@ class TestArguments:
     def test_numbers_out_of_range(self, name: str, value: int) -> None:
         found = read_payload(payload(own(Quadratic(4)), images()))
         numbers = {"layer": 0, "head": 0, "query": 0} | {name: value}
-        with pytest.raises(ValueError, match=f"{name}: must lie below .* got {value}"):
+        with pytest.raises(ValueError, match=rf"{name}: .*got {value}"):
             attention_row(found, **numbers)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="part: must be one of both, content, position, got 'all'"):
+        with pytest.raises(ValueError, match=r"part: .*got 'all'"):
             attention_row(found, 0, 0, 0, part="all")
 
 
@@ -328,11 +328,11 @@ class TestBroken:
         ):
             with pytest.raises(ValueError, match="payload: must be a"):
                 read_payload(other)
-        with pytest.raises(ValueError, match="payload: must hold a manifest under `attnconv`, got none"):
+        with pytest.raises(ValueError, match=r"payload: .*got none"):
             read_payload(save({"x": torch.zeros(1)}))
         with pytest.raises(ValueError, match="payload: must hold a manifest that is JSON"):
             read_payload(save({"x": torch.zeros(1)}, {"attnconv": "{"}))
-        with pytest.raises(ValueError, match="payload: must be of format 1, got 2"):
+        with pytest.raises(ValueError, match=r"payload: .*got 2"):
             read_payload(altered(content, lambda manifest, _: manifest.update(format=2)))
 
     @pytest.mark.parametrize(

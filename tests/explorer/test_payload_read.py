@@ -22,7 +22,7 @@ def without_images(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000], ids=["lists", "objects"])
 def test_a_manifest_nested_without_end(text: str) -> None:
-    with pytest.raises(ValueError, match=r"payload: must hold a manifest that is JSON, got .*recursion"):
+    with pytest.raises(ValueError, match=r"payload: .*got .*recursion"):
         read_payload(save({"x": torch.zeros(1)}, {"attnconv": text}))
 
 

@@ -70,7 +70,7 @@ class TestRows:
         row = attention_row(found, 0, 0, int(queries[5]))
         torch.testing.assert_close(row.sum(), torch.ones(()).double(), rtol=0, atol=1e-3)
         missing = next(token for token in range(324) if token not in queries)
-        with pytest.raises(ValueError, match=f"query: must be one that layer .* has stored .*, got {missing}"):
+        with pytest.raises(ValueError, match=rf"query: .*got {missing}"):
             attention_row(found, 0, 0, missing)
 
     def test_the_budget_holds_for_small_grids_as_well(self) -> None:
@@ -100,7 +100,7 @@ class TestRows:
     def test_one_axis_is_one_row_and_three_are_refused(self) -> None:
         found = read_payload(payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)), pictures=Pictures.none()))
         assert found.layers[0].sizes == (1, 6)
-        with pytest.raises(ValueError, match="model: 'SelfAttention3d' must have one or two axes to be shown, got 3"):
+        with pytest.raises(ValueError, match=r"model: .*got 3"):
             payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures.none())
 
     def test_rows_without_an_image_have_a_grey_one(self) -> None:
@@ -110,7 +110,7 @@ class TestRows:
 
     def test_the_other_parts_are_refused(self) -> None:
         found = read_payload(payload(SmallViT(size=16), images(1, 3, (16, 16))))
-        with pytest.raises(ValueError, match=r"part: must be both for the stored rows of layer .* got 'content'"):
+        with pytest.raises(ValueError, match=r"part: .*got 'content'"):
             attention_row(found, 0, 0, 0, part="content")
 
     @pytest.mark.parametrize(("sizes", "window"), [((4, 6), (2, 3)), ((2, 6), (2, 3)), ((2, 3), None)])

@@ -59,7 +59,7 @@ class TestAttentionOf:
         )
 
     def test_a_part_that_the_layer_lacks(self, shown: Payload) -> None:
-        with pytest.raises(ValueError, match=r"part: must be one that layer .* has, got 'content'"):
+        with pytest.raises(ValueError, match=r"part: .*got 'content'"):
             attention_of(shown, Selection(0, "", 0, (0, 0), 0, 0, "content"))
 
 
@@ -115,7 +115,7 @@ class TestQuestion:
 
     def test_what_is_pending_is_what_is_checked_against(self, shown: Payload) -> None:
         now = selection_in(shown, TOLD)
-        with pytest.raises(ValueError, match="head: must be a whole number from 0, below 2, got 2"):
+        with pytest.raises(ValueError, match=r"head: .*got 2"):
             asked(shown, now, pending={"layer": 0, "head": 0}, head=2)
 
     def test_a_pending_query_goes_along_to_a_layer_of_other_sizes(self, pyramid: Payload) -> None:
@@ -140,7 +140,7 @@ class TestQuestion:
     @pytest.mark.usefixtures("unhooked")
     def test_what_is_no_whole_number_in_range(self, shown: Payload, value: Any) -> None:
         for name in ("layer", "head", "image"):
-            with pytest.raises(ValueError, match=f"{name}: must be a whole number from 0, below 2, got "):
+            with pytest.raises(ValueError, match=rf"{name}: .*got "):
                 asked(shown, **{name: value})
 
     @pytest.mark.parametrize("query", [
@@ -149,5 +149,5 @@ class TestQuestion:
     ])  # fmt: skip
     @pytest.mark.usefixtures("unhooked")
     def test_what_is_no_place(self, shown: Payload, query: Any) -> None:
-        with pytest.raises(ValueError, match=r"query: must be \(row, column\) on the 4 x 5 tokens of layer '0', got "):
+        with pytest.raises(ValueError, match=r"query: .*got "):
             asked(shown, query=query)

@@ -44,5 +44,5 @@ def test_a_run_without_centres_has_no_moments(tmp_path: Path) -> None:
 
 
 def test_no_moments_are_not_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="count: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"count: .*got 0"):
         moments_of(RunFolder(tmp_path), 0)

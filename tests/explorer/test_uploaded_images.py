@@ -84,7 +84,7 @@ def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
     assert torch.equal(
         read_upload(content, "image/jpeg", (8, 12)), read_upload(saved(halves(), "JPEG"), "image/jpeg", (8, 12))
     )
-    with pytest.raises(UnsupportedTypeError, match="image: must be the PNG that was declared, got MPO"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: .*got MPO"):
         read_upload(content, "image/png", (4, 4))
 
 
@@ -123,7 +123,7 @@ def test_other_declared_types(declared: str) -> None:
 
 
 def test_bytes_of_another_type() -> None:
-    with pytest.raises(UnsupportedTypeError, match="image: must be the PNG that was declared, got GIF"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: .*got GIF"):
         read_upload(saved(halves(), "GIF"), "image/png", (4, 4))
     for content in (b"words in a file named .png", b"", b"<svg/>", saved(halves(), "TIFF"), saved(halves(), "BMP")):
         with pytest.raises(UnsupportedTypeError, match=r"image: .*PNG, JPEG"):
@@ -148,18 +148,18 @@ def test_the_longest_side_is_taken() -> None:
 
 def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
     content = saved(Image.new("L", (4001, 3000)), "WEBP", method=0)
-    with pytest.raises(TooLargeError, match="image: must have at most 12,000,000 pixels as WebP, got 4001 x 3000"):
+    with pytest.raises(TooLargeError, match=r"image: .*got 4001 x 3000"):
         read_upload(content, "image/webp", (4, 4))
 
 
 def test_a_webp_that_moves_is_refused_in_words() -> None:
     film = saved(halves(), "WEBP", save_all=True, append_images=[halves().transpose(Image.Transpose.ROTATE_180)])
-    with pytest.raises(UnsupportedTypeError, match=r"image: must be a WebP that does not move, got 2 frames. Save one"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: .*got 2 frames"):
         read_upload(film, "image/webp", (4, 4))
 
 
 def test_too_many_bytes() -> None:
-    with pytest.raises(TooLargeError, match="image: must have at most 20,000,000 bytes, got 20,000,001"):
+    with pytest.raises(TooLargeError, match=r"image: .*got 20,000,001"):
         read_upload(b"\0" * (LARGEST_UPLOAD + 1), "image/png", (4, 4))
 
 

@@ -176,7 +176,7 @@ class TestOptions:
         ],
     )
     def test_that_are_wrong_are_named_and_not_the_images(self, options: Any, got: str) -> None:
-        with pytest.raises(ValueError, match=rf"^options: must be what the forward pass of Scaled takes.*, got {got}"):
+        with pytest.raises(ValueError, match=rf"^options: .*got {got}"):
             audit(Scaled(), images(channels=16), options=options)
 
 
@@ -206,7 +206,7 @@ class TestLeftOut:
 
 class TestRefusals:
     def test_a_model_without_attention(self) -> None:
-        with pytest.raises(ValueError, match=r"model: must attend at least once, got Conv2d"):
+        with pytest.raises(ValueError, match=r"model: .*got Conv2d"):
             audit(nn.Conv2d(3, 3, 1), images())
 
     def test_an_attention_that_cannot_be_read(self) -> None:
@@ -227,38 +227,34 @@ class TestRefusals:
             audit(PoolingViT(), images(sizes=(32, 32)))
 
     def test_nothing_that_can_be_read(self) -> None:
-        with pytest.raises(ValueError, match=r"model: must have an attention that can be read, got '1': 1 queries"):
+        with pytest.raises(ValueError, match=r"model: .*got '1': 1 queries"):
             audit(nn.Sequential(nn.Flatten(2), AttentionPool(64)), images(sizes=(8, 8)), skip_unreadable=True)
 
     def test_images_of_the_wrong_size(self) -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 3 * 64), nn.Unflatten(1, (3, 8, 8)), own()[0])
         audit(model, images(sizes=(8, 8)))
-        with pytest.raises(
-            ValueError, match=r"images: must be what .* Sequential takes, got .* \(3, 3, 8, 9\).*shapes"
-        ):
+        with pytest.raises(ValueError, match=r"images: .*got .* \(3, 3, 8, 9\).*shapes"):
             audit(model, images())
 
     def test_channels_of_another_number(self) -> None:
-        with pytest.raises(ValueError, match=r"images: must be what .* takes, got a batch of shape \(3, 4, 8, 9\)"):
+        with pytest.raises(ValueError, match=r"images: .*got a batch of shape \(3, 4, 8, 9\)"):
             audit(own(), images(channels=4))
 
     def test_sizes_that_differ(self) -> None:
-        with pytest.raises(ValueError, match=r"images: must all have one shape, got \(3, 7, 9\) after \(3, 8, 9\)"):
+        with pytest.raises(ValueError, match=r"images: .*got \(3, 7, 9\) after \(3, 8, 9\)"):
             audit(own(), [images(), images(sizes=(7, 9))])
 
     def test_constant_images_are_numbered(self) -> None:
         blank = images(10)
         blank[9] = torch.tensor([0.5, 0.1, 0.7])[:, None, None]  # one colour
-        with pytest.raises(
-            ValueError, match=r"images: must have pixels that differ, got one value everywhere in image 9"
-        ):
+        with pytest.raises(ValueError, match=r"images: .*got one value everywhere in image 9"):
             audit(own(), blank)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_numbers_that_are_none(self, value: float) -> None:
         broken = images()
         broken[1, 2, 3, 4] = value
-        with pytest.raises(ValueError, match=r"images: must be finite, got NaN or infinity in image 1"):
+        with pytest.raises(ValueError, match=r"images: .*got NaN or infinity in image 1"):
             audit(own(), broken)
 
     def test_bytes(self) -> None:
@@ -267,26 +263,26 @@ class TestRefusals:
 
     def test_batches_that_are_no_tensors(self) -> None:
         loader: Any = iter([(images(), torch.zeros(3))])
-        with pytest.raises(TypeError, match=r"images: must be a tensor or batches that are tensors, got tuple"):
+        with pytest.raises(TypeError, match=r"images: .*got tuple"):
             audit(own(), loader)
 
     def test_no_batch_axis(self) -> None:
-        with pytest.raises(ValueError, match=r"images: must have a batch axis first, got shape \(5,\)"):
+        with pytest.raises(ValueError, match=r"images: .*got shape \(5,\)"):
             audit(own(), torch.zeros(5))
 
     @pytest.mark.parametrize("none", [torch.zeros(0, 3, 8, 8), []], ids=["tensor", "iterable"])
     def test_no_images(self, none: Any) -> None:
-        with pytest.raises(ValueError, match=r"images: must hold at least one image, got 0"):
+        with pytest.raises(ValueError, match=r"images: .*got 0"):
             audit(own(), none)
 
     @pytest.mark.parametrize("name", ["queries", "batch"])
     def test_counts_below_one(self, name: str) -> None:
         options: Any = {name: 0}
-        with pytest.raises(ValueError, match=rf"{name}: must be a whole number of at least 1, got 0"):
+        with pytest.raises(ValueError, match=rf"{name}: .*got 0"):
             audit(own(), images(), **options)
 
     def test_layers_that_do_not_run(self) -> None:
-        with pytest.raises(ValueError, match=r"layers: must name modules in which attention is seen, got \['9'\]"):
+        with pytest.raises(ValueError, match=r"layers: .*got \['9'\]"):
             audit(own(), images(), layers=["9"])
 
     def test_a_grid_that_is_not_known(self) -> None:
@@ -295,11 +291,11 @@ class TestRefusals:
 
     def test_tokens_before_the_batch(self) -> None:
         layer = nn.TransformerEncoderLayer(16, 4, 16)
-        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 2, 16\).*2 sequences"):
+        with pytest.raises(ValueError, match=r"images: .*got \(30, 2, 16\).*2 sequences"):
             audit(layer, torch.randn(30, 2, 16), grid=(5, 6), batch=30)
         with pytest.raises(ValueError, match=r"its 8 tokens make no grid.*\(8, 2, 16\) has its tokens first"):
             audit(layer, torch.randn(30, 2, 16), grid=(5, 6))
-        with pytest.raises(ValueError, match=r"images: must have the batch axis first, got \(30, 1, 16\)"):
+        with pytest.raises(ValueError, match=r"images: .*got \(30, 1, 16\)"):
             audit(layer, torch.randn(30, 1, 16), grid=(5, 6), batch=30)
 
 

@@ -60,14 +60,14 @@ def test_hooks_go_when_the_visitor_fails() -> None:
 
 
 def test_a_model_without_attention() -> None:
-    with pytest.raises(ValueError, match="model: must attend at least once, got Linear"):
+    with pytest.raises(ValueError, match=r"model: .*got Linear"):
         attention_operators(nn.Linear(2, 2), torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize(("encoding", "layers"), [("quadratic", ()), ("learned", ()), ("learned-content", ("0", "2"))])
 def test_content_layers(encoding: str, layers: tuple[str, ...]) -> None:
     assert content_layers(network(encoding), torch.zeros(2, 4, 4, 4)) == layers
-    with pytest.raises(ValueError, match="images: must hold at least two images, got 1"):
+    with pytest.raises(ValueError, match=r"images: .*got 1"):
         content_layers(network(encoding), torch.zeros(1, 4, 4, 4))
 
 
@@ -104,15 +104,15 @@ def test_a_layer_that_runs_twice_keeps_its_last_maps() -> None:
 
 def test_bad_input() -> None:
     model, images = network(), torch.zeros(2, 4, 4, 4)
-    with pytest.raises(ValueError, match=r"images: must have the shape .* got \(0, 4, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"images: .*got \(0, 4, 4, 4\)"):
         mean_query_maps(model, images[:0], places=[(0.5, 0.5)])
-    with pytest.raises(ValueError, match=r"images: must have the shape .* got \(4, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"images: .*got \(4, 4, 4\)"):
         mean_query_maps(model, images[0], places=[(0.5, 0.5)])
-    with pytest.raises(ValueError, match=r"places: must be at least one .* got \[\]"):
+    with pytest.raises(ValueError, match=r"places: .*got \[\]"):
         mean_query_maps(model, images, places=[])
     with pytest.raises(ValueError, match=r"places: .* got \[\(0\.5, 1\.0\)\]"):
         mean_query_maps(model, images, places=[(0.5, 1.0)])
-    with pytest.raises(ValueError, match="batch_size: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"batch_size: .*got 0"):
         mean_query_maps(model, images, places=[(0.5, 0.5)], batch_size=0)
 
     class Flat(nn.Module):
@@ -124,5 +124,5 @@ def test_bad_input() -> None:
             out: Tensor = self.layer(x.flatten(2))
             return out
 
-    with pytest.raises(ValueError, match="model: layer 'layer' must be two-dimensional, got 1 axes"):
+    with pytest.raises(ValueError, match=r"model: .*got 1 axes"):
         mean_query_maps(Flat(), images, places=[(0.5, 0.5)])

@@ -266,12 +266,12 @@ class TestRefusals:
         assert only_operator(model, images, layers=["1"]).grid.sizes == (3, 3)
 
     def test_a_layer_that_does_not_run(self) -> None:
-        with pytest.raises(ValueError, match=r"layers: must name modules in which attention is seen, got \['1'\]"):
+        with pytest.raises(ValueError, match=r"layers: .*got \['1'\]"):
             only_operator(nn.Sequential(Kernel()), torch.randn(1, 2, 3, 3), layers=["0", "1"])
 
     def test_a_prefix_token_that_is_not_there(self) -> None:
         operator = only_operator(Kernel(), torch.randn(1, 2, 3, 3))
-        with pytest.raises(ValueError, match=r"tokens: must lie below 0, .* got \[0\]"):
+        with pytest.raises(ValueError, match=r"tokens: .*got \[0\]"):
             operator.prefix_rows(torch.tensor([0]))
 
 

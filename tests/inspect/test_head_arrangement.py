@@ -61,7 +61,7 @@ class TestTurned:
         torch.testing.assert_close(one.coverage, other.coverage, **tolerance(torch.float64))
 
     def test_no_draw_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"draws: must be .* got 0"):
+        with pytest.raises(ValueError, match=r"draws: .*got 0"):
             turned_heads(profile_of((0, 0)), draws=0)
 
 
@@ -72,7 +72,7 @@ class TestMirrors:
         assert across.tolist() == [1.0, 1.0, 1.0, 0.0]
         assert partner[:3].tolist() == [1, 0, 2]
         assert mirror_partners(profile, 0)[0].tolist() == [1.0, 0.0, 0.0, 1.0]
-        with pytest.raises(ValueError, match=r"axis: must be in 0 \.\. 1, got 2"):
+        with pytest.raises(ValueError, match=r"axis: .*got 2"):
             mirror_partners(profile, 2)
 
     def test_left_right_pairs_beat_chance_and_a_turned_layer_shows_the_opposite(self) -> None:
@@ -91,7 +91,7 @@ class TestMirrors:
 
     def test_profiles_of_one_axis_are_refused(self) -> None:
         flat = shift_profile(Shift(Grid.make((3,)), [(1,)], torch.zeros(())))
-        with pytest.raises(ValueError, match=r"profiles: must be .* two axes each, got axes \[1\]"):
+        with pytest.raises(ValueError, match=r"profiles: .*got axes \[1\]"):
             mirror_symmetry([flat])
         with pytest.raises(ValueError, match=r"profiles: .* got axes \[\]"):
             mirror_symmetry([])
@@ -100,7 +100,7 @@ class TestMirrors:
         """A convolution without padding looks down and right of its first pixel."""
         unpadded = shift_profile(from_conv(torch.nn.Conv2d(1, 1, 3)).operator(torch.zeros(1, 1, 8, 8)))
         for mirror in (partial(mirror_partners, axis=0), partial(turned_at_random, generator=torch.Generator())):
-            with pytest.raises(ValueError, match=r"profile: must reach as far either way, got "):
+            with pytest.raises(ValueError, match=r"profile: .*got "):
                 mirror(unpadded)
 
 

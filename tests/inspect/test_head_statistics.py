@@ -155,10 +155,10 @@ def test_sampled_queries_on_a_large_image_see_what_all_see() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)[0]
-    with pytest.raises(ValueError, match="block: must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"block: .*got 0"):
         layer_statistics(operator, block=0)
     running = RunningStatistics()
-    with pytest.raises(ValueError, match="operator: must be added before the result, got none"):
+    with pytest.raises(ValueError, match=r"operator: .*got none"):
         running.result()
     running.add(operator)
     before = running.result()

@@ -137,7 +137,7 @@ def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
 
 def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
     module = Attention(24, 3)
-    with pytest.raises(ValueError, match=r"attention: must compute .*got Attention, whose output is .* away"):
+    with pytest.raises(ValueError, match=r"attention: .*got Attention, whose output is .* away"):
         refuse_other_formula(module, X, module(X) * 1.01)
 
 
@@ -155,5 +155,5 @@ def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     module = Tabled()
-    with pytest.raises(ValueError, match=r"attention: must compute what its parts say, got Tabled, of parts that do"):
+    with pytest.raises(ValueError, match=r"attention: .*got Tabled, of parts that do"):
         refuse_other_formula(module, X[:, :7], X[:, :7])

@@ -317,17 +317,17 @@ def test_sampled_queries_are_those_of_the_seed() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator, _ = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)
-    with pytest.raises(ValueError, match="block: must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"block: .*got 0"):
         attention_moments(operator, block=0)
-    with pytest.raises(ValueError, match="queries: must hold at least one query, got 0"):
+    with pytest.raises(ValueError, match=r"queries: .*got 0"):
         attention_moments(operator, queries=torch.tensor([], dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"queries: must lie in 0 \.\. 2 .*got 0 \.\. 3"):
+    with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
         attention_moments(operator, queries=torch.tensor([0, 3]))
-    with pytest.raises(TypeError, match=r"block: must be a whole number of at least 1, got 1\.5"):
+    with pytest.raises(TypeError, match=r"block: .*got 1\.5"):
         attention_moments(operator, block=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"queries: .*got list"):
         attention_moments(operator, queries=[0.5])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="count: must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"count: .*got 0"):
         sample_queries(operator.grid, 0)
 
 

@@ -216,14 +216,14 @@ def test_samples_of_a_convolution_show_its_taps() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)[0]
-    with pytest.raises(ValueError, match="block: must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"block: .*got 0"):
         shift_profile(operator, block=0)
-    with pytest.raises(ValueError, match="queries: must hold at least one query, got 0"):
+    with pytest.raises(ValueError, match=r"queries: .*got 0"):
         shift_profile(operator, queries=torch.tensor([], dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"queries: must lie in 0 \.\. 2 .*got 0 \.\. 3"):
+    with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
         shift_profile(operator, queries=torch.tensor([0, 3]))
     running = RunningShiftProfile()
-    with pytest.raises(ValueError, match="operator: must be added before the result, got none"):
+    with pytest.raises(ValueError, match=r"operator: .*got none"):
         running.result()
     running.add(operator)
     with pytest.raises(

@@ -200,15 +200,15 @@ def test_attention_dropout_is_refused_before_anything_is_replaced() -> None:
     dropping = StandIn()
     dropping.attn_drop.p = 0.1
     model = nn.Sequential(StandIn(), dropping)
-    with pytest.raises(ValueError, match=r"attn_drop: must be 0: .*got 0\.1"):
+    with pytest.raises(ValueError, match=r"attn_drop: .*got 0\.1"):
         fuse_convit(model)
     assert [type(module) for module in model] == [StandIn, StandIn]
 
 
 def test_other_modules_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model: must hold GPSA layers .*got Linear"):
+    with pytest.raises(ValueError, match=r"model: .*got Linear"):
         fuse_convit(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"module: must be a GPSA .*got Linear"):
+    with pytest.raises(TypeError, match=r"module: .*got Linear"):
         GatedPositionalAttention.from_timm(nn.Linear(2, 2))
 
 

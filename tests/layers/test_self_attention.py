@@ -289,12 +289,12 @@ def test_planned_shifts_look_as_far_as_the_softmax(
 
 @pytest.mark.usefixtures("unhooked")
 def test_plan_refuses_choices_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match=r"choose: must be one of auto, dense, structured, shift, got 'fast'"):
+    with pytest.raises(ValueError, match=r"choose: .*got 'fast'"):
         layer2d().plan((4, 4), choose="fast")  # type: ignore[arg-type]
 
 
 def test_plan_refuses_shifts_for_soft_heads() -> None:
-    with pytest.raises(ValueError, match="choose: 'shift' needs every head to attend a single key, got soft heads"):
+    with pytest.raises(ValueError, match=r"choose: .*got soft heads"):
         SelfAttention2d(2, 2, 3).plan((4, 4), choose="shift")
 
 
@@ -316,13 +316,11 @@ def test_wrong_images_are_refused(shape: tuple[int, ...], message: str) -> None:
 
 
 def test_wrong_dtypes_are_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"input: must have the layer's dtype torch.float64, got torch.float32\. Convert"
-    ):
+    with pytest.raises(TypeError, match=r"input: .*got torch.float32"):
         layer2d()(torch.zeros(1, 12, 4, 4))
     with pytest.raises(TypeError, match=r"dtype: .*torch.float32, .*got torch.int64"):
         SelfAttention2d(2, 2, 1, dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"dtype: Apple's MPS has no float64, got torch.float64"):
+    with pytest.raises(TypeError, match=r"dtype: .*got torch.float64"):
         check_device_dtype("mps", torch.float64)
 
 
@@ -392,16 +390,16 @@ def test_numbers_of_numpy_are_whole_numbers() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_inputs_of_wrong_types_are_refused() -> None:
     layer = SelfAttention2d(3, 3, 1)
-    with pytest.raises(TypeError, match="input: SelfAttention2d takes a tensor, got list"):
+    with pytest.raises(TypeError, match=r"input: .*got list"):
         layer([0.0])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"input: must have .* got torch.int64\. Convert with x.to\(torch.float32\)\.$"):
+    with pytest.raises(TypeError, match=r"input: .*got torch.int64"):
         layer(torch.zeros(1, 3, 2, 2, dtype=torch.int64))
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(TypeError, match=r"input: must have .* got torch.float64"),
+        pytest.raises(TypeError, match=r"input: .*got torch.float64"),
     ):
         layer(torch.zeros(1, 3, 2, 2, dtype=DOUBLE))
-    with pytest.raises(ValueError, match=r"sizes: must be a whole number .* each of 2 axes, got \(5,\)"):
+    with pytest.raises(ValueError, match=r"sizes: .*got \(5,\)"):
         layer.plan((5,))
     with pytest.raises(TypeError, match=r"queries: .* got list"):
         layer.operator(torch.zeros(1, 3, 2, 2)).rows([0, 0.5])  # type: ignore[list-item]
@@ -411,7 +409,7 @@ def test_inputs_of_wrong_types_are_refused() -> None:
 @every_encoding
 def test_names_serve_photographs_wherever_the_image_does_not_forbid_it(name: str, dims: int) -> None:
     if name == "absolute-sinusoidal":
-        with pytest.raises(ValueError, match=f"in_channels: must be a positive multiple of {2 * dims} .* got 3"):
+        with pytest.raises(ValueError, match=r"in_channels: .*got 3"):
             LAYERS[dims](3, 3, 2, encoding=name)
         return
     x = torch.randn(1, 3, *(4, 3, 2)[:dims])
@@ -420,29 +418,27 @@ def test_names_serve_photographs_wherever_the_image_does_not_forbid_it(name: str
 
 @pytest.mark.usefixtures("unhooked")
 def test_an_encoding_of_another_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match="encoding: must be an Encoding or the name of one, got int"):
+    with pytest.raises(TypeError, match=r"encoding: .*got int"):
         SelfAttention2d(2, 2, 1, encoding=3)  # type: ignore[arg-type]
 
 
 def test_values_that_are_not_finite_are_refused_on_loading() -> None:
     layer = SelfAttention2d(2, 2, 1)
     state = {name: torch.full_like(value, torch.nan) for name, value in layer.state_dict().items()}
-    with pytest.raises(ValueError, match=r"weight: must be finite, got NaN or infinite values \(from the loaded"):
+    with pytest.raises(ValueError, match=r"weight: .*got NaN or infinite values \(from the loaded"):
         layer.load_state_dict(state)
     assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer keeps what it had
     with torch.no_grad():
         layer.encoding.get_parameter("centres").fill_(torch.nan)
-    with pytest.raises(ValueError, match=r"encoding.centres: must be finite, got NaN"):
+    with pytest.raises(ValueError, match=r"encoding.centres: .*got NaN"):
         layer.plan((4, 4))
 
 
 def test_content_needs_every_query_on_a_pixel() -> None:
     layer = layer2d("learned-content", window=(1, 1), padding=2, border="zero")
-    with pytest.raises(
-        ValueError, match=r"encoding: content-based scores need .* got queries from 0 to 7 over 4 pixels"
-    ):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 7 over 4 pixels"):
         layer(images(4, 4))
-    with pytest.raises(ValueError, match=r"encoding: content-based scores .* got queries from 0 to 6 over 4 pixels 2"):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 6 over 4 pixels 2"):
         layer2d("learned-content", window=(1, 1), stride=2, border="zero", transposed=True)(images(4, 4))
 
 

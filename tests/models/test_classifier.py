@@ -240,7 +240,7 @@ def test_heads_may_begin_at_the_nearest_shifts_and_the_rest_is_drawn_as_before(e
 def test_wrong_settings_are_named_together() -> None:
     with pytest.raises(ValueError, match=r"(?s)settings\.heads: .*got 0.*settings\.downsampling: .*got 3"):
         AttentionClassifier(replace(TINY, heads=0, downsampling=3))
-    with pytest.raises(ValueError, match=r"settings\.width: must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"settings\.width: .*got 0"):
         build(replace(TINY, width=0))
 
 

@@ -82,9 +82,7 @@ def test_a_run_folder_gives_its_best_checkpoint_else_its_last_else_its_first(tmp
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=rf"model: must be a run folder that holds .*got {re.escape(repr(tmp_path))}"
-    ):
+    with pytest.raises(FileNotFoundError, match=rf"model: .*got {re.escape(repr(tmp_path))}"):
         load(tmp_path)
 
 
@@ -97,7 +95,7 @@ def test_a_presets_name_wins_over_a_folders(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("spec", ["runs/none", "none.safetensors", "none.pt"])
 def test_a_path_to_nothing_is_named(spec: str) -> None:
-    with pytest.raises(FileNotFoundError, match=f"model: must be a run folder or a checkpoint, got nothing at {spec}"):
+    with pytest.raises(FileNotFoundError, match=rf"model: .*got nothing at {spec}"):
         load(spec)
 
 
@@ -119,7 +117,7 @@ def test_a_function(module_folder: Path) -> None:
     found = load("users_models:small")
     assert isinstance(found.model, nn.Linear)
     assert (found.settings, found.source) == (None, "function users_models:small")
-    with pytest.raises(TypeError, match=r"model: users_models:number must return a torch\.nn\.Module, got int"):
+    with pytest.raises(TypeError, match=r"model: .*got int"):
         load("users_models:number")
     with pytest.raises(ValueError, match=r"must name a function of users_models, got 'smal'\. Did you mean small"):
         load("users_models:smal")
@@ -132,9 +130,9 @@ def test_a_class_of_an_installed_package_is_a_function_as_well() -> None:
 
 
 def test_a_module_that_does_not_exist_is_named(module_folder: Path) -> None:
-    with pytest.raises(ImportError, match="model: must name a module that can be imported, got 'users_nothing'"):
+    with pytest.raises(ImportError, match=r"model: .*got 'users_nothing'"):
         load("users_nothing:make")
-    with pytest.raises(ImportError, match=r"model: must name a module that can be imported, got 'torch\.nothing'"):
+    with pytest.raises(ImportError, match=r"model: .*got 'torch\.nothing'"):
         load("torch.nothing:make")
 
 
@@ -167,7 +165,7 @@ def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["a b:c", ":make", "1x:make"])
 def test_words_of_no_form_are_refused_with_the_forms(spec: str) -> None:
-    with pytest.raises(ValueError, match=rf"model: must be a preset, a run folder, a checkpoint, .*got '{spec}'"):
+    with pytest.raises(ValueError, match=rf"model: .*got '{spec}'"):
         load(spec)
 
 
@@ -217,7 +215,7 @@ def test_a_model_of_timm_is_built_for_a_size(monkeypatch: pytest.MonkeyPatch) ->
     assert load("timm:vit", size=(32, 48)).model.asked == {"img_size": (32, 48)}
     assert load("timm:vit").model.asked == {}
     assert load("timm:resnet", size=(32, 48)).model.asked == {}
-    with pytest.raises(ValueError, match=r"size: must be one .* build vit for, got 1 x 1. It says: no patch fits\.$"):
+    with pytest.raises(ValueError, match=r"size: .*got 1 x 1. It says: no patch fits\.$"):
         load("timm:vit", size=(1, 1))
 
 

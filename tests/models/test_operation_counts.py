@@ -108,16 +108,14 @@ def test_the_pruned_model_is_a_fifth_cheaper() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 32, 32), (3, 31, 32), (3, 0, 32)])
 def test_images_that_the_model_cannot_take_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(
-        ValueError, match=rf"image_shape: must be \(3, height, width\).*got \({shape[0]}, {shape[1]}, 32\)"
-    ):
+    with pytest.raises(ValueError, match=rf"image_shape: .*got \({shape[0]}, {shape[1]}, 32\)"):
         flops_paper("quadratic", shape)
 
 
 def test_a_module_needs_the_shape_of_its_images() -> None:
     model = build(replace(ResNetSettings(), widths=(4,), blocks=(1,)))
     for count in (flops_paper, flops_all):
-        with pytest.raises(ValueError, match=r"image_shape: must be given for a module, .*got None"):
+        with pytest.raises(ValueError, match=r"image_shape: .*got None"):
             count(model)
 
 

@@ -49,20 +49,20 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "v.safetensors", format_version=FORMAT_VERSION + 1)
-    with pytest.raises(ValueError, match=rf"checkpoint: must have format version {FORMAT_VERSION}, got '2'"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got '2'"):
         load(path)
     path = written(tmp_path / "o.safetensors", only=["stem"])
-    with pytest.raises(ValueError, match=r"checkpoint: must fit the model it names, got Error\(s\) in loading"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got Error\(s\) in loading"):
         load(path)
     path = written(tmp_path / "m.safetensors", model=["resnet"])
-    with pytest.raises(ValueError, match=r"checkpoint: must say what was recast, got AttributeError"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got AttributeError"):
         load(path)
     path = written(tmp_path / "c.safetensors", classes=["a", "b"])
-    with pytest.raises(ValueError, match=r"classes: must be 10 names, got \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"classes: .*got \['a', 'b'\]"):
         load(path)
     path = written(tmp_path / "n.safetensors", mean=[0.5, 0.5, float("nan")])
-    with pytest.raises(ValueError, match=r"mean: must be 3 finite numbers.* got \[0\.5, 0\.5, nan\]"):
+    with pytest.raises(ValueError, match=r"mean: .*got \[0\.5, 0\.5, nan\]"):
         load(path)
     path = written(tmp_path / "f.safetensors", model={"spec": "os:abort"})
-    with pytest.raises(ValueError, match=r"checkpoint: must name a model of a library; .* got os:abort"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got os:abort"):
         load(path)

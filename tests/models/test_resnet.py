@@ -50,7 +50,7 @@ def test_a_gradient_reaches_every_parameter() -> None:
 
 
 def test_wrong_settings_and_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"settings\.blocks: must be one number for each of the 2 widths, got \(1,\)"):
+    with pytest.raises(ValueError, match=r"settings\.blocks: .*got \(1,\)"):
         ResNet(ResNetSettings(widths=(4, 8), blocks=(1,)))
-    with pytest.raises(ValueError, match=r"images: must have 3 channels at dimension 1, got shape \(2, 1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"images: .*got shape \(2, 1, 8, 8\)"):
         ResNet(TINY)(torch.zeros(2, 1, 8, 8))

@@ -36,7 +36,7 @@ def test_an_unknown_kind_is_refused(kind: object) -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model \(resnet\): must only name widths, .*, got 'heads' \(from a\.json\)"):
+    with pytest.raises(ValueError, match=r"model \(resnet\): .*got 'heads' \(from a\.json\)"):
         from_dict({"kind": "resnet", "heads": 4}, origin="from a.json")
 
 

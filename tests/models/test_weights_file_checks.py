@@ -48,9 +48,9 @@ def test_a_file_without_metadata_has_none(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"checkpoint: must be a file, got nothing at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint: .*got nothing at .*nowhere"):
         read_metadata(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"checkpoint: must be a file, got the folder "):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint: .*got the folder "):
         read_metadata(tmp_path)
 
 
@@ -59,7 +59,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=rf"checkpoint: must .*got {length} bytes"):
+        with pytest.raises(ValueError, match=rf"checkpoint: .*got {length} bytes"):
             read_metadata(path)
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_header_is_refused(tmp_path: Path, header: object, message: str)
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="checkpoint: must be a safetensors file, got "):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got "):
         read_metadata(path)
 
 

@@ -104,7 +104,7 @@ class TestFolder:
         run = make_run(tmp_path / "run").path
         with pytest.raises(ValueError, match=r"runs: .*'quadratic' too, got .*quadratic-small"):
             write_paper({"quadratic": run, "quadratic-small": run}, tmp_path / "out")
-        with pytest.raises(ValueError, match=r"model: must be one of the paper's, got 'vgg'"):
+        with pytest.raises(ValueError, match=r"model: .*got 'vgg'"):
             write_paper({"vgg": run}, tmp_path / "out")
 
 

@@ -66,9 +66,9 @@ def test_the_pruned_model_brings_its_source(tmp_path: Path) -> None:
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--only: must be of resnet18, .* got vgg"):
+    with pytest.raises(ValueError, match=r"--only: .*got vgg"):
         plan_runs("tiny", tmp_path, names=["vgg"])
-    with pytest.raises(ValueError, match=r"--seeds: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"--seeds: .*got 0"):
         plan_runs("tiny", tmp_path, seeds=0)
 
 

@@ -35,9 +35,9 @@ def test_odd_curves_can_be_drawn(accuracy: list[float]) -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="curves: must hold at least one curve, got none"):
+    with pytest.raises(ValueError, match=r"curves: .*got none"):
         draw_accuracy([], title="t")
-    with pytest.raises(ValueError, match="split: must be one of train, validation, test, got 'dev'"):
+    with pytest.raises(ValueError, match=r"split: .*got 'dev'"):
         Curve.of("a", "dev", [1], [0.5])
     with pytest.raises(ValueError, match=r"epochs, accuracy: must be two lists .* got \(1,\) and \(2,\)"):
         Curve.of("a", "test", [1], [0.5, 0.6])

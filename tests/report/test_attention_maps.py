@@ -66,12 +66,12 @@ def test_given_orders_are_kept() -> None:
 
 def test_bad_input() -> None:
     layer = layer_of(2, 3, 3)
-    with pytest.raises(ValueError, match="layers: must hold the maps of at least one layer, got none"):
+    with pytest.raises(ValueError, match=r"layers: .*got none"):
         draw_attention_maps([], title="t")
     for zoom in (0, 4, -1):
-        with pytest.raises(ValueError, match=rf"zoom: must be an odd number of pixels, at least 1, got {zoom}"):
+        with pytest.raises(ValueError, match=rf"zoom: .*got {zoom}"):
             draw_attention_maps([layer], title="t", zoom=zoom)
-    with pytest.raises(ValueError, match=r"orders: must hold every head of every layer once, got \[\[0, 0\]\]"):
+    with pytest.raises(ValueError, match=r"orders: .*got \[\[0, 0\]\]"):
         draw_attention_maps([layer], title="t", orders=[[0, 0]])
     for shape in ((3, 3), (0, 3, 3), (2, 3, 0)):
         with pytest.raises(ValueError, match="maps: must have the shape") as caught:

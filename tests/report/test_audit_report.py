@@ -111,7 +111,7 @@ class TestFigures:
 
     def test_three_axes_are_refused(self) -> None:
         (layer,) = of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6).layers
-        with pytest.raises(ValueError, match=r"layer: must have one or two axes to be drawn, got 3"):
+        with pytest.raises(ValueError, match=r"layer: .*got 3"):
             draw_profiles(layer, title="three axes")
 
     @pytest.mark.parametrize("count", [1, 24])
@@ -122,7 +122,7 @@ class TestFigures:
 
     @pytest.mark.parametrize(("names", "scores"), [([], []), (["a"], [0.5, 0.5])])
     def test_scores_without_names(self, names: list[str], scores: list[float]) -> None:
-        with pytest.raises(ValueError, match=rf"scores: must hold one number for each .* got {len(scores)}"):
+        with pytest.raises(ValueError, match=rf"scores: .*got {len(scores)}"):
             draw_scores(names, scores, title="none")
 
 

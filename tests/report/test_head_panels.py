@@ -85,14 +85,14 @@ def test_marks_repeat_late() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="panels: must hold at least one layer or epoch, got none"):
+    with pytest.raises(ValueError, match=r"panels: .*got none"):
         draw_panels([], title="t")
     for view in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=rf"view: must be a positive number of pixels, got {view}"):
+        with pytest.raises(ValueError, match=rf"view: .*got {view}"):
             draw_centres([heads_of(1)], title="t", view=view)
-    with pytest.raises(ValueError, match=r"history: must hold at least one epoch, and epochs that grow, got \[\]"):
+    with pytest.raises(ValueError, match=r"history: .*got \[\]"):
         draw_centres_over_training([], title="t")
     with pytest.raises(ValueError, match=r"history: .* got \[1, 1\]"):
         draw_centres_over_training([(1, heads_of(1)), (1, heads_of(1))], title="t")
-    with pytest.raises(ValueError, match="panels: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"panels: .*got 0"):
         draw_centres_over_training([(1, heads_of(1))], title="t", panels=0)

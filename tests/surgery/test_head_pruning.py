@@ -82,12 +82,12 @@ class TestDegenerateHeads:
     @pytest.mark.usefixtures("unhooked")
     def test_what_is_refused(self) -> None:
         encoding = planted((1.0, 1.0), (1.0, 1.0))
-        with pytest.raises(ValueError, match="criterion: must be one of paper, code, got 'best'"):
+        with pytest.raises(ValueError, match=r"criterion: .*got 'best'"):
             degenerate_heads(encoding, "best")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"attention: .*got LearnedRelative"):
             degenerate_heads(SelfAttention2d(3, 4, 2, encoding="learned"))
         encoding.root_precision.data[1, 0, 0] = float("nan")
-        with pytest.raises(ValueError, match="encoding: must be finite, got NaN"):
+        with pytest.raises(ValueError, match=r"encoding: .*got NaN"):
             degenerate_heads(encoding)
 
 
@@ -113,15 +113,15 @@ class TestHeadsToPrune:
         model = self.model()
         with pytest.raises(ValueError, match="above, count: must be given the one or the other, got above=None"):
             heads_to_prune(model, self.score)
-        with pytest.raises(ValueError, match=r"count: must be at most 3, .*got 4"):
+        with pytest.raises(ValueError, match=r"count: .*got 4"):
             heads_to_prune(model, self.score, count=4)
-        with pytest.raises(ValueError, match="above: must be a finite number, got nan"):
+        with pytest.raises(ValueError, match=r"above: .*got nan"):
             heads_to_prune(model, self.score, above=float("nan"))
-        with pytest.raises(ValueError, match=r"score: must be a number for every head, got NaN for heads \(1,\)"):
+        with pytest.raises(ValueError, match=r"score: .*got NaN for heads \(1,\)"):
             heads_to_prune(model, lambda name, layer: torch.tensor([0.0, float("nan"), 1.0]), above=1.0)
         with pytest.raises(ValueError, match=r"score: .*each of the 2 heads of '1', got shape \(3,\)"):
             heads_to_prune(model, lambda name, layer: torch.zeros(3), above=1.0)
-        with pytest.raises(ValueError, match="model: must have at least one SelfAttention layer, got Linear"):
+        with pytest.raises(ValueError, match=r"model: .*got Linear"):
             heads_to_prune(nn.Linear(2, 2), lambda name, layer: torch.zeros(1), count=0)
 
 
@@ -174,7 +174,7 @@ class TestPruneHeads:
             prune_heads(model, {"0": [1, 0]})
         with pytest.raises(ValueError, match=r"heads\['0'\]: must be heads of 0 .. 1, got \[-1\]"):
             prune_heads(model, {"0": [-1]})
-        with pytest.raises(ValueError, match="heads: must name layers among '0', got 'encoder'"):
+        with pytest.raises(ValueError, match=r"heads: .*got 'encoder'"):
             prune_heads(model, {"encoder": [0]})
 
     def test_an_encoding_of_ones_own_has_to_say_what_belongs_to_a_head(self) -> None:
@@ -189,7 +189,7 @@ class TestPruneHeads:
         class Said(Sharp):
             by_head = ("slopes",)
 
-        with pytest.raises(ValueError, match=r"by_head: must name the parameters .* got None in Sharp"):
+        with pytest.raises(ValueError, match=r"by_head: .*got None in Sharp"):
             prune_heads(SelfAttention2d(3, 4, 3, encoding=Sharp()), {"": [1]})
         pruned = prune_heads(SelfAttention2d(3, 4, 3, encoding=Said()), {"": [1]})
         assert pruned.encoding.get_parameter("slopes").tolist() == [1.0, 3.0]

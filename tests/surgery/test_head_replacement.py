@@ -98,7 +98,7 @@ def test_options_reach_every_pass() -> None:
     expected = replace_heads(model.inner, 2.0 * images(), count=4)
     assert doubled.output_error == pytest.approx(expected.output_error)
     assert [entry.cost for entry in doubled.candidates] == pytest.approx([entry.cost for entry in expected.candidates])
-    with pytest.raises(ValueError, match=r"options: must be what the forward pass of Options takes by name, got size"):
+    with pytest.raises(ValueError, match=r"options: .*got size"):
         replace_heads(model, images(), count=4, options={"size": 2.0})
 
 
@@ -140,7 +140,7 @@ class TestErrors:
         model = uniform(sharp(0), 1)
         result = replace_heads(model, images(), count=1, least_constancy=0.99)
         assert [(entry.layer, entry.head) for entry in result.replaced] == [(NAME, 1)]
-        with pytest.raises(ValueError, match=r"count: must be at most 1.*got 2"):
+        with pytest.raises(ValueError, match=r"count: .*got 2"):
             replace_heads(model, images(), count=2, least_constancy=0.99)
 
     def test_attention_after_the_first_output_costs_nothing(self) -> None:
@@ -206,7 +206,7 @@ class TestHuggingFaceNames:
         assert new(torch.randn(1, 65, 64))[1] is None
         result.model(images())["logits"].square().sum().backward()
         assert float(new.kernel.grad.abs().max()) > 0
-        with pytest.raises(ValueError, match=r"attn_mask: must be None.*got a mask"):
+        with pytest.raises(ValueError, match=r"attn_mask: .*got a mask"):
             new(torch.randn(1, 65, 64), torch.zeros(1, 1, 65, 65))
 
     @pytest.mark.parametrize("words", [{"count": 1, "layers": ["blocks.1.attn"]}, {"heads": {"blocks.1.attn": [0]}}])
@@ -310,17 +310,17 @@ class TestRefusals:
     def test_a_bare_attention_has_no_place_to_be_replaced_in(self) -> None:
         attention = sharp(0).blocks[0].attn
         tokens = torch.randn(2, 64, 64)
-        with pytest.raises(ValueError, match="model: must hold its attention in a module inside it, got Attention"):
+        with pytest.raises(ValueError, match=r"model: .*got Attention"):
             replace_heads(attention, tokens, count=1, grid=(8, 8))
         assert len(replace_heads(nn.Sequential(attention), tokens, count=1, grid=(8, 8)).layer_errors) == 1
 
     @pytest.mark.usefixtures("unhooked")
     def test_an_unknown_fit(self) -> None:
-        with pytest.raises(ValueError, match="fit: must be one of least_squares, mean, got 'median'"):
+        with pytest.raises(ValueError, match=r"fit: .*got 'median'"):
             replace_heads(sharp(), images(), count=1, fit="median")  # type: ignore[arg-type]
 
     def test_one_image_is_too_few(self) -> None:
-        with pytest.raises(ValueError, match=r"images: must be at least 2.*got 1"):
+        with pytest.raises(ValueError, match=r"images: .*got 1"):
             replace_heads(sharp(), images(1), count=1)
 
     def test_images_that_tell_nothing(self) -> None:

@@ -160,5 +160,5 @@ class TestModule:
     def test_another_image_size_is_refused(self) -> None:
         part = tokens_of(sharp())
         new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
-        with pytest.raises(ValueError, match="tokens: must be 1 before an image of 8 x 8, got 50"):
+        with pytest.raises(ValueError, match=r"tokens: .*got 50"):
             new(torch.zeros(1, 50, 64))

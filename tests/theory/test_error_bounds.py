@@ -75,11 +75,11 @@ def test_a_range_of_python_numbers_is_not_rounded(border: Border) -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"alpha: must be positive and finite, got 0\.0"):
+    with pytest.raises(ValueError, match=r"alpha: .*got 0\.0"):
         mass_off(0.0)
-    with pytest.raises(ValueError, match=r"mass: must lie between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"mass: .*got 1\.5"):
         alpha_for(1.5)
-    with pytest.raises(ValueError, match=r"low: must not exceed high, got low=1\.0, high=0\.0"):
+    with pytest.raises(ValueError, match=r"low: .*got low=1\.0, high=0\.0"):
         error_bound(SelfAttention2d(1, 1, 1), 1.0, 0.0)
     with pytest.raises(ValueError, match=r"layer: .*got LearnedRelative"):
         error_bound(SelfAttention1d(1, 1, 1, encoding="learned"), 0.0, 1.0)

@@ -168,7 +168,7 @@ def test_transposed_layers_over_their_stretched_image() -> None:
     layer.weight.data.copy_(answer.weights(even.weight))
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     torch.testing.assert_close(layer(x), even(x), **tolerance(torch.float64))
-    with pytest.raises(ValueError, match="padding_mode: must be 'zeros' for a transposed layer, got 'circular'"):
+    with pytest.raises(ValueError, match=r"padding_mode: .*got 'circular'"):
         can_express(layer, 3, sizes=(5,), padding_mode="circular")
 
 
@@ -357,7 +357,7 @@ def test_content_layers_need_one_phi_for_all_images() -> None:
     alone = [can_express(layer, (2, 3), x=image[None]) for image in x]
     assert both.uniform.residuals.everywhere**2 >= np.mean([one.uniform.residuals.everywhere**2 for one in alone])
     assert both.each_query.everywhere == pytest.approx(max(one.each_query.everywhere for one in alone))
-    with pytest.raises(ValueError, match=r"x: must be given where attention depends on content, got none for Learned"):
+    with pytest.raises(ValueError, match=r"x: .*got none for Learned"):
         can_express(layer, (2, 3), sizes=(4, 5))
 
 
@@ -478,9 +478,9 @@ def test_bad_rows(attention: Tensor, options: dict[str, Any], message: str) -> N
 
 @pytest.mark.usefixtures("unhooked")
 def test_what_is_no_attention() -> None:
-    with pytest.raises(TypeError, match=r"attention: must be a SelfAttention layer or a tensor .* got Conv1d"):
+    with pytest.raises(TypeError, match=r"attention: .*got Conv1d"):
         can_express(nn.Conv1d(1, 1, 1), 1, sizes=(2,))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"attention: must have a floating dtype, got torch\.bool"):
+    with pytest.raises(TypeError, match=r"attention: .*got torch\.bool"):
         can_express(torch.ones(1, 2, 2, dtype=torch.bool), 1, sizes=(2,))
 
 
@@ -489,15 +489,15 @@ def answer_in_1d() -> Expressiveness:
 
 
 def test_kernels_of_another_size_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"kernel: must have the kernel size \(3,\), got shape \(1, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"kernel: .*got shape \(1, 1, 2\)"):
         answer_in_1d().weights(torch.zeros(1, 1, 2))
-    with pytest.raises(ValueError, match=r"kernel: must have 3 positions, got shape \(1, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"kernel: .*got shape \(1, 1, 2\)"):
         answer_in_1d().uniform.weights(torch.zeros(1, 1, 2))
 
 
 def test_queries_and_phi_that_do_not_fit() -> None:
     for place in ((5,), (-1,), (0, 0)):
-        with pytest.raises(ValueError, match=r"query: must be an index on the grid of \(5,\) queries, got \("):
+        with pytest.raises(ValueError, match=r"query: .*got \("):
             factorise(SelfAttention1d(1, 1, heads=2), 3, query=place, sizes=(5,))
-    with pytest.raises(ValueError, match=r"phi: must have the shape \(3, 2\).*got \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"phi: .*got \(2, 3\)"):
         factorise(SelfAttention1d(1, 1, heads=2), 3, query=(0,), sizes=(5,), phi=torch.zeros(2, 3))

@@ -68,9 +68,7 @@ def test_a_real_limit_on_the_file_size_leaves_the_old_file(tmp_path: Path) -> No
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        OSError, match=r"path: must take 1 bytes, got No such file or directory for .*nowhere.*No file was made"
-    ):
+    with pytest.raises(OSError, match=r"path: .*got No such file or directory for .*nowhere.*No file was made"):
         write_atomically(tmp_path / "nowhere" / "weights", b"x")
 
 
