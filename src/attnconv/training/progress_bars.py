@@ -19,7 +19,7 @@ from attnconv.training.run_folder import MetricsLine
 
 
 @final
-class Watcher:
+class TrainingProgress:
     """Shows how far a run is, on standard error.
 
     Args:
@@ -77,7 +77,7 @@ class Watcher:
         if self._shown:
             self._console.print(text, highlight=False, soft_wrap=True)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Take the bar away; the last news stay. May be called more than once."""
         if self._bar is not None:
             self._bar.stop()
