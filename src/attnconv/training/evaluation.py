@@ -122,7 +122,7 @@ def tally_batches(
     with torch.inference_mode(), autocast(precision, device):
         for batch in batches:
             batch = batch.to(device)
-            logits = full(_logits(model, normalise(batch.images, mean, std).to(dtype_of(precision))))
+            logits = _logits(model, normalise(batch.images, mean, std).to(dtype_of(precision)))
             if largest >= logits.shape[1]:
                 requirement = f"must be of the model's {logits.shape[1]} classes"
                 raise ValueError(bad("images", requirement, f"an image of class {largest}"))
@@ -145,11 +145,6 @@ def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(bad("model", "must give logits (b, classes)", got))
     return logits
-
-
-def full(logits: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
-    """Logits in at least 32 bits: the loss is not a matter for half precision."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def device_of(accelerator: AcceleratorName) -> torch.device:

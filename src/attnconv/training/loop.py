@@ -1,32 +1,42 @@
 """The training loop, in plain torch.
 
-    for each epoch
-        for each batch: loss, gradients, clip, optimiser step, learning rate of the next step
+    for each epoch:
+        for each optimiser step:
+            for each part of the batch: augment, mix, forward pass, cross-entropy, backward pass
+            clip the gradient, set the learning rate, update the parameters
         evaluate
 
-Under torchrun every process computes its share of each batch, and DistributedDataParallel averages the gradients.
+Under torchrun each process computes its share of every batch, and DistributedDataParallel averages the gradients.
+
+All randomness is a function of the seed and of where the run is: the order of images of (seed, epoch), augmentation of
+(seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator, and a resumed run
+continues bit for bit.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, final
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attnconv.data.augmentation import augment
 from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet, Splits
-from attnconv.data.random_numbers import WordsOfASet
+from attnconv.data.mixup import mix
+from attnconv.data.random_numbers import MASK, WordsOfASet, threefry
 from attnconv.models.settings import ResNetSettings
-from attnconv.training.evaluation import Score, dtype_of, score, tally_batches, zero_tally
-from attnconv.training.optimisers import make_optimiser, make_scheduler
+from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
+from attnconv.training.optimisers import make_optimiser
 from attnconv.training.processes import all_sum, rank, world_size
 from attnconv.training.schedules import factor
 from attnconv.training.settings import RunSettings
-from attnconv.training.training_step import TrainingStep
 
+_DROPOUT_STREAM = 1 << 16  # far from the streams of attnconv.data.random_numbers
 _PART = 1 / 4  # of a GPU's free memory that a set of images may take
 
 
@@ -36,15 +46,14 @@ class TrainingLoop:
 
     Args:
         settings: of the run.
-        model: at its start; it is moved to the device.
-        data: the images.
+        model: normalised images to logits; it is moved to the device.
+        data: the images. Those that do not fill a batch are left out, other ones in every epoch.
         device: of this process.
 
     Attributes:
         epoch: complete epochs.
         step: optimiser steps taken.
-        steps_per_epoch: optimiser steps of one epoch. Images that do not fill a batch are left out, other ones in
-            every epoch.
+        steps_per_epoch: optimiser steps of one epoch.
     """
 
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
@@ -58,10 +67,10 @@ class TrainingLoop:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
         if train.compile:
             self.model.compile()
-        self._parallel = DistributedDataParallel(self.model) if world_size() > 1 else self.model
+        self._parallel = DistributedDataParallel(self.model) if world_size() > 1 else None
         self._optimiser = make_optimiser(self.model, settings.optim)
-        self._scheduler = make_scheduler(self._optimiser, lambda step: self._factor(step))  # noqa: PLW0108  # its state keeps a method's attributes
-        self._step = TrainingStep(settings, mean=data.mean, std=data.std, draw=WordsOfASet(len(data.train)))
+        self._rates = [group["lr"] for group in self._optimiser.param_groups]
+        self._draw = WordsOfASet(len(data.train))
         self._batches = Batches(
             nearby(data.train, device),
             batch_size=train.batch_size // train.accumulate,
@@ -73,12 +82,7 @@ class TrainingLoop:
         )
         measured = {"validation": data.validation, **({"test": data.test} if train.test_curve else {})}
         self._measured = {name: nearby(images, device) for name, images in measured.items() if len(images)}
-        self._epoch_sums, self._window_sums = zero_tally(device), zero_tally(device)
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the last step."""
-        return self.settings.optim.learning_rate * self._factor(max(0, self.step - 1))
+        self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
         """Take the steps of one epoch.
@@ -94,72 +98,86 @@ class TrainingLoop:
         self.epoch += 1
 
     def epoch_batches(self) -> Iterator[Iterator[Batch]]:
-        """The batches of the epoch, for each optimiser step those that it accumulates."""
+        """For each optimiser step of the epoch, the batches that it accumulates."""
         self._batches.set_epoch(self.epoch)
         batches = iter(self._batches)
         for _ in range(self.steps_per_epoch):
             yield itertools.islice(batches, self.settings.train.accumulate)
 
     def train_step(self, batches: Iterator[Batch]) -> None:
-        """Take one optimiser step, with the mean of the gradients of some batches."""
+        """Take one optimiser step along the mean gradient of the batches."""
         accumulate, clip = self.settings.train.accumulate, self.settings.optim.clip
         self._optimiser.zero_grad()
         for part, batch in enumerate(batches):
-            index = self.step % self.steps_per_epoch * accumulate + part
-            with nullcontext() if part + 1 == accumulate else self._unsynchronised():
-                loss, sums = self._step.forward(self._parallel, batch.to(self.device), epoch=self.epoch, index=index)
+            last = part + 1 == accumulate  # gradients are averaged once
+            with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
+                loss = self._loss(batch.to(self.device), self.step % self.steps_per_epoch * accumulate + part)
                 (loss / accumulate).backward()
-            self._epoch_sums += sums
-            self._window_sums += sums
         if clip is not None:
-            parameters = [value for group in self._optimiser.param_groups for value in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, clip)
+            nn.utils.clip_grad_norm_(
+                itertools.chain.from_iterable(group["params"] for group in self._optimiser.param_groups), clip
+            )
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self._rate_factor(self.step)
         self._optimiser.step()
-        self._scheduler.step()
         self.step += 1
+
+    def _loss(self, batch: Batch, index: int) -> Float[Tensor, ""]:
+        """The loss of a batch, the ``index``-th of its epoch."""
+        train, changes = self.settings.train, self.settings.augment
+        drawn: dict[str, Any] = {"seed": train.seed, "epoch": self.epoch, "settings": changes, "draw": self._draw}
+        seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
+        with autocast(train.precision, self.device):
+            images = augment(batch.images, batch.samples, mean=self.mean, std=self.std, **drawn)
+            images, targets = images.to(dtype_of(train.precision)), batch.labels
+            if changes.mixup > 0.0 or changes.cutmix > 0.0:
+                classes = self.settings.model.classes
+                images, mixed = mix(images, batch.labels, batch.samples, classes=classes, **drawn)
+                targets = mixed.to(images.dtype)
+            logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is not in half precision
+            with torch.no_grad():
+                sums = tally(logits, batch.labels)
+                self._epoch_sums += sums
+                self._recent_sums += sums
+            return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
     def evaluate(self) -> dict[str, Score]:
         """Evaluate after an epoch: scores of its training images, as they were met, and of the other sets."""
+        train, world = self.settings.train, world_size()
         scores = {"train": score(all_sum(self._epoch_sums))}
         for name, images in self._measured.items():
-            size = max(1, self.settings.train.eval_batch_size // world_size()) * world_size()
-            batches = Batches(images, batch_size=size, rank=rank(), world=world_size())
-            precision = self.settings.train.precision
+            size = max(1, train.eval_batch_size // world) * world
+            batches = Batches(images, batch_size=size, rank=rank(), world=world)
             sums = tally_batches(
-                self.model, batches, mean=self.mean, std=self.std, precision=precision, device=self.device
+                self.model, batches, mean=self.mean, std=self.std, precision=train.precision, device=self.device
             )
             scores[name] = score(all_sum(sums))
         return scores
 
-    def recent(self) -> Score:
-        """The score on training images since the last call, of all processes together."""
-        sums = all_sum(self._window_sums)
-        self._window_sums.zero_()
-        return score(sums)
+    def recent_loss(self) -> float:
+        """Mean loss of the training images since the last call."""
+        sums = all_sum(self._recent_sums)
+        self._recent_sums.zero_()
+        return score(sums).loss
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last step."""
+        return self.settings.optim.learning_rate * self._rate_factor(max(0, self.step - 1))
+
+    def _rate_factor(self, step: int) -> float:
+        epochs = self.settings.train.epochs
+        return factor(self.settings.schedule, step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
 
     def state(self) -> dict[str, Any]:
         """What continues the training after a complete epoch, as plain values and tensors."""
-        return {
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "optimizer": self._optimiser.state_dict(),
-            "scheduler": self._scheduler.state_dict(),
-        }
+        return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self._optimiser.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.epoch, self.step = state["epoch"], state["epoch"] * self.steps_per_epoch
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimizer"])
-        self._scheduler.load_state_dict(state["scheduler"])
-
-    def _unsynchronised(self) -> AbstractContextManager[None]:
-        """Keep gradients to this process until the last part of a batch."""
-        return self._parallel.no_sync() if isinstance(self._parallel, DistributedDataParallel) else nullcontext()
-
-    def _factor(self, step: int) -> float:
-        epochs = self.settings.train.epochs
-        return factor(self.settings.schedule, step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
 
 
 def nearby(images: ImageSet, device: torch.device) -> ImageSet:
@@ -174,3 +192,29 @@ def nearby(images: ImageSet, device: torch.device) -> ImageSet:
         return images
     free, _ = torch.cuda.mem_get_info(device)
     return images.to(device) if images.images.nbytes + images.labels.nbytes <= _PART * free else images
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` of the CPU and one device only; of every other kind it keeps a stack trace, a millisecond.
+
+    Args:
+        seed: 63 bits.
+        device: where the model computes.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
+    """Seed of torch's generator for one forward pass: another one for each batch and process.
+
+    Example:
+        >>> len({step_seed(42, epoch, batch, rank) for epoch in (0, 1) for batch in (0, 1) for rank in (0, 1)})
+        8
+    """
+    key = threefry((seed >> 32, seed & MASK), (epoch, _DROPOUT_STREAM))
+    high, low = threefry(key, (batch, rank))
+    return (high << 31) ^ low  # 63 bits

@@ -7,6 +7,7 @@ lost epochs is dropped when the run is resumed, and they are computed again, wit
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 from attnconv._util.atomic_write import write_atomically
@@ -59,21 +60,19 @@ class Recorder:
         self.seconds: float = state.get("seconds", 0.0)
         self._clock = time.monotonic()
         self._writes = is_first_process()
+        self._curves = self._writes and loop.settings.train.tensorboard
         self._board: SummaryWriter | None = None
         self._waiting: list[tuple[list[MetricsLine], HeadsLine]] = []
         self._best_weights: bytes | None = None
-        if self._writes:
-            if loop.epoch == 0:
-                append_line(folder.heads_file, head_record(loop.model, 0))
-            if loop.settings.train.tensorboard:
-                self._open_board()
+        if self._writes and loop.epoch == 0:
+            append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
         """Every few optimiser steps, look at the loss of the images since the last time."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
-            loss = loop.recent().loss
+            loss = loop.recent_loss()
             self._refuse_divergence(loss, loop.epoch)
             self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
 
@@ -97,13 +96,10 @@ class Recorder:
                 self._write(weights)
 
     def close(self) -> None:
-        """Finish the curves."""
-        board, self._board = self._board, None
-        if board is not None:
-            try:
-                board.close()
-            except OSError as error:
-                self._without_curves(error)
+        """Close the file of the curves."""
+        if self._board is not None:
+            with suppress(OSError):  # all of it was flushed
+                self._board.close()
 
     def _note(self, scores: Mapping[str, Score]) -> None:
         """An epoch's lines, for the next time that something is written; they are shown at once."""
@@ -120,8 +116,7 @@ class Recorder:
             for split, result in scores.items()
         ]
         self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
-        self._draw({f"{split}/loss": result.loss for split, result in scores.items()})
-        self._draw({f"{split}/accuracy": result.accuracy for split, result in scores.items()}, flush=True)
+        self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
         self._progress.epoch(lines)
 
     def _weights(self, scores: Mapping[str, Score]) -> bytes:
@@ -156,29 +151,19 @@ class Recorder:
         fix = f"Lower --optim.learning-rate, raise --schedule.warmup, or set --optim.clip. {kept}"
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
-    def _open_board(self) -> None:
+    def _draw(self, values: Mapping[str, float]) -> None:
+        """Points of TensorBoard's curves. The same numbers are in `metrics.jsonl`: a run goes on without the curves."""
+        if not self._curves:
+            return
         from torch.utils.tensorboard.writer import SummaryWriter  # takes half a second: only where it is used
 
+        folder, step = self._folder.tensorboard, self._loop.step
         try:
-            self._board = SummaryWriter(str(self._folder.tensorboard), purge_step=self._loop.step + 1)
-        except OSError as error:
-            self._without_curves(error)
-
-    def _draw(self, values: Mapping[str, float], *, flush: bool = False) -> None:
-        """Points of TensorBoard's curves, where there are any."""
-        if self._board is None:
-            return
-        try:
+            if self._board is None:
+                self._board = SummaryWriter(str(folder), purge_step=step)
             for name, value in values.items():
-                self._board.add_scalar(name, value, self._loop.step)
-            if flush:
-                self._board.flush()
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
         except OSError as error:
-            self._without_curves(error)
-
-    def _without_curves(self, error: OSError) -> None:
-        """The same numbers are in `metrics.jsonl`: where the curves cannot be written, the run goes on without them."""
-        self._board = None
-        self._progress.say(
-            f"TensorBoard: no curves in {self._folder.tensorboard} from now on ({error.strerror or error})."
-        )
+            self._curves, self._board = False, None
+            self._progress.say(f"TensorBoard: no curves in {folder} from now on ({error.strerror or error}).")

@@ -18,7 +18,7 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 
 _HEAD = b"attnconv state 1 sha256 "
-_KEYS = {"epoch", "model", "optimizer", "scheduler", "best_epoch", "best_accuracy", "seconds", "run"}
+_KEYS = {"epoch", "model", "optimizer", "best_epoch", "best_accuracy", "seconds", "run"}
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
