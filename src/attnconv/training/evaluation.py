@@ -1,6 +1,6 @@
 """Loss and accuracy of a model on an image set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
-from attnconv.data.batches import Batches
+from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet
 from attnconv.training.processes import local_rank
 from attnconv.training.settings import AcceleratorName, PrecisionName
@@ -98,27 +98,36 @@ def evaluate(
         raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
-    batches = Batches(images, batch_size=batch_size)
-    return score(
-        tally_batches(model, batches, mean=mean, std=std, precision=precision, device=device, on_batch=on_batch)
+    sums = tally_batches(
+        model,
+        Batches(images, batch_size=batch_size),
+        mean=mean,
+        std=std,
+        precision=precision,
+        device=device,
+        largest=int(images.labels.max()) if len(images) else 0,
+        on_batch=on_batch,
     )
+    return score(sums)
 
 
 def tally_batches(
     model: nn.Module,
-    batches: Batches,
+    batches: Iterable[Batch],
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     precision: PrecisionName,
     device: torch.device,
+    largest: int = 0,
     on_batch: Callable[[int], None] | None = None,
 ) -> Float[Tensor, " 3"]:
-    """The tally of all batches, by a model that is on the device; see ``evaluate``."""
+    """The tally of all batches, by a model that is on the device; nothing waits for the device.
+
+    The arguments are those of ``evaluate``, and ``largest`` is a label that the model may turn out not to have.
+    """
     model.eval()
     sums, done = zero_tally(device), 0
-    labels = batches.dataset.labels
-    largest = int(labels.max()) if len(labels) else 0
     with torch.inference_mode(), autocast(precision, device):
         for batch in batches:
             batch = batch.to(device)

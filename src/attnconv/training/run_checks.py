@@ -138,7 +138,8 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
             where = f"the run in {folder.path}"
             raise FileNotFoundError(bad("state", f"must be there to resume {where}", f"nothing at {file}", fix))
         return  # killed before its first epoch was complete
-    run = read_state(file).get("run")
+    state = read_state(file)
+    run = state.get("run")
     if not isinstance(run, Mapping) or not isinstance(run.get("settings"), Mapping):
         raise ValueError(bad("state", "must name its run", repr(run), fix, origin=str(file)))
     _refuse_changes(from_plain(run["settings"], origin=f"from {file}"), settings, origin=f"state {file}")
@@ -146,6 +147,9 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
         raise ValueError(
             bad("state", f"must be of the run in {folder.path}", "that of another run", fix, origin=str(file))
         )
+    if "model" not in state:
+        fix = "Resume it with the version of attnconv that wrote it."
+        raise ValueError(bad("state", "must be of this version", "one of an earlier version", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
