@@ -37,8 +37,7 @@ def loop_of(settings: RunSettings, device: str) -> tuple[TrainingLoop, Batch]:
     """A training loop and a batch for it."""
     channels, side = settings.model.image_channels, settings.model.image_size
     images = ImageSet(torch.randint(0, 256, (10, channels, side, side), dtype=torch.uint8), torch.arange(10) % 2)
-    constants = {"mean": (0.5,) * channels, "std": (0.2,) * channels}
-    data = Splits(train=images, validation=images, test=images, classes=("0", "1"), **constants)
+    data = Splits(images, images, images, classes=("0", "1"), mean=(0.5,) * channels, std=(0.2,) * channels)
     settings = replace(settings, train=replace(settings.train, batch_size=3))
     samples = torch.tensor([4, 9, 2])
     batch = Batch(images.images[samples], images.labels[samples], samples)
