@@ -3,7 +3,6 @@ from .evaluation import (
     evaluate as evaluate,
 )
 from .fitting import fit as fit
-from .loop import TrainingLoop as TrainingLoop
 from .recipes import (
     RECIPES as RECIPES,
     default_recipe as default_recipe,

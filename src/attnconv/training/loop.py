@@ -114,9 +114,8 @@ class TrainingLoop:
                 loss = self._loss(batch.to(self.device), self.step % self.steps_per_epoch * accumulate + part)
                 (loss / accumulate).backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_(
-                itertools.chain.from_iterable(group["params"] for group in self._optimiser.param_groups), clip
-            )
+            parameters = [value for group in self._optimiser.param_groups for value in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, clip)
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * self._rate_factor(self.step)
         self._optimiser.step()
