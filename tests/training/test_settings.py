@@ -7,6 +7,7 @@ import pytest
 
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RECIPES, recipe
+from attnconv.training.run_checks import machine_problems
 from attnconv.training.settings import (
     OptimSettings,
     RunSettings,
@@ -82,6 +83,16 @@ def test_a_batch_is_shared_evenly_among_the_processes_of_torchrun(monkeypatch: p
     monkeypatch.setenv("WORLD_SIZE", "4")
     wrong = replace(BASE, train=TrainSettings(batch_size=100, accumulate=3))
     assert problems(wrong) == ["--batch-size: must be a multiple of 12 (processes x accumulate), got 100. Take 108."]
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert machine_problems(BASE) == [
+        "torchrun --nproc-per-node: must be at most the 1 GPUs of this machine, got 2 or more."
+    ]
+    assert machine_problems(replace(BASE, train=TrainSettings(accelerator="cpu"))) == []
 
 
 def test_the_papers_recipe_is_table_2() -> None:
