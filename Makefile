@@ -36,7 +36,7 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 test: check unit commands doctests compile docs web verify-tenth  ## everything that CI runs
 
 # Whole commands, scripts, pages and figures take half as long as everything else together, and come after it.
-COMMANDS := tests/cli tests/report tests/bench tests/benchmarks
+COMMANDS := tests/cli tests/report tests/benchmarks tests/experiments
 
 # A file stays with one worker: what its tests share is made once.
 QUICK := -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
@@ -48,11 +48,11 @@ commands: $(STAMP)
 	$(PYTEST) $(COMMANDS) $(QUICK)
 
 doctests: $(STAMP)
-	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv README.md $(wildcard docs/*.md)
+	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
 
 # The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
 compile: $(STAMP)
-	$(PYTEST) tests -m compile
+	$(PYTEST) tests/compile -m compile -n $(WORKERS)
 
 # The page's packages are those of its lock file; npm leaves this file in the folder that it fills.
 PACKAGES := web/node_modules/.package-lock.json
@@ -79,7 +79,7 @@ web-tests:
 	cd web && npm run --silent check && npm run --silent test && ATTNCONV_PYTHON="$(abspath $(BIN)/python)" npm run --silent e2e
 
 verify-tenth: $(STAMP)
-	$(PYTEST) tests/verify -m verify --verify-scale=0.1
+	$(PYTEST) tests/verify -m verify --verify-scale=0.1 -n $(WORKERS) --dist loadfile
 
 # All cores here: among the claims are times.
 verify: $(STAMP)  ## re-measure what the README claims of exactness, training and resumption (hours)

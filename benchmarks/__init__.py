@@ -1,1 +1,1 @@
-"""One question per script: `python -m benchmarks.NAME` from the project's root."""
+"""What the project claims of time and memory: one question per module, asked by `python -m benchmarks`."""

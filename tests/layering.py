@@ -19,10 +19,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"surgery"}),
     frozenset({"report"}),
     frozenset({"explorer", "paper"}),
-    frozenset({"bench"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
+# The packages of the repository, lowest first, each with its folder.
+PACKAGES = {"attnconv": "src/attnconv", "benchmarks": "benchmarks", "experiments": "experiments", "tests": "tests"}
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 
@@ -69,4 +70,16 @@ def violations(package: Path) -> list[str]:
                 found.append(f"{where}: imports {module!r}; name the room that defines it")
             elif RANKS[target] >= RANKS[room]:
                 found.append(f"{where}: {room!r} may not import {target!r}")
+    return found
+
+
+def package_violations(root: Path) -> list[str]:
+    """Every import of a higher package of the repository, as ``file:line: reason``."""
+    names = list(PACKAGES)
+    found = []
+    for rank, (name, folder) in enumerate(PACKAGES.items()):
+        for path in sorted((root / folder).rglob("*.py")):
+            for line, module in imported_modules(path, root / folder):
+                if module.partition(".")[0] in names[rank + 1 :]:
+                    found.append(f"{path.relative_to(root)}:{line}: {name!r} may not import {module!r}")
     return found

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.small_vit import Attention, Block, Mlp, SmallViT
+from experiments.small_vit import Attention, Block, Mlp, SmallViT
 
 
 class PairAttention(nn.Module):

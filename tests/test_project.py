@@ -23,7 +23,7 @@ else:
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.cli import COMMANDS, main
-from tests.layering import violations
+from tests.layering import package_violations, violations
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "attnconv"
@@ -34,10 +34,10 @@ LAZY_PACKAGES = sorted(
     for path in PACKAGE.rglob("__init__.py")
     if path.with_suffix(".pyi").exists()
 )
+USED = ("train", "report", "explore", "app")  # extras of the command line, held to their oldest versions
 # Modules that `--help` goes through, or that settings are read from: none may import torch.
 TORCH_FREE = [
     "attnconv",
-    "attnconv.bench.settings",
     "attnconv.cli",
     "attnconv.data.settings",
     "attnconv.models.presets",
@@ -85,7 +85,7 @@ class TestSurface:
 
     def test_the_surface_stays_small(self) -> None:
         names = [name for name in PUBLIC if not is_submodule("attnconv", name) and not name.startswith("__")]
-        assert len(names) <= 24
+        assert len(names) <= 25
 
     @pytest.mark.parametrize("name", PUBLIC)
     def test_every_public_name_has_an_entry_in_the_reference(self, name: str) -> None:
@@ -118,6 +118,20 @@ class TestImports:
             "attic.py: the room 'attic' has no place in tests/layering.py",
             "grid.py:2: 'grid' may not import 'operators'",
             "operators/dense.py:1: 'operators' may not import 'layers'",
+        ]
+
+    def test_experiments_and_benchmarks_import_no_tests_and_the_library_imports_neither(self) -> None:
+        assert package_violations(ROOT) == []
+
+    def test_an_import_of_a_higher_package_is_found(self, tmp_path: Path) -> None:
+        for folder in ("src/attnconv", "benchmarks", "experiments", "tests"):
+            (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / "benchmarks" / "gated.py").write_text("import attnconv\nfrom experiments.common import kept\n")
+        (tmp_path / "experiments" / "common.py").write_text("import benchmarks\nimport tests.small_vit\n")
+        (tmp_path / "tests" / "small_vit.py").write_text("from experiments import common\n")
+        assert package_violations(tmp_path) == [
+            "benchmarks/gated.py:2: 'benchmarks' may not import 'experiments.common'",
+            "experiments/common.py:2: 'experiments' may not import 'tests.small_vit'",
         ]
 
     def test_settings_presets_and_the_command_line_do_not_import_torch(self) -> None:
@@ -192,7 +206,12 @@ class TestPapers:
         bounds = dict(lower_bound(line) for line in [*PYPROJECT["dependencies"], *extras])
         bounds.pop("attnconv")
         assert sorted(bounds.keys() - pinned.keys()) == []
-        runtime = dict(lower_bound(line) for line in PYPROJECT["dependencies"])
+        of_users = [
+            *PYPROJECT["dependencies"],
+            *(line for name in USED for line in PYPROJECT["optional-dependencies"][name]),
+        ]
+        runtime = dict(lower_bound(line) for line in of_users)
+        runtime.pop("attnconv")
         assert {name: oldest.get(name) for name in runtime} == runtime
 
     def test_torch_has_no_upper_bound_and_is_no_build_requirement(self) -> None:

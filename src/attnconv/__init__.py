@@ -4,7 +4,7 @@ The names below are the whole top-level surface; everything else lives in the su
 used, so that ``import attnconv`` does not import torch.
 """
 
-import lazy_loader
+from attnconv._util.exports import attach
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -36,7 +36,10 @@ from .layers import (
     SelfAttention2d as SelfAttention2d,
     SelfAttention3d as SelfAttention3d,
 )
-from .models import load as load
+from .models import (
+    list_models as list_models,
+    load as load,
+)
 from .operators import (
     Content as Content,
     Dense as Dense,

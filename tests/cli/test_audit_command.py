@@ -136,7 +136,7 @@ def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["tests.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
+    words = ["experiments.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
     assert "--layers) blocks.0.attn,blocks.1.attn, or to `audit` skip_unreadable (--skip-unreadable)" in err

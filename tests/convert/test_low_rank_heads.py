@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv import LearnedRelative, SelfAttention2d
+from attnconv import SelfAttention2d
 from attnconv.convert import factor, factor_error, from_conv, head_ranks
 from attnconv.convert.low_rank_heads import _Regression
 
@@ -120,6 +120,3 @@ def test_what_cannot_be_factored_is_refused() -> None:
         factor(layer, 0)
     with pytest.raises(ValueError, match=r"images: are of no use beside exact=True.* got \(1, 4, 3, 3\)"):
         factor(layer, 2, images=torch.zeros(1, 4, 3, 3), exact=True)
-    learned = SelfAttention2d(4, 4, 2, encoding=LearnedRelative(2, channels=4))
-    with pytest.raises(ValueError, match=r"layer: must have Quadratic or .* to be repeated, got LearnedRelative"):
-        factor(learned, 2, exact=True)

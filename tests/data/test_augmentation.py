@@ -9,32 +9,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnconv.data.augmentation import augment, grey, normalise
-from attnconv.data.random_numbers import Stream, below, fraction, words
+from attnconv.data.random_numbers import below, uniform
 from attnconv.data.settings import AugmentSettings
 from tests.tolerances import tolerance
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CONSTANTS: dict[str, Any] = {"seed": 3, "epoch": 5, "mean": MEAN, "std": STD}
+CONSTANTS: dict[str, Any] = {"mean": MEAN, "std": STD}
 ONLY_CROP = AugmentSettings("none", padding=4, border="zero")
 
 
 def batch(n: int = 16, size: tuple[int, int] = (32, 32)) -> tuple[Tensor, Tensor]:
-    return torch.randint(0, 256, (n, 3, *size), dtype=torch.uint8), torch.arange(100, 100 + n)
+    """Images, and the random numbers of uniforms 100 and on."""
+    return torch.randint(0, 256, (n, 3, *size), dtype=torch.uint8), uniform(3, 5, 100 + n)[100:]
 
 
-def slow(image: Tensor, sample: int, settings: AugmentSettings) -> Tensor:
+def slow(image: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tensor:
     """One image, step by step, in the order and with the numbers that `augment` documents; float64."""
-    row, column, mirror, cut_row, cut_column, *colour = words(3, 5, torch.tensor([sample]), Stream.AUGMENT, 8)[0]
+    row, column, mirror, cut_row, cut_column, *colour = uniforms[:8]
     pixels, p = image.double() / 255, settings.padding or 0
     height, width = pixels.shape[1:]
     mode = "reflect" if settings.border == "reflect" else "constant"
     pixels = F.pad(pixels[None], (p, p, p, p), mode=mode)[0]
     top, left = int(below(row, 2 * p + 1)), int(below(column, 2 * p + 1))
     pixels = pixels[:, top : top + height, left : left + width]
-    if settings.flip and int(below(mirror, 2)) == 1:
+    if settings.flip and float(mirror) < 0.5:
         pixels = pixels.flip(2)
     if settings.jitter:
-        brightness, contrast, saturation = (1 + settings.jitter * (2 * float(fraction(c)) - 1) for c in colour)
+        brightness, contrast, saturation = (1 + settings.jitter * (2 * float(c) - 1) for c in colour)
         pixels = (pixels * brightness).clamp(0, 1)
         pixels = (grey(pixels[None])[0].mean() * (1 - contrast) + pixels * contrast).clamp(0, 1)
         pixels = (grey(pixels[None])[0] * (1 - saturation) + pixels * saturation).clamp(0, 1)
@@ -58,25 +59,25 @@ class TestAgainstTheObviousForm:
         ],
     )
     def test_image_by_image(self, settings: AugmentSettings, size: tuple[int, int]) -> None:
-        images, samples = batch(16, size)
-        fast = augment(images, samples, settings=settings, **CONSTANTS)
-        expected = torch.stack([slow(image, int(n), settings) for image, n in zip(images, samples, strict=True)])
+        images, uniforms = batch(16, size)
+        fast = augment(images, uniforms, settings=settings, **CONSTANTS)
+        expected = torch.stack([slow(image, row, settings) for image, row in zip(images, uniforms, strict=True)])
         torch.testing.assert_close(fast.double(), expected, **tolerance(torch.float32, scale=2))
 
     def test_recipes_are_their_settings(self) -> None:
-        images, samples = batch()
+        images, uniforms = batch()
         explicit = {
             "paper": AugmentSettings("none", padding=4, border="zero", flip=True),
             "modern": AugmentSettings("none", padding=4, border="reflect", flip=True, cutout=8, jitter=0.2),
         }
         for recipe, settings in explicit.items():
             named = AugmentSettings(recipe)  # type: ignore[arg-type]
-            short, long = (augment(images, samples, settings=s, **CONSTANTS) for s in (named, settings))
+            short, long = (augment(images, uniforms, settings=s, **CONSTANTS) for s in (named, settings))
             assert torch.equal(short, long)
 
     def test_nothing_random_is_normalisation(self) -> None:
-        images, samples = batch()
-        plain = augment(images, samples, settings=AugmentSettings("none"), **CONSTANTS)
+        images, uniforms = batch()
+        plain = augment(images, uniforms, settings=AugmentSettings("none"), **CONSTANTS)
         expected = (images.double() / 255 - torch.tensor(MEAN).double()[:, None, None]) / torch.tensor(STD).double()[
             :, None, None
         ]
@@ -85,48 +86,47 @@ class TestAgainstTheObviousForm:
 
     def test_the_border_is_black_before_normalisation(self) -> None:
         white = torch.full((64, 3, 8, 8), 255, dtype=torch.uint8)
-        shifted = augment(white, torch.arange(64), settings=ONLY_CROP, **CONSTANTS)
+        shifted = augment(white, uniform(3, 5, 64), settings=ONLY_CROP, **CONSTANTS)
         black, full = (torch.tensor([(v - m) / s for m, s in zip(MEAN, STD, strict=True)]) for v in (0.0, 1.0))
         for channel in range(3):
             found = shifted[:, channel].unique()
             torch.testing.assert_close(found, torch.stack([black[channel], full[channel]]), **tolerance(torch.float32))
 
     def test_the_input_is_left_alone(self) -> None:
-        images, samples = batch()
+        images, uniforms = batch()
         before = images.clone()
         for recipe in ("none", "paper", "modern"):
-            augment(images, samples, settings=AugmentSettings(recipe), **CONSTANTS)
+            augment(images, uniforms, settings=AugmentSettings(recipe), **CONSTANTS)
         assert torch.equal(images, before)
 
     @pytest.mark.gpu
     def test_the_gpu_agrees(self) -> None:
-        images, samples = batch()
-        there = augment(images.cuda(), samples.cuda(), settings=AugmentSettings("modern"), **CONSTANTS)
-        here = augment(images, samples, settings=AugmentSettings("modern"), **CONSTANTS)
+        images, uniforms = batch()
+        there = augment(images.cuda(), uniforms.cuda(), settings=AugmentSettings("modern"), **CONSTANTS)
+        here = augment(images, uniforms, settings=AugmentSettings("modern"), **CONSTANTS)
         torch.testing.assert_close(there.cpu(), here, **tolerance(torch.float32))
 
 
 class TestRandomness:
     @pytest.mark.parametrize("recipe", ["paper", "modern"])
     def test_an_image_fares_alike_in_any_batch(self, recipe: Any) -> None:
-        images, samples = batch(20)
+        images, uniforms = batch(20)
         settings = AugmentSettings(recipe)
-        whole = augment(images, samples, settings=settings, **CONSTANTS)
+        whole = augment(images, uniforms, settings=settings, **CONSTANTS)
         part = torch.tensor([17, 3, 11])
-        assert torch.equal(augment(images[part], samples[part], settings=settings, **CONSTANTS), whole[part])
+        assert torch.equal(augment(images[part], uniforms[part], settings=settings, **CONSTANTS), whole[part])
 
     def test_each_of_seed_epoch_and_sample_matters(self) -> None:
-        images, samples = batch(16)
-        base = augment(images, samples, settings=ONLY_CROP, **CONSTANTS)
-        for change in ({"seed": 4}, {"epoch": 6}):
-            assert not torch.equal(augment(images, samples, settings=ONLY_CROP, **{**CONSTANTS, **change}), base)
-        assert not torch.equal(augment(images, samples + 1, settings=ONLY_CROP, **CONSTANTS), base)
+        images, uniforms = batch(16)
+        base = augment(images, uniforms, settings=ONLY_CROP, **CONSTANTS)
+        for others in (uniform(4, 5, 116)[100:], uniform(3, 6, 116)[100:], uniform(3, 5, 117)[101:]):
+            assert not torch.equal(augment(images, others, settings=ONLY_CROP, **CONSTANTS), base)
 
     def test_switching_one_change_off_leaves_the_others(self) -> None:
-        images, samples = batch(16)
+        images, uniforms = batch(16)
         both = AugmentSettings("none", padding=4, border="zero", cutout=8)
-        shifted = augment(images, samples, settings=ONLY_CROP, **CONSTANTS)
-        cut = augment(images, samples, settings=both, **CONSTANTS)
+        shifted = augment(images, uniforms, settings=ONLY_CROP, **CONSTANTS)
+        cut = augment(images, uniforms, settings=both, **CONSTANTS)
         outside = cut != 0
         assert torch.equal(cut[outside], shifted[outside])
 
@@ -136,13 +136,13 @@ class TestRandomness:
         images = torch.zeros(n, 1, 9, 9, dtype=torch.uint8)
         images[:, 0, 4, 4] = 255
         settings = AugmentSettings("none", padding=4, border="zero")
-        moved = augment(images, torch.arange(n), seed=0, epoch=0, settings=settings, mean=(0.0,), std=(1.0,))
+        moved = augment(images, uniform(0, 0, n), settings=settings, mean=(0.0,), std=(1.0,))
         counts = (moved == 1).sum(dim=0).flatten().double()
         assert int(counts.sum()) == n
         assert abs(float(((counts - 100) ** 2 / 100).sum()) - 80) < 4.5 * (2 * 80) ** 0.5
         images[:, 0, 4, 3] = 51
         mirrored = replace(settings, padding=0, flip=True)
-        moved = augment(images, torch.arange(n), seed=0, epoch=0, settings=mirrored, mean=(0.0,), std=(1.0,))
+        moved = augment(images, uniform(0, 0, n), settings=mirrored, mean=(0.0,), std=(1.0,))
         share = (moved[:, 0, 4, 5] > 0).double().mean()
         assert abs(share - 0.5) < 4 * 0.5 / n**0.5
 
@@ -160,6 +160,6 @@ class TestBadInput:
             normalise(images, MEAN, (1.0, 0.0, 1.0))
 
     def test_the_padding_must_fit_the_image(self) -> None:
-        images, samples = batch(2, (4, 32))
+        images, uniforms = batch(2, (4, 32))
         with pytest.raises(ValueError, match=r"--augment\.padding: must be 0 to 3 for images of 4 pixels, got 4"):
-            augment(images, samples, settings=ONLY_CROP, **CONSTANTS)
+            augment(images, uniforms, settings=ONLY_CROP, **CONSTANTS)

@@ -4,8 +4,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attnconv.data.batches import Batches
+from attnconv.data.augmentation import augment
+from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet
+from attnconv.data.random_numbers import uniform
+from attnconv.data.settings import AugmentSettings
 
 
 def numbered(n: int) -> ImageSet:
@@ -14,18 +17,23 @@ def numbered(n: int) -> ImageSet:
     return ImageSet(images, torch.arange(n) * 10)
 
 
+def samples_of(batch: Batch) -> list[int]:
+    """Numbers of a batch's images in their set."""
+    return (batch.labels // 10).tolist()
+
+
 class TestOrder:
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_every_image_comes_once_with_its_label(self, shuffle: bool) -> None:
         batches = Batches(numbered(23), batch_size=5, shuffle=shuffle)
         found = list(batches)
-        assert [len(batch.samples) for batch in found] == [5, 5, 5, 5, 3]
+        assert [len(batch.labels) for batch in found] == [5, 5, 5, 5, 3]
         assert len(batches) == 5
-        samples = torch.cat([batch.samples for batch in found])
-        assert (samples.tolist() == list(range(23))) is not shuffle
-        assert sorted(samples.tolist()) == list(range(23))
-        assert torch.equal(torch.cat([batch.labels for batch in found]), samples * 10)
-        assert torch.equal(torch.cat([batch.images for batch in found])[:, 0, 0, 0].long(), samples)
+        samples = [sample for batch in found for sample in samples_of(batch)]
+        assert (samples == list(range(23))) is not shuffle
+        assert sorted(samples) == list(range(23))
+        assert torch.cat([batch.labels for batch in found]).tolist() == [sample * 10 for sample in samples]
+        assert torch.cat([batch.images for batch in found])[:, 0, 0, 0].tolist() == samples
 
     def test_each_epoch_has_its_order_and_keeps_it(self) -> None:
         batches = Batches(numbered(30), batch_size=30, seed=4, shuffle=True)
@@ -33,7 +41,7 @@ class TestOrder:
         def order(epoch: int) -> list[int]:
             batches.set_epoch(epoch)
             (batch,) = batches
-            return batch.samples.tolist()
+            return samples_of(batch)
 
         first, second, again = order(0), order(1), order(0)
         assert first == again
@@ -49,7 +57,7 @@ class TestOrder:
         rest = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
         for batches, start in ((whole, 0), (rest, 3)):
             batches.set_epoch(6, start=start)
-        assert [b.samples.tolist() for b in rest] == [b.samples.tolist() for b in whole][3:]
+        assert [samples_of(b) for b in rest] == [samples_of(b) for b in whole][3:]
         assert len(rest) == len(whole)
 
 
@@ -66,12 +74,37 @@ class TestProcesses:
         ]
         parts = [list(share) for share in shares]
         assert [len(part) for part in parts] == [len(share) for share in shares]
-        assert all(len(batch.samples) > 0 for part in parts for batch in part)
+        assert all(len(batch.labels) > 0 for part in parts for batch in part)
         for number, batch in enumerate(one):
-            together = [part[number].samples for part in parts if number < len(part)]
-            assert torch.cat(together).tolist() == batch.samples.tolist()
-            if len(batch.samples) == size:
-                assert [len(part) for part in together] == [each] * world
+            together = [part[number] for part in parts if number < len(part)]
+            assert [sample for part in together for sample in samples_of(part)] == samples_of(batch)
+            if len(batch.labels) == size:
+                assert [len(part.labels) for part in together] == [each] * world
+
+
+class TestRandomNumbers:
+    @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 5))
+    def test_a_sample_has_its_numbers_in_any_batch_and_process(
+        self, n: int, each: int, world: int, shuffle: bool, epoch: int
+    ) -> None:
+        wanted = uniform(2, epoch, n)
+        for rank in range(world):
+            batches = Batches(numbered(n), batch_size=each * world, seed=2, shuffle=shuffle, rank=rank, world=world)
+            batches.set_epoch(epoch)
+            for batch in batches:
+                assert torch.equal(batch.uniforms, wanted[samples_of(batch)])
+
+    def test_a_resumed_epoch_goes_on_with_the_same_images(self) -> None:
+        """Bit for bit, with augmentation."""
+
+        def changed(start: int) -> list[torch.Tensor]:
+            batches = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
+            batches.set_epoch(6, start=start)
+            settings = AugmentSettings("none", padding=1, cutout=1)
+            return [augment(b.images, b.uniforms, settings=settings, mean=(0.5,), std=(0.2,)) for b in batches]
+
+        for rest, whole in zip(changed(3), changed(0)[3:], strict=True):
+            assert torch.equal(rest, whole)
 
 
 class TestBadInput:

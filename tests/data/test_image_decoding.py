@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from attnconv.bench.measuring import memory_of
 from attnconv.data.image_decoding import (
     PictureError,
     TooLargeError,
@@ -24,13 +23,14 @@ from attnconv.data.image_decoding import (
     open_picture,
 )
 from attnconv.data.image_folder import read_image
+from benchmarks.measure import memory_of
 from tests.data.making import pixels, png, png_chunk, png_of
 
 MEBI = 2**20
 LIMIT = 800 * 10**6  # bytes for 80,000,000 pixels, as the module says
 
 
-def prepared(path: str) -> Callable[[], str]:
+def prepare(path: str) -> Callable[[], str]:
     """A step for `memory_of`: what reading a file says."""
 
     def step() -> str:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from attnconv import Quadratic, SelfAttention2d
+from attnconv.encodings import Encoding
+from attnconv.explorer.payload_layers import position_tensors
+from attnconv.surgery import degenerate_heads, prune_heads
+from attnconv.theory import error_bound
+from attnconv.training.head_records import head_record
 from tests.laws import CHANNELS, HEADS, LAYOUTS, Layout, by_encoding, contracted, images
 from tests.tolerances import tolerance
 
@@ -22,7 +29,7 @@ def page() -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("name", ["LinearDecay", "Ring"])
+@pytest.mark.parametrize("name", ["LinearDecay", "Ring", "Oval"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_laws_accept_it(page: dict[str, Any], name: str, layout: Layout) -> None:
     maker = by_encoding(lambda dims: page[name](HEADS, dims))
@@ -39,3 +46,56 @@ def test_the_laws_accept_it(page: dict[str, Any], name: str, layout: Layout) -> 
         strict=True,
     ):
         torch.testing.assert_close(got, wanted, **tolerance(torch.float64, scale=100))
+
+
+@pytest.fixture
+def twins(page: dict[str, Any]) -> tuple[Encoding, Quadratic]:
+    """Heads of the page's class, and the library's own with the same numbers."""
+    mine, ours = page["Oval"](HEADS), Quadratic(HEADS, diagonal=True)
+    with torch.no_grad():
+        mine.spread.copy_(torch.linspace(0.5, 3, HEADS)[:, None])
+        ours.centres.copy_(mine.centres)
+        ours.spread.copy_(mine.widths())
+    return mine, ours
+
+
+def test_gaussian_heads_are_treated_as_our_own(twins: tuple[Encoding, Quadratic]) -> None:
+    torch.manual_seed(0)
+    layers = [SelfAttention2d(3, 4, HEADS, encoding=encoding) for encoding in twins]
+    layers[0].load_state_dict({**layers[0].state_dict(), "weight": layers[1].weight, "bias": layers[1].bias})
+    bounds, records, payloads = [], [], []
+    for layer in layers:
+        bounds.append(error_bound(layer, -1.0, 1.0))
+        records.append(head_record(nn.Sequential(layer), 0))
+        payloads.append(position_tensors(layer.encoding, (5, 6)))
+    torch.testing.assert_close(bounds[0], bounds[1])
+    assert records[0] == records[1]
+    assert payloads[0].keys() == payloads[1].keys() == {"shift_scores", "centres", "precision"}
+    for name, tensor in payloads[0].items():
+        torch.testing.assert_close(tensor, payloads[1][name])
+    with torch.no_grad():
+        twins[0].get_parameter("spread")[1] = 0
+    assert degenerate_heads(layers[0]) == (1,)
+    pruned = prune_heads(layers[0], {"": [1]})
+    x = torch.randn(2, 3, 6, 7)
+    assert layers[0].weight is not None
+    with torch.no_grad():
+        layers[0].weight[1] = 0
+        torch.testing.assert_close(pruned(x), layers[0](x), **tolerance(torch.float32))
+
+
+def test_hard_heads_are_shifts_and_keep_zero_gradients(twins: tuple[Encoding, Quadratic]) -> None:
+    layer = SelfAttention2d(3, 4, HEADS, encoding=twins[0])
+    assert layer.plan((8, 8)) == "structured" or layer.hard_shifts() is None
+    with torch.no_grad():
+        twins[0].get_parameter("centres").round_()
+        twins[0].get_parameter("spread").fill_(20)
+    assert layer.plan((8, 8)) == "shift"
+    x = torch.randn(1, 3, 8, 8)
+    out = layer(x)
+    out.sum().backward()
+    centres = twins[0].get_parameter("centres")
+    assert centres.grad is not None
+    assert torch.equal(centres.grad, torch.zeros_like(centres))
+    layer.unplan()
+    torch.testing.assert_close(out, layer(x), **tolerance(torch.float32, scale=10))

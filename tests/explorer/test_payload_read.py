@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attnconv import Quadratic
 from attnconv.explorer import payload, read_payload
+from experiments.small_vit import SmallViT
 from tests.explorer.test_payload import altered, images, own, whole
-from tests.small_vit import SmallViT
 
 
 def without_images(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from attnconv import Quadratic, SelfAttention1d, SelfAttention3d
 from attnconv.explorer import Pictures, attention_row, payload, read_payload
 from attnconv.inspect import visit_attention
+from experiments.small_vit import Attention, SmallViT
 from tests.explorer.test_payload import all_rows, images, own
-from tests.small_vit import Attention, SmallViT
 
 
 class WindowBlock(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnconv.surgery.head_kernel_fit import LayerTokens
-from tests.small_vit import SmallViT
+from experiments.small_vit import SmallViT
 
 NAME = "blocks.0.attn"
 

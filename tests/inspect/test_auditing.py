@@ -15,7 +15,7 @@ from attnconv.encodings import SeparableEncoding
 from attnconv.inspect import audit, layer_statistics, sample_queries, visit_attention
 from attnconv.operators import AttentionOperator
 from attnconv.surgery import replace_heads
-from tests.small_vit import AttentionPool, PoolingViT, SmallViT
+from experiments.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.tolerances import tolerance
 
 

@@ -276,13 +276,6 @@ class TestRefusals:
 
 
 class TestOperator:
-    @pytest.mark.compile
-    def test_a_compiled_model_is_read_as_it_was_written(self) -> None:
-        model, images = Kernel(), torch.randn(1, 2, 3, 3)
-        compiled: Any = torch.compile(model, backend="eager")
-        operator = only_operator(compiled, images)
-        torch.testing.assert_close(operator.to_dense(), only_operator(model, images).to_dense())
-
     def test_layers_of_this_library_are_seen_once(self) -> None:
         model = nn.Sequential(SelfAttention2d(4, 4, 2, encoding="learned-content"), Kernel())
         operators = attention_operators(model, torch.randn(2, 4, 5, 6))

@@ -15,7 +15,7 @@ from attnconv.grid import Grid
 from attnconv.inspect import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
 from attnconv.inspect.conv_score import assigned_shifts, heads_per_shift, kernel_size, tap_residual
 from attnconv.operators import AttentionOperator, Dense, Shift
-from benchmarks.chance_scores import chance
+from experiments.chance_scores import chance
 from tests.tolerances import tolerance
 
 SIDE, HEADS = 14, 9

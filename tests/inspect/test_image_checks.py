@@ -9,8 +9,8 @@ from torch import nn
 
 from attnconv.inspect import audit
 from attnconv.surgery import replace_heads, start_as_convolution
+from experiments.small_vit import SmallViT
 from tests.model_state import model_state
-from tests.small_vit import SmallViT
 
 IMAGES = torch.randn(2, 3, 16, 16)
 REFUSED: dict[str, tuple[Any, str]] = {

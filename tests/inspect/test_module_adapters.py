@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.inspect.module_adapters import attention_parts, first_tensor, refuse_other_formula
+from experiments.small_vit import Attention
 from tests.small_hf_vit import PairAttention
-from tests.small_vit import Attention
 from tests.tolerances import tolerance
 
 X = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(0))

@@ -325,8 +325,8 @@ def test_bad_input() -> None:
         attention_moments(operator, queries=torch.tensor([0, 3]))
     with pytest.raises(TypeError, match=r"block: must be a whole number of at least 1, got 1\.5"):
         attention_moments(operator, block=1.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="queries: must be a tensor of int64 indices, got list"):
-        attention_moments(operator, queries=[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"queries: .*got list"):
+        attention_moments(operator, queries=[0.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="count: must be a whole number of at least 1, got 0"):
         sample_queries(operator.grid, 0)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.inspect.score_terms import CallForm, PositionBias, ScoreTerms
-from tests.small_vit import Attention
+from experiments.small_vit import Attention
 from tests.tolerances import tolerance
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))

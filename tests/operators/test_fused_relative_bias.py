@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from attnconv.operators.kernels import fused_relative_bias
+from attnconv.operators.kernels.contractions import attend_plainly
 from attnconv.operators.kernels.fused_relative_bias import attend_flex, attend_folded, form_of
-from attnconv.operators.kernels.relative_bias import attend, attend_plainly
+from attnconv.operators.kernels.relative_bias import attend
 from tests.tolerances import tolerance
 
 CUDA, DOUBLE = torch.device("cuda"), torch.float64

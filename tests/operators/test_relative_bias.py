@@ -7,8 +7,9 @@ from torch import Tensor
 
 import attnconv
 from attnconv.operators.kernels import relative_bias
+from attnconv.operators.kernels.contractions import attend_plainly
 from attnconv.operators.kernels.fused_relative_bias import attend_folded
-from attnconv.operators.kernels.relative_bias import attend, attend_plainly, attention_with_relative_bias
+from attnconv.operators.kernels.relative_bias import attend, attention_with_relative_bias
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

@@ -12,8 +12,8 @@ from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_con
 from attnconv.inspect import Audit, LayerAudit, audit
 from attnconv.report import draw_profiles, draw_scores, write_audit
 from attnconv.report.audit_figures import zoomed
+from experiments.small_vit import PoolingViT
 from tests.report.making import outside, overlaps
-from tests.small_vit import PoolingViT
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from attnconv import audit
 from attnconv.inspect import TokenOperator, visit_attention
 from attnconv.operators.base import AttentionOperator
 from attnconv.surgery import conv_initialisation as module, start_as_convolution
+from experiments.small_vit import SmallViT
 from tests.small_hf_vit import SmallHfViT
-from tests.small_vit import SmallViT
 
 FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from attnconv.inspect import audit
 from attnconv.surgery import replace_heads
 from attnconv.surgery.head_kernel_fit import LayerTokens, fit_mixing, mixing_errors
+from experiments.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
 from tests.small_hf_vit import SmallHfViT
-from tests.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.tolerances import tolerance
 
 

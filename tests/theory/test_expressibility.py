@@ -1,5 +1,6 @@
 """Lemma 3 decided, held against exact arithmetic, dense least squares and PyTorch's convolutions."""
 
+import dataclasses
 import math
 import random
 from collections import Counter
@@ -26,7 +27,7 @@ MODES = {"zeros": "constant", "replicate": "edge", "reflect": "reflect", "circul
 def hard(border: Any = "zero", mode: Any = "zeros", **options: Any) -> SelfAttention2d:
     """Nine heads, each on one position of a 3 x 3 kernel, in float64."""
     layer = from_conv(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode, dtype=torch.float64), **options)
-    layer.border = border
+    layer.geometry = dataclasses.replace(layer.geometry, border=border)
     assert isinstance(layer, SelfAttention2d)
     return layer
 

@@ -39,8 +39,7 @@ def loop_of(settings: RunSettings, device: str) -> tuple[TrainingLoop, Batch]:
     images = ImageSet(torch.randint(0, 256, (10, channels, side, side), dtype=torch.uint8), torch.arange(10) % 2)
     data = Splits(images, images, images, classes=("0", "1"), mean=(0.5,) * channels, std=(0.2,) * channels)
     settings = replace(settings, train=replace(settings.train, batch_size=3))
-    samples = torch.tensor([4, 9, 2])
-    batch = Batch(images.images[samples], images.labels[samples], samples)
+    batch = Batch(images.images[:3], images.labels[:3], torch.rand(3, 36))
     return TrainingLoop(settings, build(settings.model), data, torch.device(device)), batch.to(torch.device(device))
 
 

@@ -17,9 +17,9 @@ from attnconv.models.checkpoint import Checkpoint, restore as load_into
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import start_as_convolution
+from experiments.small_vit import SmallViT
 from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
-from tests.small_vit import SmallViT
 
 
 class TestTheHelper:

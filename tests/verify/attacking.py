@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attnconv._util.errors import printable
-from attnconv.bench.memory import peak
+from benchmarks.memory_process import peak
 from tests.verify.hostile_files import Case, drawn
 
 MOST_SECONDS = 10.0  # milliseconds are usual, but the machine may be busy

@@ -36,9 +36,9 @@ from attnconv.surgery import (
     replace_heads,
     start_as_convolution,
 )
+from experiments.small_vit import SmallViT
 from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
-from tests.small_vit import SmallViT
 
 CALLS = 3000  # at full scale
 SECONDS = 20.0  # for one call; the slowest take about one

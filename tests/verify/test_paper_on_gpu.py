@@ -1,4 +1,4 @@
-"""`benchmarks.paper_on_gpu` from beginning to end, with digits for an epoch: killed, resumed, exported."""
+"""`experiments.paper_on_gpu` from beginning to end, with digits for an epoch: killed, resumed, exported."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from attnconv.models.model_loader import load
 from attnconv.surgery import head_pruning
 from attnconv.training.environment import COMMIT
 from attnconv.training.run_folder import RunFolder
-from benchmarks.keep_reproduction import Settings as KeepSettings, main as keep
-from benchmarks.paper_on_gpu import DONE, FAILED, MORE, main
+from experiments.keep_reproduction import Settings as KeepSettings, main as keep
+from experiments.paper_on_gpu import DONE, FAILED, MORE, main
 
 
 def test_digits_for_an_epoch_killed_and_resumed(tmp_path: Path) -> None:

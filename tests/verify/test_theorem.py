@@ -16,8 +16,8 @@ from attnconv.convert.verify_theorem import ALLOWED, WAYS
 from attnconv.data.load_splits import load as load_data
 from attnconv.data.settings import DataSettings
 from attnconv.layers import SelfAttention
+from experiments.resnet20 import MEAN, STD, pretrained
 from tests.networks import UNet, vgg11
-from tests.resnet20 import MEAN, STD, pretrained
 
 
 def test_drawn_convolutions_equal_attention(verify_scale: float) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from attnconv._util.errors import printable
+from attnconv._util.exports import missing
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -27,7 +28,7 @@ COMMANDS = {
     "audit": "say how convolutional the attention of any model is, with figures",
     "explore": "see what the heads of a model do, on a live page",
     "prune": "remove degenerate heads from a trained model",
-    "bench": "measure time and memory on this machine, beside peers",
+    "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
     "models": "list the presets with their parameters and FLOPs",
 }
 _EXAMPLES = """\
@@ -42,7 +43,6 @@ examples:
   attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
   attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
   attnconv explore runs/first
-  attnconv bench --quick
 """
 
 
@@ -82,6 +82,8 @@ def _run(name: str, words: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         from attnconv.training.settings import SettingsError
 
+        if isinstance(error, ModuleNotFoundError):
+            error = missing(error) or error
         print(f"attnconv {name}: {printable(str(error), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
+from attnconv.cli.image_inputs import own_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +32,7 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
 
     if size is not None and size < 1:
         raise ValueError(bad("--image-size", "must be at least 1", size))
-    settings = loaded.settings
-    pixels = size if size is not None else 224 if settings is None else settings.image_size
+    pixels = own_size(loaded)[0] if size is None else size
     first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
     dims = 2 if first is None else len(first.kernel_size)
     channels = 3 if first is None else first.in_channels

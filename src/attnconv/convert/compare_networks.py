@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module
-from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Convolution, head_weights, is_convolution
 from attnconv.theory.error_bounds import error_bound
@@ -127,12 +126,14 @@ def _layer(
         made = layer.forward(*arguments, **options)
     bound = None
     sliced = layer.weight is not None and torch.equal(layer.weight, head_weights(conv))
-    if sliced and isinstance(layer.encoding, Quadratic):
+    heads = layer.encoding.gaussians()
+    alpha = None if heads is None else heads.alpha
+    if sliced and alpha is not None:
         bound = float(error_bound(layer, x.double().amin(axes), x.double().amax(axes)).max())
     return LayerComparison(
         name=name,
         heads=layer.heads,
-        alpha=float(layer.encoding.alpha.min()) if isinstance(layer.encoding, Quadratic) else None,
+        alpha=None if alpha is None else float(alpha.min()),
         scale=float(output.abs().max()),
         error=float((made.double() - output.double()).abs().max()),
         bound=bound,

@@ -24,8 +24,8 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
-from attnconv.layers.self_attention import SelfAttention, check_finite
+from attnconv.layers.checks import check_finite
+from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
 
 _ROUNDS = 20  # turns of all heads, at most
@@ -187,9 +187,6 @@ def _halves(matrix: Float[Tensor, "c d"], rank: int) -> tuple[Float[Tensor, "c e
 
 def _split(layer: SelfAttention, weight: Float[Tensor, "h c d"], width: int) -> SelfAttention:
     """Each head as many times as its rank needs, each time with the next singular directions."""
-    if not isinstance(layer.encoding, Quadratic | GeneralizedQuadratic):
-        requirement = "must have Quadratic or GeneralizedQuadratic heads to be repeated"
-        raise ValueError(bad("layer", requirement, type(layer.encoding).__name__))
     places: list[int] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for head, (matrix, rank) in enumerate(zip(weight, head_ranks(layer), strict=True)):

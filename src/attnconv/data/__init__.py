@@ -4,6 +4,6 @@
 its ``settings``, does not import torch.
 """
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -12,7 +12,6 @@ from .load_splits import load as load
 from .mixup import mix as mix
 from .random_numbers import (
     Stream as Stream,
-    integers as integers,
     permutation as permutation,
     uniform as uniform,
 )

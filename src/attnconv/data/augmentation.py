@@ -1,14 +1,12 @@
 """Random changes to whole batches of images, on the device the images are on.
 
 A batch goes through crop and mirror (one gather on bytes), colour, normalisation and cutout; there is no loop over
-images. The random numbers of an image depend on (seed, epoch, sample) alone, see `attnconv.data.random_numbers`, so an
-image is changed in the same way in every batch, process and on every device.
+images. An image's changes are a function of its row of random numbers, which depends only on (seed, epoch, sample), see
+`attnconv.data.random_numbers`: it is changed in the same way in every batch, in every process and on every device.
 
 The black border of a shifted crop is black before normalisation, as in the paper's code; cutout's square is zero after
 it, the mean colour.
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,48 +14,29 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import Stream, Words, below, fraction, words
+from attnconv.data.random_numbers import below
 from attnconv.data.settings import Augmentation, AugmentSettings, CropBorder, settle
 
 # ITU-R BT.601 luma: what "grey" means when contrast and saturation change.
 _LUMA = (0.299, 0.587, 0.114)
 
 
-class Draws(NamedTuple):
-    """The random words of a batch, one column per use; a use that is switched off leaves the others as they are."""
-
-    row: Int64[Tensor, " b"]
-    column: Int64[Tensor, " b"]
-    mirror: Int64[Tensor, " b"]
-    cut_row: Int64[Tensor, " b"]
-    cut_column: Int64[Tensor, " b"]
-    brightness: Int64[Tensor, " b"]
-    contrast: Int64[Tensor, " b"]
-    saturation: Int64[Tensor, " b"]
-
-
 def augment(
     images: UInt8[Tensor, "b c height width"],
-    samples: Int64[Tensor, " b"],
+    uniforms: Float32[Tensor, "b 36"],
     *,
-    seed: int,
-    epoch: int,
     settings: AugmentSettings,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    draw: Words = words,
 ) -> Float32[Tensor, "b c height width"]:
     """Change a batch at random and normalise it.
 
     Args:
         images: pixels as bytes.
-        samples: numbers of the images in their set; they decide what happens to each image.
-        seed: the run's seed, at least 0.
-        epoch: number of the epoch, at least 0.
+        uniforms: rows of `uniform` for these images, as `Batch.uniforms` has them.
         settings: which changes, how strong.
         mean: mean of each channel, of pixels scaled to [0, 1].
         std: deviation of each channel, positive.
-        draw: where the random numbers come from; `WordsOfASet` saves time in training.
 
     Returns:
         The batch as normalised floats, of the same shape and on the same device.
@@ -67,8 +46,7 @@ def augment(
 
     Example:
         >>> batch = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
-        >>> chosen = AugmentSettings("none")
-        >>> out = augment(batch, torch.arange(2), seed=0, epoch=0, settings=chosen, mean=(0.5,), std=(0.25,))
+        >>> out = augment(batch, torch.rand(2, 36), settings=AugmentSettings("none"), mean=(0.5,), std=(0.25,))
         >>> out.unique().item()
         2.0
     """
@@ -76,14 +54,19 @@ def augment(
     chosen = settle(settings, channels=channels, size=min(height, width))
     if not chosen.random:
         return normalise(images, mean, std)
-    draws = Draws(*draw(seed, epoch, samples, Stream.AUGMENT, len(Draws._fields)).unbind(dim=1))
+    # Every change has columns of its own: one that is switched off leaves the others as they are.
+    row, column, mirror, cut_row, cut_column, brightness, contrast, saturation = uniforms[:, :8].unbind(dim=1)
     if chosen.padding > 0 or chosen.flip:
-        images = _crop(images, draws, chosen)
+        images = _crop(images, row, column, mirror, chosen)
     if chosen.jitter > 0.0:
-        pixels = _normalise(_jitter(images.to(torch.float32) / 255, draws, chosen.jitter), mean, std)
+        factors = (1.0 - chosen.jitter + 2.0 * chosen.jitter * part for part in (brightness, contrast, saturation))
+        pixels = _normalise(_jitter(images.to(torch.float32) / 255, *factors), mean, std)
     else:
         pixels = normalise(images, mean, std)
-    return pixels.masked_fill_(_square(draws, (height, width), chosen.cutout), 0.0) if chosen.cutout > 0 else pixels
+    if chosen.cutout > 0:
+        squares = boxes(cut_row, cut_column, (height, width), (chosen.cutout, chosen.cutout))
+        pixels.masked_fill_(squares[:, None], 0.0)
+    return pixels
 
 
 def normalise(
@@ -128,7 +111,11 @@ def _normalise(
 
 
 def _crop(
-    images: UInt8[Tensor, "b c height width"], draws: Draws, chosen: Augmentation
+    images: UInt8[Tensor, "b c height width"],
+    row: Float32[Tensor, " b"],
+    column: Float32[Tensor, " b"],
+    mirror: Float32[Tensor, " b"],
+    chosen: Augmentation,
 ) -> UInt8[Tensor, "b c height width"]:
     """Shift each image by up to ``padding`` pixels along each axis and mirror it, by one gather.
 
@@ -139,9 +126,9 @@ def _crop(
     shifts, p = 2 * chosen.padding + 1, chosen.padding
     i, j = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
     if chosen.flip:
-        j = torch.where((below(draws.mirror, 2) == 1)[:, None], width - 1 - j, j)  # (b, width)
-    rows, row_inside = _border(below(draws.row, shifts)[:, None] + i - p, height, chosen.border)
-    columns, column_inside = _border(below(draws.column, shifts)[:, None] + j - p, width, chosen.border)
+        j = torch.where(mirror[:, None] < 0.5, width - 1 - j, j)  # (b, width)
+    rows, row_inside = _border(below(row, shifts)[:, None] + i - p, height, chosen.border)
+    columns, column_inside = _border(below(column, shifts)[:, None] + j - p, width, chosen.border)
     inside = row_inside[:, :, None] & column_inside[:, None, :]
     places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], height * width)
     places = places.view(b, 1, height * width).expand(b, c, height * width)
@@ -158,19 +145,14 @@ def _border(
 
 
 def _jitter(
-    pixels: Float32[Tensor, "b c height width"], draws: Draws, strength: float
+    pixels: Float32[Tensor, "b c height width"], *factors: Float32[Tensor, " b"]
 ) -> Float32[Tensor, "b c height width"]:
-    """Scale brightness, contrast and saturation, in this order, each by a factor in [1 - strength, 1 + strength)."""
-
-    def factor(column: Int64[Tensor, " b"]) -> Float32[Tensor, "b 1 1 1"]:
-        return (1.0 - strength + 2.0 * strength * fraction(column))[:, None, None, None]
-
-    pixels = (pixels * factor(draws.brightness)).clamp_(0.0, 1.0)
+    """Scale brightness, contrast and saturation, in this order, by each image's factors."""
+    brightness, contrast, saturation = (factor[:, None, None, None] for factor in factors)
+    pixels = (pixels * brightness).clamp_(0.0, 1.0)
     middle = grey(pixels).mean(dim=(2, 3), keepdim=True)
-    pixels = torch.lerp(middle, pixels, factor(draws.contrast)).clamp_(0.0, 1.0)
-    if pixels.shape[1] != 3:
-        return pixels
-    return torch.lerp(grey(pixels), pixels, factor(draws.saturation)).clamp_(0.0, 1.0)
+    pixels = torch.lerp(middle, pixels, contrast).clamp_(0.0, 1.0)
+    return torch.lerp(grey(pixels), pixels, saturation).clamp_(0.0, 1.0) if pixels.shape[1] == 3 else pixels
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
@@ -182,11 +164,15 @@ def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height
     return luma
 
 
-def _square(draws: Draws, size: tuple[int, int], side: int) -> Bool[Tensor, "b 1 height width"]:
-    """Masks of squares whose middle is any pixel; a square near the border sticks out of the image."""
+def boxes(
+    row: Float32[Tensor, " b"],
+    column: Float32[Tensor, " b"],
+    size: tuple[int, int],
+    sides: tuple[int | Int64[Tensor, "b 1"], int | Int64[Tensor, "b 1"]],
+) -> Bool[Tensor, "b height width"]:
+    """Masks of rectangles of the given height and width, centred on any pixel, cut off at the border."""
     masks = []
-    for draw, length in ((draws.cut_row, size[0]), (draws.cut_column, size[1])):
-        first = below(draw, length) - side // 2
-        steps = torch.arange(length, device=draw.device) - first[:, None]
+    for draw, length, side in zip((row, column), size, sides, strict=True):
+        steps = torch.arange(length, device=draw.device) - below(draw, length)[:, None] + side // 2
         masks.append((steps >= 0) & (steps < side))
-    return (masks[0][:, :, None] & masks[1][:, None, :])[:, None]
+    return masks[0][:, :, None] & masks[1][:, None, :]

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.data.image_set import ImageSet
-from attnconv.data.random_numbers import permutation
+from attnconv.data.random_numbers import permutation, uniform
 
 
 class Batch(NamedTuple):
-    """Images as bytes, their labels, and their numbers in the set (what augmentation draws its randomness from)."""
+    """Images as bytes, their labels, and the random numbers of their augmentation in this epoch."""
 
     images: UInt8[Tensor, "b channels height width"]
     labels: Int64[Tensor, " b"]
-    samples: Int64[Tensor, " b"]
+    uniforms: Float32[Tensor, "b 36"]
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; a GPU is not waited for."""
@@ -35,7 +35,7 @@ class Batches:
     Args:
         dataset: the images; batches are on its device.
         batch_size: images of a global batch, over all processes together; a multiple of ``world``.
-        seed: seed of the order, at least 0.
+        seed: seed of the order and of the random numbers, at least 0.
         shuffle: whether each epoch has its own random order; otherwise the set's order.
         rank: number of this process, 0 to world - 1.
         world: number of processes.
@@ -102,19 +102,14 @@ class Batches:
         return whole + (not self.drop_last and end > begin)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = self.order()
+        n, device = len(self.dataset), self.dataset.labels.device
+        order = (permutation(self.seed, self.epoch, n) if self.shuffle else torch.arange(n)).to(device)
+        uniforms = uniform(self.seed, self.epoch, n).to(device)
         for number in range(self.start, len(self)):
             part = order[number * self.batch_size : (number + 1) * self.batch_size]
             begin, end = self._share(len(part))
             samples = part[begin:end]
-            yield Batch(self.dataset.images[samples], self.dataset.labels[samples], samples)
-
-    def order(self) -> Int64[Tensor, " n"]:
-        """Numbers of all images in the order of the chosen epoch."""
-        device = self.dataset.labels.device
-        if self.shuffle:
-            return permutation(self.seed, self.epoch, len(self.dataset), device=device)
-        return torch.arange(len(self.dataset), device=device)
+            yield Batch(self.dataset.images[samples], self.dataset.labels[samples], uniforms[samples])
 
     def _share(self, size: int) -> tuple[int, int]:
         """Begin and end of this process's part of a batch: equal parts, or parts that differ by one image."""

@@ -12,13 +12,14 @@ of 3 is that of the parquet files. Decoded images are kept in the user's cache f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from attnconv._util.errors import bad
 from attnconv.data.cifar_class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
-from attnconv.data.cifar_pickles import Member, Official, check_archive, check_folder, read_archive, read_folder
+from attnconv.data.cifar_pickles import Official, check_pickles, read_pickles
 from attnconv.data.decoded_cache import Tensors, cache_folder, cached, key_of
 from attnconv.data.download import Progress, Remote, fetch
 from attnconv.data.hub_parquet import check_parquet, parquet_files, read_parquet
@@ -27,18 +28,21 @@ from attnconv.data.settings import DataSettings
 _PARQUET_FOLDERS = ("data", "plain_text")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """One kind of labels: its key in the official pickles, its column in the parquet files, and the classes."""
+class Labels(NamedTuple):
+    """One kind of labels: its column in the parquet files, and the classes."""
 
-    key: str
     column: str
     classes: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Their key in the official pickles."""
+        return f"{self.column}s"
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """Everything that has to be known about one of the two data sets.
+    """Facts about one of the two data sets.
 
     Args:
         name: its value of ``--data.name``.
@@ -49,6 +53,7 @@ class Cifar:
         std: deviation of each channel, likewise.
         paper_std: what the paper divided by: the mean over images of each image's own deviation. None where the paper
             says nothing.
+        rows: number of images of each split.
     """
 
     name: str
@@ -58,14 +63,7 @@ class Cifar:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     paper_std: tuple[float, ...] | None = None
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Number of images of each split."""
-        return {
-            "train": sum(member.rows for member in self.official.train),
-            "test": sum(member.rows for member in self.official.test),
-        }
+    rows: dict[str, int] = field(default_factory=lambda: {"train": 50_000, "test": 10_000})
 
 
 _HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -81,16 +79,16 @@ CIFARS = {
                 "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             ),
             folder="cifar-10-batches-py",
-            train=(
-                Member("data_batch_1", "c99cafc152244af753f735de768cd75f", 10_000),
-                Member("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec", 10_000),
-                Member("data_batch_3", "54ebc095f3ab1f0389bbae665268c751", 10_000),
-                Member("data_batch_4", "634d18415352ddfa80567beed471001a", 10_000),
-                Member("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb", 10_000),
-            ),
-            test=(Member("test_batch", "40351d587109b95175f43aff81a1287e", 10_000),),
+            train={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            },
+            test={"test_batch": "40351d587109b95175f43aff81a1287e"},
         ),
-        labels={"fine": Labels("labels", "label", CIFAR10)},
+        labels={"fine": Labels("label", CIFAR10)},
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         paper_std=(0.2023, 0.1994, 0.2010),
@@ -105,13 +103,10 @@ CIFARS = {
                 "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
             ),
             folder="cifar-100-python",
-            train=(Member("train", "16019d7e3df5f24257cddd939b257f8d", 50_000),),
-            test=(Member("test", "f0ef6b0ae62326f3e7ffdfab6717acfc", 10_000),),
+            train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+            test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         ),
-        labels={
-            "fine": Labels("fine_labels", "fine_label", CIFAR100_FINE),
-            "coarse": Labels("coarse_labels", "coarse_label", CIFAR100_COARSE),
-        },
+        labels={"fine": Labels("fine_label", CIFAR100_FINE), "coarse": Labels("coarse_label", CIFAR100_COARSE)},
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     ),
@@ -160,17 +155,15 @@ class _Source:
 
 def _find(facts: Cifar, root: Path, labels: Labels) -> _Source | None:
     official = facts.official
-    archive = root / official.archive
-    if archive.is_file():
-        check, read = partial(check_archive, archive, official), partial(read_archive, archive, official, labels.key)
-        return _Source(f"the official archive {archive.name}", check, read)
-    for folder in (root / official.folder, root):
-        named = folder.name == official.folder and folder.is_dir()
-        if named or (folder / official.test[0].name).is_file():
-            check, read = partial(check_folder, folder, official), partial(read_folder, folder, official, labels.key)
-            return _Source(f"the unpacked official archive {folder.name}", check, read)
-    for folder in (root, *(root / name for name in (*_PARQUET_FOLDERS, facts.name))):
-        if (files := parquet_files(folder)) is not None:
+    folder = root / official.folder
+    if not folder.is_dir() and (root.name == official.folder or any((root / name).is_file() for name in official.test)):
+        folder = root
+    for path, form in ((root / official.archive, "official archive"), (folder, "unpacked official archive")):
+        if path.exists():
+            check, read = partial(check_pickles, path, official), partial(read_pickles, path, official, labels.key)
+            return _Source(f"the {form} {path.name}", check, read)
+    for place in ("", *_PARQUET_FOLDERS, facts.name):
+        if (files := parquet_files(root / place)) is not None:
             check, read = partial(check_parquet, files), partial(read_parquet, files, labels.column, facts.rows)
             return _Source(f"{sum(map(len, files.values()))} parquet files", check, read)
     return None

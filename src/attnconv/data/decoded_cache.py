@@ -1,16 +1,15 @@
 """Decoded images on disk, so that a data set is unpacked once.
 
-One safetensors file per entry in the user's cache folder, named by a key that says all its content depends on (the
+One safetensors file per entry in the user's cache folder, named by a key of everything that its content depends on (the
 checksums of the sources, how they were decoded, the format's version). The file carries the checksum of its tensors; an
-entry that is truncated, damaged or of another key is decoded again and replaced. Writing is atomic (a file of its own,
-then a rename), so processes that start together do not disturb each other, and a full disk costs time, never data.
+entry that is truncated, damaged or of another key is decoded again and replaced. Writing is atomic, so processes that
+start together do not disturb each other, and a full disk costs time, never data.
 """
 
 import contextlib
 import hashlib
 import logging
-import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -35,9 +34,7 @@ def cache_folder(setting: str) -> Path | None:
     """
     if setting == "off":
         return None
-    if setting != "auto":
-        return Path(setting).expanduser()
-    return user_cache()
+    return user_cache() if setting == "auto" else Path(setting).expanduser()
 
 
 def key_of(*parts: str) -> str:
@@ -101,20 +98,16 @@ def _read(path: Path, key: str) -> Tensors | None:
 
 
 def _write(path: Path, key: str, tensors: Tensors) -> None:
-    metadata = {"format": _FORMAT, "key": key, "checksum": _checksum(tensors)}
-    temporary: Path | None = None
+    metadata = {"key": key, "checksum": _checksum(tensors)}
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, created = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        temporary = Path(created)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-        temporary.replace(path)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+        partial.replace(path)
     except (OSError, SafetensorError) as error:
         _LOG.warning("decoded images are not kept, since %s cannot be written: %s", path.parent, error)
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _checksum(tensors: Tensors) -> str:

@@ -92,13 +92,11 @@ def _complete(remote: Remote, file: FileIO, *, attempts: int, timeout: float, pr
     """Append what is missing and check the whole; start anew once if an old beginning does not fit."""
     resumed = file.seek(0, os.SEEK_END) > 0
     _receive(remote, file, attempts=attempts, timeout=timeout, progress=progress)
-    got = stream_digest(file)
-    if resumed and got != remote.sha256:
+    if resumed and stream_digest(file) != remote.sha256:
         _LOG.warning("what an earlier download left of %s does not fit, fetching all of it", remote.url)
         file.truncate(0)
         _receive(remote, file, attempts=attempts, timeout=timeout, progress=progress)
-        got = stream_digest(file)
-    if got != remote.sha256:
+    if (got := stream_digest(file)) != remote.sha256:
         file.truncate(0)
         fix = "The download was damaged, or the file has changed at its home; it was thrown away."
         raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))

@@ -92,26 +92,27 @@ def read_parquet(files: Files, labels: str, rows: dict[str, int]) -> Tensors:
     for split, paths in files.items():
         _check_counts(split, paths, labels, rows[split])
         parts = [part for path in paths for part in _read(path, labels)]
-        pixels, numbers = [part[0] for part in parts], [part[1] for part in parts]
         # height, width, channels as PNG has it -> channels first
-        images = torch.from_numpy(np.concatenate(pixels)).permute(0, 3, 1, 2).contiguous()
-        tensors |= {f"{split}_images": images, f"{split}_labels": torch.from_numpy(np.concatenate(numbers))}
+        images = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).permute(0, 3, 1, 2).contiguous()
+        numbers = torch.from_numpy(np.concatenate([numbers for _, numbers in parts]))
+        tensors |= {f"{split}_images": images, f"{split}_labels": numbers}
     return tensors
 
 
 def _check_counts(split: str, paths: list[Path], labels: str, rows: int) -> None:
-    """Hold what the footers say of rows and bytes against what a split must have, before anything is unpacked."""
+    """Compare what the footers say of rows and bytes with what a split must have, before anything is unpacked."""
     found = size = 0
     for path in paths:
         with _opened(path, labels) as file:
-            found += sum(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
-            size += sum(_bytes(file, group) for group in range(file.num_row_groups))
-    names = ", ".join(path.name for path in paths)
+            for group in range(file.num_row_groups):
+                found += file.metadata.row_group(group).num_rows
+                size += _bytes(file, group)
+    folder, names = str(paths[0].parent), ", ".join(path.name for path in paths)
+    requirement = f"must hold {rows:,} rows of {split}"
     if found != rows:
-        raise ValueError(bad(str(paths[0].parent), f"must hold {rows:,} rows of {split}", f"{found:,} in {names}"))
-    if size > rows * LARGEST_ROW:
-        requirement = f"must hold {rows:,} rows of {split} that unpack to {rows * LARGEST_ROW:,} bytes at most"
-        raise ValueError(bad(str(paths[0].parent), requirement, f"{size:,} in {names}"))
+        raise ValueError(bad(folder, requirement, f"{found:,} in {names}"))
+    if size > (most := rows * LARGEST_ROW):
+        raise ValueError(bad(folder, f"{requirement} that unpack to {most:,} bytes at most", f"{size:,} in {names}"))
 
 
 def _bytes(file: pq.ParquetFile, group: int) -> int:
@@ -122,8 +123,7 @@ def _bytes(file: pq.ParquetFile, group: int) -> int:
 
 @contextmanager
 def _opened(path: Path, labels: str) -> Iterator[pq.ParquetFile]:
-    """A parquet file with the columns that are wanted; what pyarrow says of it is completed by its name."""
-    fix = "The file is half downloaded or damaged: fetch it again."
+    """A parquet file that has both columns; pyarrow's errors become a `ValueError` with the file's name."""
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -134,12 +134,19 @@ def _opened(path: Path, labels: str) -> Iterator[pq.ParquetFile]:
                 index = schema.get_field_index(name)
                 if index < 0:
                     raise ValueError(bad(str(path), f"must have the column {name!r}", f"{', '.join(schema.names)}"))
-                if not fits(schema.field(index).type):
-                    got = str(schema.field(index).type)
-                    raise ValueError(bad(str(path), f"must have {kind} in the column {name!r}", got))
+                if not fits(got := schema.field(index).type):
+                    raise ValueError(bad(str(path), f"must have {kind} in the column {name!r}", str(got)))
             yield file
     except (pa.ArrowException, OSError) as error:
+        fix = "The file is half downloaded or damaged: fetch it again."
         raise ValueError(bad(str(path), "must be a whole parquet file", str(error), fix)) from error
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    content = kind.field("bytes").type
+    return bool(pa.types.is_binary(content) or pa.types.is_large_binary(content))
 
 
 def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
@@ -150,38 +157,26 @@ def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.
             rows = max(1, min(1024, _AT_ONCE // max(1, _bytes(file, group))))
             columns = ["img.bytes", labels]
             for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
-                yield _decode(batch.column("img"), path, row), _labels(batch.column(labels), path, labels)
+                numbers = batch.column(labels)
+                if numbers.null_count:
+                    requirement = f"must have a label in every row of {labels!r}"
+                    raise ValueError(bad(str(path), requirement, f"{numbers.null_count} without"))
+                contents = batch.column("img").field("bytes").to_pylist()
+                pixels = [_decode(png, f"row {row + place} of {path}") for place, png in enumerate(contents)]
+                yield np.stack(pixels), np.asarray(numbers.to_numpy(zero_copy_only=False), np.int64)
                 row += len(batch)
 
 
-def _is_image(kind: pa.DataType) -> bool:
-    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        return False
-    content = kind.field("bytes").type
-    return bool(pa.types.is_binary(content) or pa.types.is_large_binary(content))
-
-
-def _decode(column: pa.StructArray, path: Path, first: int) -> npt.NDArray[np.uint8]:
-    """Decode PNG files, of which the first stands in that row of the file, into (rows, height, width, channels)."""
+def _decode(content: bytes | None, name: str) -> npt.NDArray[np.uint8]:
+    """Decode a PNG file into (height, width, channels)."""
+    if content is None:
+        raise ValueError(bad(name, "must hold an image", "nothing"))
     channels, height, width = PIXELS
-    pixels = []
-    for row, content in enumerate(column.field("bytes").to_pylist(), start=first):
-        name = f"row {row} of {path}"
-        if content is None:
-            raise ValueError(bad(name, "must hold an image", "nothing"))
-        try:
-            with open_picture(content, name, formats=("PNG",)) as image:
-                kind = f"{image.mode} of {image.size[0]} x {image.size[1]}"
-                fits = image.mode == "RGB" and image.size == (width, height)
-                pixels.append(image.tobytes() if fits else b"")
-        except PictureError as error:
-            raise ValueError(f"{error} Fetch the file again.") from error
-        if not fits:
-            raise ValueError(bad(name, f"must be an RGB image of {width} x {height} pixels", kind))
-    return np.frombuffer(b"".join(pixels), np.uint8).reshape(-1, height, width, channels)
-
-
-def _labels(column: pa.Array, path: Path, name: str) -> npt.NDArray[np.int64]:
-    if column.null_count:
-        raise ValueError(bad(str(path), f"must have a label in every row of {name!r}", f"{column.null_count} without"))
-    return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+    try:
+        with open_picture(content, name, formats=("PNG",)) as image:
+            if image.mode == "RGB" and image.size == (width, height):
+                return np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, channels)
+            got = f"{image.mode} of {image.size[0]} x {image.size[1]}"
+    except PictureError as error:
+        raise ValueError(f"{error} Fetch the file again.") from error
+    raise ValueError(bad(name, f"must be an RGB image of {width} x {height} pixels", got))

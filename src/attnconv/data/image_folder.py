@@ -10,9 +10,8 @@ it about the centre.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,25 +31,15 @@ LARGEST_SET = 16 << 30
 _VALIDATION = ("val", "valid", "validation")
 
 
-@dataclass(frozen=True, eq=False)
-class FolderSets:
-    """What a root holds: a training set, the sets that have a folder of their own, and the classes."""
-
-    train: ImageSet
-    validation: ImageSet | None
-    test: ImageSet
-    classes: tuple[str, ...]
-
-
-def read_folders(settings: DataSettings) -> FolderSets:
+def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str, ...]]:
     """Read the image folders under a root.
 
     Args:
         settings: root, image size, the seed of splits, and where the cache is.
 
     Returns:
-        The sets and the names of the classes, which are those of the folders in alphabetical order, with
-        escapes for what cannot be printed.
+        The sets ``train``, ``test`` and, where it has a folder, ``validation``; and the names of the classes, which are
+        those of the folders in alphabetical order, with escapes for what cannot be printed.
 
     Raises:
         ValueError: if a folder is missing or empty, test images are of unknown classes, images are broken (the message
@@ -59,19 +48,20 @@ def read_folders(settings: DataSettings) -> FolderSets:
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise ValueError(bad("--data.root", "must be a folder that exists", str(root.absolute())))
-    train_folder = root / "train" if (root / "train").is_dir() else root
-    apart = [root / name for name in _VALIDATION if (root / name).is_dir()][:1] if train_folder != root else []
-    if train_folder != root and (root / "test").is_dir():
-        apart.append(root / "test")
-    classes = _classes(train_folder)
-    names = tuple(map(printable, classes))
-    train = _read_set(train_folder, classes, settings)
-    others = [_read_set(folder, classes, settings) for folder in apart]
-    if not others:
+    folders = {"train": root / "train" if (root / "train").is_dir() else root}
+    if folders["train"] != root:
+        apart = [root / name for name in _VALIDATION if (root / name).is_dir()][:1]
+        if (root / "test").is_dir():
+            apart.insert(0, root / "test")
+        folders |= zip(("test", "validation"), apart, strict=False)
+    classes = _classes(folders["train"])
+    sets = {name: _read_set(folder, classes, settings) for name, folder in folders.items()}
+    if "test" not in sets:
+        train = sets["train"]
         count = max(1, len(train) // 5)
         kept, out = held_out(train.labels, count, seed=settings.split_seed, stratify=settings.stratify)
-        return FolderSets(train.take(kept), None, train.take(out), names)
-    return FolderSets(train, others[0] if len(others) == 2 else None, others[-1], names)
+        sets |= {"train": train.take(kept), "test": train.take(out)}
+    return sets, tuple(map(printable, classes))
 
 
 def read_image(
@@ -127,8 +117,7 @@ def _read_set(folder: Path, classes: tuple[str, ...], settings: DataSettings) ->
         raise ValueError(bad("--data.image-size", requirement, f"{size}, which takes {got}"))
     states = [f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
     key = key_of("folder", str(folder.absolute()), str(size), "RGB", *states)
-    decode = partial(_decode, paths, size)
-    tensors = cached("folder", key, lambda: {"images": decode()}, folder=cache_folder(settings.cache))
+    tensors = cached("folder", key, lambda: {"images": _decode(paths, size)}, folder=cache_folder(settings.cache))
     return ImageSet(tensors["images"], labels)
 
 
@@ -149,7 +138,12 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
         results = list(pool.map(attempt, paths))
     broken = [result for result in results if isinstance(result, str)]
     if broken:
-        more = f"\n... and {len(broken) - 10} more" if len(broken) > 10 else ""
-        fix = "Replace or remove them:\n" + "\n".join(broken[:10]) + more
+        fix = "Replace or remove them:\n" + listed(broken)
         raise ValueError(bad("--data.root", "must hold whole images only", f"{len(broken)} broken ones", fix))
     return torch.stack([result for result in results if not isinstance(result, str)])
+
+
+def listed(sentences: Sequence[str]) -> str:
+    """The first ten, one a line, and how many more there are."""
+    more = [f"... and {len(sentences) - 10} more"] if len(sentences) > 10 else []
+    return "\n".join([*sentences[:10], *more])

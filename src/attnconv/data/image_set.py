@@ -154,11 +154,9 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
     if len(images) == 0:
         raise ValueError(bad("images", "must hold at least one image to measure", f"shape {tuple(images.shape)}"))
     means, deviations = [], []
-    for channel in range(images.shape[1]):
-        histogram = torch.bincount(images[:, channel].flatten(), minlength=256).double()
-        values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
-        mean = float((histogram * values).sum() / histogram.sum())
-        variance = float((histogram * (values - mean).square()).sum() / histogram.sum())
-        means.append(mean)
-        deviations.append(variance**0.5 or 1.0)
+    values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
+    for channel in images.unbind(1):
+        shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        means.append(float(shares @ values))
+        deviations.append(float(shares @ (values - means[-1]).square()) ** 0.5 or 1.0)
     return tuple(means), tuple(deviations)

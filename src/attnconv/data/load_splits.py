@@ -1,7 +1,5 @@
 """The front door: settings in, splits out."""
 
-from dataclasses import dataclass
-
 from attnconv._util.errors import bad
 from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
@@ -11,19 +9,6 @@ from attnconv.data.image_set import ImageSet, Splits, channel_statistics, held_o
 from attnconv.data.settings import DataSettings, problems
 
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
-
-
-@dataclass(frozen=True, eq=False)
-class _Whole:
-    """A data set before anything is held out of its training images; ``None`` is still to be decided."""
-
-    train: ImageSet
-    validation: ImageSet | None
-    test: ImageSet
-    classes: tuple[str, ...]
-    source: str
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
 
 
 def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
@@ -49,50 +34,40 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     """
     if found := problems(settings):
         raise ValueError("\n".join(found))
-    whole = _read(settings, progress)
-    train, validation = whole.train, whole.validation
-    if validation is None:
-        default = _HELD_OUT.get(settings.name, len(train) // 10)
+    sets, classes, source = _read(settings, progress)
+    whole = train = sets["train"]
+    if "validation" not in sets:
+        default = _HELD_OUT.get(settings.name, len(whole) // 10)
         count = default if settings.validation is None else settings.validation
-        kept, out = held_out(train.labels, count, seed=settings.split_seed, stratify=settings.stratify)
-        train, validation = train.take(kept), train.take(out)
+        kept, out = held_out(whole.labels, count, seed=settings.split_seed, stratify=settings.stratify)
+        train, sets["validation"] = whole.take(kept), whole.take(out)
     elif settings.validation is not None:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
         raise ValueError(bad("--data.validation", requirement, settings.validation, fix))
-    mean, std = whole.mean, whole.std
-    if mean is None or std is None:
-        mean, std = channel_statistics(whole.train.images)
-    return Splits(
-        train=_limited(train, settings),
-        validation=validation,
-        test=whole.test,
-        classes=whole.classes,
-        mean=mean,
-        std=std,
-        source=whole.source,
-    )
+    mean, std = _statistics(settings, whole)
+    return Splits(_limited(train, settings), sets["validation"], sets["test"], classes, mean, std, source)
 
 
-def _read(settings: DataSettings, progress: Progress | None) -> _Whole:
+def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
+    """Sets by name, of which ``validation`` may be missing; classes; and where they came from."""
     if settings.name == "digits":
         train, test = read_digits()
-        return _Whole(train, None, test, CLASSES, "the digits of scikit-learn")
+        return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
-        sets = read_folders(settings)
-        return _Whole(sets.train, sets.validation, sets.test, sets.classes, "image folders")
+        return *read_folders(settings), "image folders"
     facts = CIFARS[settings.name]
     tensors, source = read_cifar(facts, settings, progress=progress)
-    paper = settings.normalisation == "paper" and facts.paper_std is not None
-    return _Whole(
-        train=ImageSet(tensors["train_images"], tensors["train_labels"]),
-        validation=None,
-        test=ImageSet(tensors["test_images"], tensors["test_labels"]),
-        classes=facts.labels[settings.labels].classes,
-        source=source,
-        mean=facts.mean,
-        std=facts.paper_std if paper else facts.std,
-    )
+    sets = {name: ImageSet(tensors[f"{name}_images"], tensors[f"{name}_labels"]) for name in ("train", "test")}
+    return sets, facts.labels[settings.labels].classes, source
+
+
+def _statistics(settings: DataSettings, whole: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the channels: known ones of CIFAR, else those of all training images."""
+    if settings.name not in CIFARS:
+        return channel_statistics(whole.images)
+    facts = CIFARS[settings.name]
+    return facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
 
 
 def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:

@@ -3,45 +3,36 @@
 Mixup (Zhang et al., 2018) blends all pixels: lambda x + (1 - lambda) x'. CutMix (Yun et al., 2019) pastes a rectangle
 of x' into x; lambda is then the part of x that is left. Both draw lambda from Beta(a, a).
 
-Whether and how an image is blended depends on (seed, epoch, sample); with whom depends on who else is in the batch of
-this process. This is the only randomness of the library that does.
+Whether and how an image is blended depends on (seed, epoch, sample); the partner depends on the other images in this
+process's batch. No other randomness of the library does.
 """
 
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import Stream, Words, below, fraction, words
+from attnconv.data.augmentation import boxes
 from attnconv.data.settings import AugmentSettings
-
-_TRIES = 12
-_COLUMNS = 4 + 2 * _TRIES  # partner, choice, row, column, then the pairs for Beta
 
 
 def mix(
     images: Float[Tensor, "b c height width"],
     labels: Int64[Tensor, " b"],
-    samples: Int64[Tensor, " b"],
+    uniforms: Float32[Tensor, "b 36"],
     *,
-    seed: int,
-    epoch: int,
     settings: AugmentSettings,
     classes: int,
-    draw: Words = words,
 ) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
     """Blend each image of a batch with another one, and their labels alike.
 
     Args:
         images: the batch after `attnconv.data.augmentation.augment`.
         labels: its classes; checked on the CPU only.
-        samples: numbers of the images in their set.
-        seed: the run's seed, at least 0.
-        epoch: number of the epoch, at least 0.
+        uniforms: rows of `uniform` for these images, as `augment` got them.
         settings: ``mixup`` and ``cutmix`` are looked at. With both on, each image takes one of them at random; with
             both at 0 the images come back as they are.
         classes: number of classes.
-        draw: where the random numbers come from; `WordsOfASet` saves time in training.
 
     Returns:
         The blended images, and a distribution over the classes for each.
@@ -51,8 +42,9 @@ def mix(
 
     Example:
         >>> chosen = AugmentSettings(mixup=0.2)
-        >>> numbers, ones = torch.arange(4), torch.ones(4, 3, 8, 8)
-        >>> _, soft = mix(ones, numbers, numbers, seed=0, epoch=0, settings=chosen, classes=4)
+        >>> _, soft = mix(
+        ...     torch.ones(4, 3, 8, 8), torch.arange(4), torch.rand(4, 36), settings=chosen, classes=4
+        ... )
         >>> soft.sum(dim=1)
         tensor([1., 1., 1., 1.])
     """
@@ -63,16 +55,19 @@ def mix(
     soft = (labels[:, None] == torch.arange(classes, device=labels.device)).to(torch.float32)
     if settings.mixup == 0.0 and settings.cutmix == 0.0:
         return images, soft
-    draws = draw(seed, epoch, samples, Stream.MIX, _COLUMNS)
-    pairs, partner = fraction(draws[:, 4:]), _partners(draws[:, 0])
+    turn, choice, row, column = uniforms[:, 8:12].unbind(dim=1)
+    partner, pairs = _partners(turn), uniforms[:, 12:]
     both = settings.mixup > 0.0 and settings.cutmix > 0.0
-    cuts = below(draws[:, 1], 2) == 1 if both else torch.full_like(labels, settings.cutmix > 0.0, dtype=torch.bool)
+    cuts = choice < 0.5 if both else torch.full_like(choice, settings.cutmix > 0.0, dtype=torch.bool)
     kept = torch.ones_like(pairs[:, 0])
     if settings.mixup > 0.0:
         kept = torch.where(cuts, kept, beta(settings.mixup, pairs))
     mixed = torch.lerp(images[partner], images, kept[:, None, None, None].to(images.dtype))
     if settings.cutmix > 0.0:
-        inside = cuts[:, None, None] & _rectangle(draws, images, beta(settings.cutmix, pairs))
+        share = (1.0 - beta(settings.cutmix, pairs)).sqrt()[:, None]
+        height, width = images.shape[2:]
+        sides = ((share * height).round().to(torch.int64), (share * width).round().to(torch.int64))
+        inside = cuts[:, None, None] & boxes(row, column, (height, width), sides)
         mixed = torch.where(inside[:, None], images[partner], mixed)
         kept = torch.where(cuts, 1.0 - inside.to(torch.float32).mean(dim=(1, 2)), kept)
     return mixed, torch.lerp(soft[partner], soft, kept[:, None])
@@ -104,22 +99,9 @@ def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tens
     return torch.where(accepted.any(dim=1), values.gather(1, first)[:, 0], 0.5)
 
 
-def _partners(draws: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+def _partners(draws: Float32[Tensor, " b"]) -> Int64[Tensor, " b"]:
     """One cycle through the batch in random order: everyone has a partner, nobody itself (in batches of 2 and up)."""
     order = torch.argsort(draws, stable=True)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)
     return partner
-
-
-def _rectangle(
-    draws: Int64[Tensor, "b columns"], images: Float[Tensor, "b c height width"], kept: Float32[Tensor, " b"]
-) -> Bool[Tensor, "b height width"]:
-    """Masks of rectangles of the image's shape and the area 1 - kept, about any pixel, cut off at the border."""
-    masks = []
-    for column, length in ((2, images.shape[2]), (3, images.shape[3])):
-        side = ((1.0 - kept).sqrt() * length).round().to(torch.int64)
-        first = below(draws[:, column], length) - side // 2
-        steps = torch.arange(length, device=draws.device) - first[:, None]
-        masks.append((steps >= 0) & (steps < side[:, None]))
-    return masks[0][:, :, None] & masks[1][:, None, :]

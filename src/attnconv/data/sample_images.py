@@ -17,7 +17,7 @@ from torch import Tensor
 from attnconv._util.errors import bad, printable
 from attnconv._util.value_checks import whole
 from attnconv.data.image_decoding import enlargement, fit_picture, open_picture
-from attnconv.data.image_folder import SUFFIXES
+from attnconv.data.image_folder import SUFFIXES, listed
 
 MOST_ENLARGED = 2.0  # without a note
 NAMED = 10  # of those that are
@@ -85,10 +85,10 @@ def read_pictures(
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:
-        fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + _listed(broken)
+        fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + listed(broken)
         raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
     if not images:
-        what = f"only broken ones:\n{_listed(broken)}" if broken else "none"
+        what = f"only broken ones:\n{listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", what))
     notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
     if enlarged:
@@ -104,11 +104,6 @@ def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tu
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
         raise ValueError(bad(str(path), "must show more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
     return pixels, factor
-
-
-def _listed(sentences: list[str]) -> str:
-    more = [f"... and {len(sentences) - 10} more"] if len(sentences) > 10 else []
-    return "\n".join([*sentences[:10], *more])
 
 
 def _in_turn(folder: Path) -> Iterator[Path]:

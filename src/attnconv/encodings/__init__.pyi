@@ -1,6 +1,7 @@
 from .absolute import Absolute as Absolute
 from .base import (
     Encoding as Encoding,
+    Gaussians as Gaussians,
     JointEncoding as JointEncoding,
     SeparableEncoding as SeparableEncoding,
 )

@@ -8,14 +8,16 @@ method. Every other class of the room is final. `docs/own-encoding.md` walks thr
 import abc
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
+from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.kernels.contractions import axis_sum, below_largest
@@ -27,8 +29,40 @@ MOST_DIMS = 3
 FACTOR = 64  # entries of an axis's factor per query of the grid, up to which factors are stored
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """Heads whose score is -1/2 |S_h^T (delta - Delta_h)|^2: Gaussians over the shift.
+
+    Attributes:
+        centres: Delta, (h, dims) in pixels: the parameter itself.
+        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / pixel^2.
+        spread: The parameter that S is proportional to.
+    """
+
+    centres: nn.Parameter
+    root_precision: Float[Tensor, "h dims dims"]
+    spread: nn.Parameter
+
+    @property
+    def precision(self) -> Float64[Tensor, "h dims dims"]:
+        """P = S S^T, in float64 on the CPU."""
+        root = self.root_precision.detach().cpu().double()
+        return root @ root.mT
+
+    @property
+    def alpha(self) -> Float64[Tensor, "h dims"] | None:
+        """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
+        precision = self.precision
+        along = precision.diagonal(dim1=-2, dim2=-1)
+        return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
+
+
 class Encoding(nn.Module, abc.ABC):
     """How much each head's query likes each key, as a function of positions and perhaps of content.
+
+    Everything that the library does with heads, it asks of the encoding: `plan`, error bounds, pruning, head records
+    and the explorer work for a class of your own that answers as ours do.
 
     Args:
         heads: Number of heads h, at least 1.
@@ -38,8 +72,13 @@ class Encoding(nn.Module, abc.ABC):
         undecayed: Names of the parameters that weight decay must leave alone (a centre has no reason to be small).
         by_head: Names of the parameters, and of the submodules with parameters, whose first axis is made of one equal
             part for each head, in order; None where the class does not say.
+        reads_content: Whether scores depend on the image; otherwise they depend on the shift alone.
+        table_channels: Length of the vectors of shifts that a linear map takes to scores, 0 without such a table. The
+            authors' code applies it to all pairs of rows and of columns, which the paper's count of operations holds.
     """
 
+    reads_content: bool = True
+    table_channels: int = 0
     undecayed: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[tuple[str, ...] | None] = None
     heads: int
@@ -63,6 +102,33 @@ class Encoding(nn.Module, abc.ABC):
         Keys are those of equations (7) and (8) that the encoding has: `content-content`, `content-position`,
         `position-content`, `position-position`.
         """
+
+    def gaussians(self) -> Gaussians | None:
+        """The heads as Gaussians; None, the default, where they are none."""
+        return None
+
+    def mass_off(self) -> Float64[Tensor, "h"] | None:
+        """The most attention that each head can give to keys other than the one nearest to its centre.
+
+        None where that is not known; by default it is known of Gaussians along the axes.
+        """
+        heads = self.gaussians()
+        if heads is None or heads.centres.is_meta or heads.alpha is None:
+            return None
+        centres = heads.centres.detach().cpu().double()
+        return mass_off_nearest(heads.alpha, centres - centres.round())
+
+    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shift that each head attends alone, or None where a head is soft. Looks at values.
+
+        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps.
+        """
+        heads, mass = self.gaussians(), self.mass_off()
+        if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
+            return None
+        # No image is as large as 2^40 pixels: beyond it all places are alike, and int64 holds sums of them.
+        nearest = heads.centres.detach().cpu().double().round().clamp(-(2.0**40), 2.0**40)
+        return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
 
     @final
     def select_heads(self, heads: Sequence[int]) -> "Encoding":
@@ -107,6 +173,8 @@ class Encoding(nn.Module, abc.ABC):
 class SeparableEncoding(Encoding):
     """A position-only encoding whose score is a sum over axes: implement `axis_scores`."""
 
+    reads_content = False
+
     @abc.abstractmethod
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
         """The part of the score that one axis contributes, for each head.
@@ -139,6 +207,8 @@ class SeparableEncoding(Encoding):
 
 class JointEncoding(Encoding):
     """A position-only encoding whose score couples the axes: implement `scores`."""
+
+    reads_content = False
 
     @abc.abstractmethod
     def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:

@@ -14,7 +14,6 @@ import torch
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 
 NEIGHBOUR_SPREAD = 2.0
 
@@ -41,25 +40,26 @@ def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
 
 
 def start_at_neighbours(encoding: Encoding) -> None:
-    """Move the heads of a fresh quadratic encoding to the nearest shifts, in place, and narrow them.
+    """Move the heads of a fresh encoding to the nearest shifts, in place, and narrow them.
 
     Spreads keep what was drawn around their mean, twice as large.
 
     Args:
-        encoding: Quadratic or generalised.
+        encoding: Of Gaussian heads.
 
     Raises:
-        ValueError: Its heads have no centres.
+        ValueError: Its heads are no Gaussians.
 
     Example:
+        >>> from attnconv import Quadratic
         >>> encoding = Quadratic(9)
         >>> start_at_neighbours(encoding)
         >>> sorted(map(tuple, encoding.centres.int().tolist()))[:4]
         [(-1, -1), (-1, 0), (-1, 1), (0, -1)]
     """
-    if not isinstance(encoding, Quadratic | GeneralizedQuadratic):
-        raise ValueError(bad("encoding", "must be quadratic to have centres", type(encoding).__name__))
-    width = encoding.spread if isinstance(encoding, Quadratic) else encoding.root_precision
+    found = encoding.gaussians()
+    if found is None:
+        raise ValueError(bad("encoding", "must have Gaussian heads", type(encoding).__name__))
     with torch.no_grad():
-        encoding.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))
-        width.mul_(NEIGHBOUR_SPREAD)
+        found.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))
+        found.spread.mul_(NEIGHBOUR_SPREAD)

@@ -50,6 +50,7 @@ class LearnedRelative(SeparableEncoding):
         super().__init__(heads, dims)
         self.max_shift = check_max_shift(max_shift)
         channels = whole("channels", channels, 1)
+        self.table_channels = channels
         self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
         self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
 

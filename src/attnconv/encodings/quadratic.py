@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.encodings.base import JointEncoding, SeparableEncoding
-from attnconv.encodings.gaussian_tail import mass_off_nearest
+from attnconv.encodings.base import Gaussians, JointEncoding, SeparableEncoding
 from attnconv.operators.base import score_dtype
 
 
@@ -67,25 +66,8 @@ class Quadratic(SeparableEncoding):
         """Covariance of the Gaussian on an unbounded, continuous image: 1 / (2 alpha) on the diagonal, in pixel^2."""
         return torch.diag_embed((0.5 / self.alpha).expand(self.heads, self.dims))
 
-    @property
-    def anchor(self) -> Float[Tensor, "numbers"]:
-        """Every parameter's numbers: what hard heads hang their zero gradients on."""
-        return torch.cat([self.centres.flatten(), self.spread.flatten()])
-
-    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The shift that each head attends alone, or None where a head is soft. Looks at values.
-
-        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps.
-        """
-        if self.centres.is_meta:  # no values to look at
-            return None
-        with torch.no_grad():
-            centres, alpha = self.centres.double(), self.alpha.double().expand(self.heads, self.dims)
-            nearest = centres.round()
-            if not bool((mass_off_nearest(alpha, centres - nearest) <= torch.finfo(self.centres.dtype).eps).all()):
-                return None
-            # No image is as large as 2^40 pixels: beyond it all places are alike, and int64 holds sums of them.
-            return tuple(tuple(int(v) for v in row) for row in nearest.clamp(-(2.0**40), 2.0**40).tolist())
+    def gaussians(self) -> Gaussians:
+        return Gaussians(self.centres, torch.diag_embed(self.spread.expand(self.heads, self.dims)), self.spread)
 
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
         alpha = self.alpha[:, axis if self.spread.shape[1] > 1 else 0].to(shifts.dtype)[:, None, None]
@@ -146,6 +128,9 @@ class GeneralizedQuadratic(JointEncoding):
                 bad("root_precision", "must be invertible to have a covariance", f"singular heads {singular}")
             )
         return inverse
+
+    def gaussians(self) -> Gaussians:
+        return Gaussians(self.centres, self.root_precision, self.root_precision)
 
     def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:
         lead = (1,) * (shifts.dim() - 1)

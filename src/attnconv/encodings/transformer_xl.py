@@ -113,6 +113,7 @@ class Relative(Encoding):
         if not terms or any(term not in TERMS for term in terms):
             raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
         self.used = frozenset(terms)
+        self.reads_content = self.used != {"position-position"}
         self.head_channels = check_head_channels(in_channels, head_channels)
         self.features = SinusoidalFeatures(next_multiple(in_channels, 2 * dims), dims) if features is None else features
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
@@ -127,7 +128,7 @@ class Relative(Encoding):
         self.position_bias = nn.Parameter(torch.randn(vector)) if positional in self.used else None
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
-        if self.used == {"position-position"}:
+        if not self.reads_content:
             tables = partial(self._position_tables, grid, x, widest(x.device))
             return separable_operator(grid, x, self.heads, partial(self._global_positions, grid, x), tables)
         query = self._query(grid, x)

@@ -7,6 +7,6 @@ explore, Selection                         the page in a notebook, and what is l
 app, listen, server_for                    a server for this machine alone, which takes one's own images
 """
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

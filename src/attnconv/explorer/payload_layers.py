@@ -17,8 +17,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.encodings import GeneralizedQuadratic, Quadratic, Relative
-from attnconv.encodings.base import POSITION, Encoding, JointEncoding, SeparableEncoding
+from attnconv.encodings.base import Encoding
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.moments import lattice_queries, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
@@ -95,9 +94,7 @@ def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, 
 
 def is_table(encoding: Encoding) -> bool:
     """Whether scores depend on the shift from query to key and on nothing else."""
-    if isinstance(encoding, Relative):
-        return encoding.used == {POSITION}
-    return isinstance(encoding, SeparableEncoding | JointEncoding)
+    return not encoding.reads_content
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
@@ -115,12 +112,8 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
     pixels = some.new_zeros((1, *(axis.size for axis in axes), 1), dtype=torch.float64)
     (scores,) = encoding.terms(Grid(axes), pixels).values()
     found = {"shift_scores": _less_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))}
-    if isinstance(encoding, Quadratic):
-        spread = encoding.spread.double().square()  # alpha = s^2 / 2, and the precision is 2 alpha
-        found |= _gaussians(encoding.centres, torch.diag_embed(spread.expand(encoding.heads, 2)))
-    elif isinstance(encoding, GeneralizedQuadratic):
-        root = encoding.root_precision.double()
-        found |= _gaussians(encoding.centres, root @ root.mT)
+    if (heads := encoding.gaussians()) is not None:
+        found |= _gaussians(heads.centres, heads.precision)
     return {key: tensor.detach().float().cpu().contiguous() for key, tensor in found.items()}
 
 

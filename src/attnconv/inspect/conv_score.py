@@ -37,7 +37,7 @@ def convolution_score(profile: ShiftProfile) -> float:
 
     Chance stays a little above 0 where few queries were looked at, since the best shifts are chosen among noise: hard
     random rows of one image score 0.03 in the mean on 14 x 14 pixels and 0.09 on 7 x 7, whether of 3 heads or 16. More
-    images average it away; `benchmarks.chance_scores` has the table.
+    images average it away; `experiments.chance_scores` has the table.
 
     Args:
         profile: The layer's attention per shift, as `shift_profile` gives it.

@@ -31,7 +31,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, all_queries, check_queries
+from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift
 
@@ -73,7 +73,7 @@ class AttentionMoments:
 
 @torch.no_grad()
 def attention_moments(
-    operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
+    operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None
 ) -> AttentionMoments:
     """Means over queries of centre, covariance, distance and entropy of attention, for each head and image.
 
@@ -86,7 +86,7 @@ def attention_moments(
         block: Rows at a time, at least 1; None for as many as make 2^22 probabilities over all heads and images.
 
     Raises:
-        TypeError: `block` is no whole number, or `queries` no tensor of them.
+        TypeError: `block` is no whole number, or `queries` are not whole numbers.
         ValueError: `block` is below 1, or `queries` is empty or outside the grid.
 
     Example:
@@ -100,7 +100,7 @@ def attention_moments(
     if block is not None:
         block = whole("block", block, 1)
     if queries is not None:
-        check_queries(queries, operator.grid)
+        queries = query_indices(queries, operator.grid, operator.device)
         if queries.numel() == 0:
             raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
     parts = _axis_operators(operator) if queries is None and operator.grid.dims > 1 else None

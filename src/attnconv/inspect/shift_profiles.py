@@ -37,7 +37,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, all_queries, check_queries
+from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 
 BLOCK = 2**22  # probabilities held at once, as in `moments`
 
@@ -78,7 +78,7 @@ class ShiftProfile:
 
 
 def shift_profile(
-    operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
+    operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None
 ) -> ShiftProfile:
     """The mean attention per shift of an operator's heads, over its queries and images.
 
@@ -123,9 +123,7 @@ class RunningShiftProfile:
         self._grid: Grid | None = None
 
     @torch.no_grad()
-    def add(
-        self, operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
-    ) -> None:
+    def add(self, operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None) -> None:
         """Take in the images of one operator; the arguments are those of `shift_profile`.
 
         Raises:
@@ -220,7 +218,7 @@ def at_shift(
     return rows[..., queries, queries + down * width + right]
 
 
-def checked(operator: AttentionOperator, queries: Tensor | None, block: int | None) -> tuple[Tensor, int]:
+def checked(operator: AttentionOperator, queries: Queries | None, block: int | None) -> tuple[Tensor, int]:
     """The queries to look at and how many of their rows at a time.
 
     Raises:
@@ -232,7 +230,7 @@ def checked(operator: AttentionOperator, queries: Tensor | None, block: int | No
         block = max(1, BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count))
     if queries is None:
         return all_queries(operator.grid, operator.device), block
-    check_queries(queries, operator.grid)
+    queries = query_indices(queries, operator.grid, operator.device)
     if queries.numel() == 0:
         raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
     return queries.to(operator.device), block

@@ -16,7 +16,7 @@ from attnconv._util.errors import bad
 from attnconv.grid import Grid
 from attnconv.inspect.token_layout import TokenLayout
 from attnconv.inspect.token_rows import TokenRows
-from attnconv.operators.base import AttentionOperator, all_queries, check_queries
+from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
 BLOCK = 2**25  # probabilities that are held at once: 128 MiB in float32
@@ -61,12 +61,12 @@ class TokenOperator(AttentionOperator):
     def device(self) -> torch.device:
         return self._source.device
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
-        check_queries(queries, self.grid)
+    def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
         return self._layout.rows(self._source, queries)[0]
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
-        check_queries(queries, self.grid)
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
         return self._layout.rows(self._source, queries)[1]
 
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:

@@ -1,5 +1,5 @@
 """Layers: self-attention over sequences, images and volumes, with the face of nn.Conv1d/2d/3d."""
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -27,7 +27,7 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
 from attnconv._util.value_checks import is_real, whole
 from attnconv.grid import Grid, per_axis
-from attnconv.layers.self_attention import check_device_dtype, check_loaded
+from attnconv.layers.checks import check_device_dtype, check_loaded
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kronecker import Kronecker
 

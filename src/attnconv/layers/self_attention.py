@@ -8,33 +8,29 @@ a tensor in channels-last memory format passes without a copy.
 """
 
 import abc
-import functools
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import FLOATING
-from attnconv._util.value_checks import is_real, whole
+from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.encodings.registry import encoding_named
-from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
+from attnconv.grid import Border, Grid, Padding, per_axis
+from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded
+from attnconv.layers.geometry import Geometry, check_groups
+from attnconv.layers.planning import Backend, Plan, anchor, check_running, has_two_forms
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
-from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.planner import fastest
 from attnconv.operators.shift import Shift
-
-Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
-BACKENDS: tuple[str, ...] = get_args(Backend)
-Plan: TypeAlias = Literal["dense", "structured", "shift"]
-AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
 class SelfAttention(nn.Module, abc.ABC):
@@ -78,6 +74,14 @@ class SelfAttention(nn.Module, abc.ABC):
 
     dims: ClassVar[int]
 
+    def __init_subclass__(cls) -> None:
+        """Give each class the arguments' documentation, which `help` and editors show."""
+        super().__init_subclass__()
+        if cls.__doc__ and SelfAttention.__doc__:
+            about, _, example = inspect.cleandoc(cls.__doc__).partition("Example:")
+            shared = inspect.cleandoc(SelfAttention.__doc__)
+            cls.__doc__ = f"{about}{shared[shared.index('Args:') :]}\n\nExample:{example}"
+
     def __init__(  # noqa: PLR0913 - the public face mirrors nn.Conv2d's
         self,
         in_channels: int,
@@ -106,18 +110,19 @@ class SelfAttention(nn.Module, abc.ABC):
             whole("out_channels", out_channels, 1),
         )
         self.heads, self.groups = whole("heads", heads, 1), whole("groups", groups, 1)
-        _check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
-        check_border(border)
+        check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
         check_device_dtype(device, dtype)
-        _check_running(attention_dropout, backend)
-        self.stride = per_axis("stride", stride, self.dims, least=1)
-        self.padding = padding_pairs(padding, self.dims)
-        self.dilation = per_axis("dilation", dilation, self.dims, least=1)
-        self.border: Border = border
-        self.window = None if window is None else per_axis("window", window, self.dims, least=1)
-        self.transposed = transposed
-        self.output_padding = per_axis("output_padding", output_padding, self.dims, least=0)
-        self._check_transposed()
+        check_running(attention_dropout, backend)
+        self.geometry = Geometry.make(
+            self.dims,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            border=border,
+            window=window,
+            transposed=transposed,
+            output_padding=output_padding,
+        )
         self.attention_dropout = attention_dropout
         self.backend: Backend = backend
         self.encoding = self._encoding(encoding)
@@ -143,12 +148,49 @@ class SelfAttention(nn.Module, abc.ABC):
             self.value_weight = nn.Parameter(torch.empty(self.heads, self.in_channels, head_channels))
             self.output_weight = nn.Parameter(torch.empty(self.heads, head_channels, self.out_channels))
 
+    if TYPE_CHECKING:  # nn.Module says Any
+
+        def __call__(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor: ...  # noqa: A002
+
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
         """Positions per axis of the kernel that the window is the extent of; None for a free layer."""
-        if self.window is None:
-            return None
-        return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
+        return self.geometry.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Distance between queries per axis, in pixels."""
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """Points (before, after) that the border rule adds per axis."""
+        return self.geometry.padding
+
+    @property
+    def dilation(self) -> tuple[int, ...]:
+        """Factor per axis on the centres that an encoding made by name starts from."""
+        return self.geometry.dilation
+
+    @property
+    def border(self) -> Border:
+        """The border rule."""
+        return self.geometry.border
+
+    @property
+    def window(self) -> tuple[int, ...] | None:
+        """Extent per axis of the convolution whose number of outputs the layer takes over, or None."""
+        return self.geometry.window
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the keys stand `stride` apart, as in a transposed convolution."""
+        return self.geometry.transposed
+
+    @property
+    def output_padding(self) -> tuple[int, ...]:
+        """Outputs that a transposed layer adds at the end of each axis."""
+        return self.geometry.output_padding
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
@@ -178,6 +220,11 @@ class SelfAttention(nn.Module, abc.ABC):
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
             TypeError: The input is no tensor, or has another dtype than the layer and no autocast is on.
         """
+        given: Any = input
+        if isinstance(given, torch.fx.Proxy):  # symbolic tracing sees the layer as one node
+            name = given.tracer.path_of_module(self)  # type: ignore[attr-defined]
+            node: Any = given.tracer.create_proxy("call_module", name, (input, output_size), {})
+            return node
         pixels = self._pixels(input)
         operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
@@ -211,24 +258,7 @@ class SelfAttention(nn.Module, abc.ABC):
         Raises:
             ValueError: The window exceeds the padded image, or the output size cannot be reached.
         """
-        if not self.transposed:
-            if output_size is not None:
-                raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
-            make = Grid.make if torch.compiler.is_compiling() or not _all_plain(sizes) else _known_grid
-            return make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
-        assert self.window is not None
-        extra = self.output_padding
-        if output_size is not None:
-            least = Grid.transposed(sizes, stride=self.stride, padding=self.padding, window=self.window).query_sizes
-            wanted = tuple(output_size)[-self.dims :]
-            extra = tuple(want - have for want, have in zip(wanted, least, strict=False))
-            reached = all(0 <= more < step for more, step in zip(extra, self.stride, strict=False))
-            if len(wanted) < self.dims or not reached:
-                most = tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))
-                raise ValueError(bad("output_size", f"must lie between {least} and {most}", tuple(output_size)))
-        return Grid.transposed(
-            sizes, stride=self.stride, padding=self.padding, output_padding=extra, window=self.window
-        )
+        return self.geometry.grid(sizes, output_size)
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -265,7 +295,7 @@ class SelfAttention(nn.Module, abc.ABC):
     @final
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
         """The shift that each head attends alone, to its dtype's precision; None where a head is soft."""
-        return self.encoding.hard_shifts() if isinstance(self.encoding, Quadratic) else None
+        return self.encoding.hard_shifts()
 
     @final
     def unplan(self) -> None:
@@ -273,13 +303,7 @@ class SelfAttention(nn.Module, abc.ABC):
         self._plan, self._shifts = None, ()
 
     def extra_repr(self) -> str:
-        text = (
-            f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
-        )
-        if self.transposed:
-            text += f", transposed=True, output_padding={self.output_padding}"
-        if any(pad != (0, 0) for pad in self.padding):
-            text += f", padding={self.padding}"
+        text = f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {self.geometry}"
         if self.groups > 1:
             text += f", groups={self.groups}"
         if self.output_weight is not None:
@@ -289,9 +313,9 @@ class SelfAttention(nn.Module, abc.ABC):
     def _encoding(self, encoding: Encoding | str) -> Encoding:
         if isinstance(encoding, str):
             made = encoding_named(encoding, self.in_channels, self.heads, self.dims)
-            if isinstance(made, Quadratic | GeneralizedQuadratic):
+            if (found := made.gaussians()) is not None:
                 with torch.no_grad():
-                    made.centres.mul_(torch.tensor(self.dilation))
+                    found.centres.mul_(torch.tensor(self.dilation))
             return made
         if not isinstance(encoding, Encoding):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
@@ -308,36 +332,16 @@ class SelfAttention(nn.Module, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
-            assert isinstance(self.encoding, Quadratic)
-            encoding, moving = self.encoding, False
-            if torch.is_grad_enabled():
-                moving = encoding.centres.requires_grad or encoding.spread.requires_grad
-            return Shift(grid, self._shifts, encoding.anchor if moving else encoding.centres)
+            return Shift(grid, self._shifts, anchor(self.encoding))
         if self.backend == "reference":
-            return Dense.from_scores(grid, torch.stack(torch.broadcast_tensors(*self._terms(grid, pixels))).sum(0))
+            return Dense.from_scores(
+                grid, torch.stack(torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())).sum(0)
+            )
         operator = self.encoding.operator(grid, pixels)
-        if self._plan == "dense" or self.backend == "dense" or self._better_dense(operator, pixels):
-            return Dense.of(operator)
-        return operator
-
-    def _check_transposed(self) -> None:
-        if not self.transposed:
-            if any(self.output_padding):
-                raise ValueError(bad("output_padding", "is for transposed layers only", self.output_padding))
-        elif self.border != "zero" or self.window is None:
-            got = f"border={self.border!r}, window={self.window}"
-            raise ValueError(bad("transposed", "needs border 'zero' and the window of a kernel", got))
-
-    def _terms(self, grid: Grid, pixels: Tensor) -> list[Tensor]:
-        return list(self.encoding.terms(grid, pixels).values())
-
-    def _better_dense(self, operator: AttentionOperator, pixels: Tensor) -> bool:
-        """Whether auto prefers the product of small factors as one matrix; no question under a compiler."""
-        if self._plan is not None or self.backend != "auto" or torch.compiler.is_compiling():
-            return False
-        if not isinstance(operator, Kronecker) or pixels.device.type == "meta":
-            return False
-        return self._form(operator.grid, pixels.shape[0], product_dtype(pixels)) == "dense"
+        dense = self._plan == "dense" or self.backend == "dense"
+        if self._plan is None and self.backend == "auto" and has_two_forms(operator, pixels):
+            dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"
+        return Dense.of(operator) if dense else operator
 
     def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
         """What the planner predicts to be fastest."""
@@ -352,41 +356,13 @@ class SelfAttention(nn.Module, abc.ABC):
         assert weight is not None
         return weight.dtype
 
-    def _pixels(self, x: Any) -> Float[Tensor, "b *sizes c"]:
-        """The input, checked, channels last; one image becomes a batch of one."""
-        if not isinstance(x, Tensor):
-            raise TypeError(self._wrong(f"{self._kind} takes a tensor", type(x).__name__))
-        if x.dim() == self.dims + 1:
-            x = x[None]
-        if x.dim() != self.dims + 2:
-            sizes = ("length", "height, width", "depth, height, width")[self.dims - 1]
-            raise ValueError(self._wrong(f"{self._kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
-        if x.shape[1] != self.in_channels:
-            raise ValueError(
-                self._wrong(f"{self._kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}")
-            )
-        if 0 in x.shape[2:]:
-            raise ValueError(self._wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
-        dtype = self._dtype
-        if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
-            fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
-            raise TypeError(self._wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
-        return x.permute(0, *range(2, self.dims + 2), 1)
-
-    def _wrong(self, requirement: str, got: str, fix: str = "") -> str:
-        """Words about an input."""
-        return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")
-
-    @property
-    def _kind(self) -> str:
-        return f"SelfAttention{self.dims}d"
+    def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
+        return channels_last(x, dims=self.dims, channels=self.in_channels, dtype=self._dtype, called=self.called)
 
 
 @final
 class SelfAttention1d(SelfAttention):
     """Multi-head self-attention over sequences: (b, in_channels, length) -> (b, out_channels, length).
-
-    See `SelfAttention` for the arguments.
 
     Example:
         >>> import torch
@@ -400,8 +376,6 @@ class SelfAttention1d(SelfAttention):
 @final
 class SelfAttention2d(SelfAttention):
     """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
-
-    See `SelfAttention` for the arguments.
 
     Example:
         >>> import torch
@@ -419,8 +393,6 @@ class SelfAttention2d(SelfAttention):
 class SelfAttention3d(SelfAttention):
     """Multi-head self-attention over volumes: (b, in, depth, height, width) -> (b, out, depth, height, width).
 
-    See `SelfAttention` for the arguments.
-
     Example:
         >>> import torch
         >>> SelfAttention3d(1, 2, heads=4)(torch.zeros(1, 1, 3, 4, 5)).shape
@@ -430,64 +402,7 @@ class SelfAttention3d(SelfAttention):
     dims = 3
 
 
-def _all_plain(sizes: Sequence[int]) -> bool:
-    return all(type(size) is int for size in sizes)
-
-
-_known_grid = functools.lru_cache(Grid.make)
-
-
-def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
-    """Refuse what no layer can compute in: dtypes other than `FLOATING`, and float64 on Apple's MPS."""
-    if dtype is not None and dtype not in FLOATING:
-        raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
-    if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
-        raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
-
-
-def _check_running(attention_dropout: float, backend: str) -> None:
-    if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
-        requirement = "must be a number of at least 0 and below 1"
-        raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
-    if backend not in BACKENDS:
-        raise ValueError(bad("backend", f"must be one of {', '.join(BACKENDS)}", repr(backend)))
-
-
-def _check_groups(inputs: int, outputs: int, groups: int, head_channels: int | None) -> None:
-    if inputs % groups or outputs % groups:
-        got = f"groups={groups} for {inputs} -> {outputs} channels"
-        raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
-    if head_channels is not None and whole("head_channels", head_channels, 1) and groups > 1:
-        got = f"head_channels={head_channels} with groups={groups}"
-        raise ValueError(bad("head_channels", "factored weights have one group", got))
-
-
-def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """What every layer does before loading: values must be numbers, or the layer keeps those that it has.
-
-    Raises:
-        ValueError: Some value of the state dict is NaN or infinite.
-    """
-    loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
-    check_finite(loaded.items(), origin="from the loaded state dict")
-
-
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
     """What every layer does after loading: a plan made for other values no longer holds."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
-
-
-def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
-    """Refuse tensors with NaN or infinity; what is on the meta device has no values.
-
-    Args:
-        values: By their names.
-        origin: Where they come from.
-
-    Raises:
-        ValueError: Some value is NaN or infinite.
-    """
-    for name, value in values:
-        if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
-            raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))

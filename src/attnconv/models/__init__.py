@@ -3,6 +3,6 @@
 `attnconv.models.model_loader.load` is also `attnconv.load`.
 """
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

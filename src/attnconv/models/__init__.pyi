@@ -18,6 +18,7 @@ from .operation_counts import (
 from .presets import (
     CATALOGUE as CATALOGUE,
     PRESETS as PRESETS,
+    list_models as list_models,
 )
 from .resnet import ResNet as ResNet
 from .settings import (

@@ -121,8 +121,7 @@ class AttentionBlock(nn.Module):
 def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
     """The invertible down-sampling of Jacobsen et al. (2018), channels last.
 
-    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square, as in
-    `torch.nn.functional.pixel_unshuffle`.
+    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square.
 
     Args:
         images: their sides are multiples of `side`.
@@ -133,9 +132,8 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
         >>> space_to_depth(torch.arange(4.0).reshape(1, 1, 2, 2), 2).flatten().tolist()
         [0.0, 1.0, 2.0, 3.0]
     """
-    batch, channels, height, width = images.shape
-    split = images.reshape(batch, channels, height // side, side, width // side, side)
-    return split.permute(0, 2, 4, 1, 3, 5).reshape(batch, height // side, width // side, channels * side * side)
+    squares = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # (b, c, rows, side, columns, side)
+    return squares.permute(0, 2, 4, 1, 3, 5).flatten(-3)
 
 
 def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:

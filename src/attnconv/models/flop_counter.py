@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv._util.eval_mode import evaluating
-from attnconv.encodings import JointEncoding, LearnedRelative, SeparableEncoding
 from attnconv.layers import SelfAttention
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -85,7 +84,7 @@ def _dense_attention(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     before = [layer.backend for layer in layers]
     for layer in layers:
-        position_only = isinstance(layer.encoding, SeparableEncoding | JointEncoding)
+        position_only = not layer.encoding.reads_content
         layer.backend = "reference" if position_only else "structured"
     try:
         yield
@@ -132,8 +131,5 @@ def _multiply_adds(module: nn.Module, x: Tensor, output: Tensor) -> int:
 
 def _position_multiply_adds(layer: SelfAttention, x: Tensor, output: Tensor) -> int:
     """The authors' code applies a learned encoding's linear maps to all pairs of query and key rows and columns."""
-    if not isinstance(layer.encoding, LearnedRelative):
-        return 0
     pairs = sum(queries * keys for queries, keys in zip(output.shape[2:], x.shape[2:], strict=True))
-    channels: int = layer.encoding.tables[0].shape[1]
-    return pairs * channels * layer.heads
+    return pairs * layer.encoding.table_channels * layer.heads

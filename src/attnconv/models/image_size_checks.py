@@ -1,5 +1,7 @@
 """What every model of this package requires of its images, in words rather than in a failed matrix product."""
 
+import torch
+import torch.fx
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -19,6 +21,9 @@ def check_images(images: Tensor, *, channels: int, multiple: int = 1) -> None:
         TypeError: if the images are not floating point.
         ValueError: if the rank, the channels, or the size is wrong; an empty batch is legal, an empty image is not.
     """
+    given: object = images
+    if isinstance(given, torch.fx.Proxy):  # symbolic tracing: there is no shape yet
+        return
     shape = tuple(images.shape)
     if not images.is_floating_point():
         fix = "Scale bytes to [0, 1] and normalise them first."

@@ -62,7 +62,9 @@ class LoadedModel:
     source: str
 
 
-def load(spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | None = None) -> LoadedModel:
+def load(
+    spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | None = None, **changes: Any
+) -> LoadedModel:
     """Load or make the model that the words stand for (see the module's docstring for their forms).
 
     Args:
@@ -71,6 +73,8 @@ def load(spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | 
         size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
             timm builds them for this one, and takes trained positions over to it; those of transformers interpolate
             their positions. None for their own. Other models are what they are.
+        **changes: of a preset, settings in place of its own, as `classes=100` (the fields of `AttentionSettings` and
+            `ResNetSettings`).
 
     Returns:
         The model in evaluation mode. Fresh parameters are drawn from torch's global generator; reading a checkpoint
@@ -87,15 +91,20 @@ def load(spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | 
     Example:
         >>> load("quadratic-digits").source
         'preset quadratic-digits, fresh parameters'
+        >>> load("quadratic-small", classes=100).model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 100])
     """
+    if isinstance(spec, str) and spec in PRESETS:
+        settings = preset_settings(spec, **changes)
+        return _loaded(build(settings), f"preset {spec}, fresh parameters", settings=settings)
+    if changes:
+        name, value = next(iter(changes.items()))
+        raise ValueError(bad(name, "is a setting of presets", repr(value), f"{str(spec)!r} is none."))
     if isinstance(spec, Path):
         return _load_path(spec)
     library, colon, name = spec.partition(":")
     if colon and library in _LIBRARIES:
         return _LIBRARIES[library](name, pretrained, size)
-    if spec in PRESETS:
-        settings = preset_settings(spec)
-        return _loaded(build(settings), f"preset {spec}, fresh parameters", settings=settings)
     if Path(spec).exists():
         return _load_path(Path(spec))
     if colon and not _looks_like_a_path(spec):

@@ -4,8 +4,10 @@ A name stands for an architecture only; how it is trained stands in `attnconv.tr
 """
 
 import difflib
+import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from attnconv._util.errors import bad
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
@@ -84,18 +86,41 @@ CATALOGUE: Mapping[str, Preset] = {
 PRESETS: Mapping[str, ModelSettings] = {name: preset.settings for name, preset in CATALOGUE.items()}
 
 
-def preset_settings(name: str) -> ModelSettings:
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the presets, which `attnconv.load` takes.
+
+    Args:
+        pattern: with the wildcards of a shell.
+
+    Example:
+        >>> list_models("*-digits")
+        ['quadratic-digits', 'learned-digits']
+    """
+    return fnmatch.filter(PRESETS, pattern)
+
+
+def preset_settings(name: str, **changes: Any) -> ModelSettings:
     """Settings of the preset with this name.
 
+    Args:
+        name: of the preset.
+        **changes: settings in place of the preset's own.
+
     Raises:
-        ValueError: if there is no such preset; the message names the nearest ones.
+        ValueError: if there is no such preset, and the message names the nearest ones; or no such setting.
 
     Example:
         >>> preset_settings("quadratic-16-heads").heads
         16
+        >>> preset_settings("quadratic-small", classes=100).classes
+        100
     """
     if name in PRESETS:
-        return PRESETS[name]
+        settings = PRESETS[name]
+        known = [field.name for field in fields(settings)]
+        if unknown := [change for change in changes if change not in known]:
+            raise ValueError(bad(unknown[0], f"must be a setting of {name}: {', '.join(known)}", changes[unknown[0]]))
+        return replace(settings, **changes)
     near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
     fix = f"Did you mean {' or '.join(near)}?" if near else f"The presets are {', '.join(PRESETS)}."
     raise ValueError(bad("preset", "must be the name of a preset", repr(name), fix))

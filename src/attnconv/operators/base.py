@@ -11,8 +11,10 @@ Everything else (the dense matrix, statistics, figures) is made from these.
 """
 
 import abc
+import operator
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +22,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attnconv._util.errors import bad
+from attnconv._util.value_checks import is_index
 from attnconv.grid import Grid
+
+Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]
+"""Indices of queries, flat and row-major: a tensor or a list."""
 
 
 class AttentionOperator(abc.ABC):
@@ -54,17 +60,21 @@ class AttentionOperator(abc.ABC):
         """A_h V_h for every head: the weighted means of per-head values."""
 
     @abc.abstractmethod
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
+    def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         """Probabilities of chosen queries (flat, row-major) over all image keys (flat, row-major)."""
 
     @abc.abstractmethod
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """The probability that chosen queries put on lattice points that hold zeros; 0 without zero padding."""
 
     @property
     @abc.abstractmethod
     def device(self) -> torch.device:
         """Where the operator's tensors live."""
+
+    def __repr__(self) -> str:
+        about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
+        return f"{type(self).__name__}({about}" + (f", batch={self.batch})" if self.batch > 1 else ")")
 
     def to_dense(self) -> Float[Tensor, "#b h n m"]:
         """The matrix of all probabilities: n * m numbers per head, so for small grids only."""
@@ -102,19 +112,23 @@ def has_values(tensor: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
-def check_queries(queries: Any, grid: Grid) -> None:
-    """Refuse query indices outside the grid (on the host only: a look at a device's tensor would stall it).
+def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Tensor, "r"]:
+    """Query indices as a tensor on an operator's device.
+
+    Of a tensor on another device than the CPU the values are not looked at, since that would wait for the device.
 
     Raises:
-        TypeError: The indices are no tensor of whole numbers.
+        TypeError: The indices are no whole numbers.
         ValueError: An index is negative or not below the number of queries.
     """
+    if isinstance(queries, Sequence) and all(map(is_index, queries)):
+        queries = torch.tensor(list(map(operator.index, queries)), dtype=torch.int64)
     if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):
         got = str(queries.dtype) if isinstance(queries, Tensor) else type(queries).__name__
-        raise TypeError(bad("queries", "must be a tensor of int64 indices", got, "Use torch.tensor([0, 1])."))
-    if queries.device.type != "cpu" or not has_values(queries) or queries.numel() == 0:
-        return
-    low, high = int(queries.min()), int(queries.max())
-    if low < 0 or high >= grid.query_count:
-        requirement = f"must lie in 0 .. {grid.query_count - 1} on a grid of {grid.query_sizes}"
-        raise ValueError(bad("queries", requirement, f"{low} .. {high}"))
+        raise TypeError(bad("queries", "must be int64 indices, a tensor or a list", got))
+    if queries.device.type == "cpu" and has_values(queries) and queries.numel():
+        low, high = int(queries.min()), int(queries.max())
+        if low < 0 or high >= grid.query_count:
+            requirement = f"must lie in 0 .. {grid.query_count - 1} on a grid of {grid.query_sizes}"
+            raise ValueError(bad("queries", requirement, f"{low} .. {high}"))
+    return queries.to(device)

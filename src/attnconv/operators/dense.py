@@ -8,11 +8,11 @@ On small grids this is also the fastest form: one large product for the mixing, 
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, check_queries, score_dtype
+from attnconv.operators.base import AttentionOperator, Queries, query_indices, score_dtype
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
 
@@ -69,12 +69,12 @@ class Dense(AttentionOperator):
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return apply_rows(self.probabilities, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
-        check_queries(queries, self.grid)
+    def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
         return self.probabilities.index_select(2, queries)
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
-        check_queries(queries, self.grid)
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
         known = self._padding_mass
         if isinstance(known, AttentionOperator):
             return known.padding_mass(queries)

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.base import AttentionOperator, Queries, query_indices
 from attnconv.operators.kernels.contractions import banded_softmax
 from attnconv.operators.kernels.kronecker_contraction import contract_factors, mix_values
 
@@ -76,8 +76,8 @@ class Kronecker(AttentionOperator):
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return mix_values(values, self.factors)
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
-        check_queries(queries, self.grid)
+    def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
         indices = self.grid.unravel(queries)
         rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
         for factor, index in zip(self.factors[1:], indices[1:], strict=True):
@@ -90,8 +90,8 @@ class Kronecker(AttentionOperator):
             matrix = (matrix[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3).flatten(1, 2)
         return _without_denormals(matrix, len(self.factors))[None]
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
-        check_queries(queries, self.grid)
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
+        queries = query_indices(queries, self.grid, self.device)
         indices = self.grid.unravel(queries)
         mass = self.padding_masses[0].index_select(1, indices[0])
         for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):

@@ -6,7 +6,7 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnconv.operators.base import AttentionOperator, check_queries
+from attnconv.operators.base import AttentionOperator, Queries, query_indices
 
 
 class LatticeOperator(AttentionOperator):
@@ -17,11 +17,11 @@ class LatticeOperator(AttentionOperator):
         """Probabilities of chosen queries over all lattice points, those that hold zeros included."""
 
     @final
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r m"]:
-        check_queries(queries, self.grid)
+    def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
         return self.grid.fold(self.lattice_rows(queries))
 
     @final
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r"]:
-        check_queries(queries, self.grid)
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
         return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)

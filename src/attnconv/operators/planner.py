@@ -8,7 +8,7 @@ The dense form spends 2 h n m c b in large products and passes over h n m probab
 out. Training costs the dense form three products of each kind (its own, one for the image, one for the probabilities),
 the structured form four (it mixes again).
 
-The constants below are those of a two-core x86 machine; `attnconv bench --calibrate` measures those of another one and
+The constants below are those of a two-core x86 machine; `attnconv calibrate` measures those of another one and
 keeps them in the user's cache folder. What a plan gets wrong costs time, never exactness.
 """
 

@@ -15,12 +15,12 @@ from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, check_queries, product_dtype
+from attnconv.operators.base import AttentionOperator, Queries, product_dtype, query_indices
 from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
@@ -72,8 +72,8 @@ class Shift(AttentionOperator):
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return self._anchored(self._shifted(values))
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r m"]:
-        check_queries(queries, self.grid)
+    def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
         rows = self._zero.new_ones((self.heads, queries.shape[0], 1))
         for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
             keys = self._keys(dim, axis, index)  # (h, r)
@@ -81,8 +81,8 @@ class Shift(AttentionOperator):
             rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return rows[None] + self._zero
 
-    def padding_mass(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r"]:
-        check_queries(queries, self.grid)
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
+        queries = query_indices(queries, self.grid, self.device)
         inside = torch.ones((), dtype=torch.bool, device=self.device)
         for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
             inside = inside & (self._keys(dim, axis, index) >= 0)

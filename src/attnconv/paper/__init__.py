@@ -1,5 +1,5 @@
 """The study of the paper: its runs, tables, figures and claims. Only the command line imports it."""
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,5 +1,5 @@
 """Changes to a model: heads pruned or replaced by convolutions, and initialisations."""
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

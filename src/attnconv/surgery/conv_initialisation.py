@@ -38,7 +38,7 @@ from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.inspect.shift_profiles import at_shift
 from attnconv.inspect.vit_adapters import VitBlock, VitParts, vit_parts
-from attnconv.layers.self_attention import check_finite
+from attnconv.layers.checks import check_finite
 from attnconv.surgery.conv_initialisation_warnings import warn_of_less, warn_of_lost
 from attnconv.surgery.head_kernel_fit import relative_size
 from attnconv.surgery.position_features import AxisFeatures, cosines

@@ -24,7 +24,6 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
 from attnconv._util.value_checks import is_index, is_real, whole
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.settings import AttentionSettings
 
@@ -211,12 +210,11 @@ def _root_eigenvalues(encoding: Encoding) -> Float[Tensor, "h dims"]:
 
     Of S itself, since rounding S S^T would hide condition numbers above 1 / eps.
     """
-    if isinstance(encoding, GeneralizedQuadratic):
-        return torch.linalg.svdvals(_finite("root_precision", encoding.root_precision))
-    if isinstance(encoding, Quadratic):
-        return _finite("spread", encoding.spread).abs().expand(encoding.heads, encoding.dims)
-    requirement = "must have a Quadratic or GeneralizedQuadratic encoding, whose heads are Gaussians"
-    raise ValueError(bad("attention", requirement, type(encoding).__name__))
+    heads = encoding.gaussians()
+    if heads is None:
+        requirement = "must have Gaussian heads, as Quadratic and GeneralizedQuadratic encodings have"
+        raise ValueError(bad("attention", requirement, type(encoding).__name__))
+    return torch.linalg.svdvals(_finite("encoding", heads.root_precision))
 
 
 def _finite(name: str, parameter: Tensor) -> Tensor:

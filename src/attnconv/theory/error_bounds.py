@@ -25,7 +25,6 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.encodings.gaussian_tail import mass_off_nearest
-from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.kernels.contractions import project
 
@@ -89,7 +88,7 @@ def error_bound(
     For a layer from `from_conv` that is the distance from the convolution, rounding included.
 
     Args:
-        layer: A layer with `Quadratic` heads.
+        layer: A layer of Gaussian heads along the axes, as `Quadratic` has.
         low: Smallest input, for all channels or for each.
         high: Largest input.
 
@@ -97,11 +96,14 @@ def error_bound(
         Bounds in float64.
 
     Raises:
-        ValueError: Heads that are not `Quadratic`, or low above high.
+        ValueError: Other heads, or low above high.
     """
     encoding = layer.encoding
-    if not isinstance(encoding, Quadratic):
-        raise ValueError(bad("layer", "must have heads with a centre and alpha (Quadratic)", type(encoding).__name__))
+    heads, off = encoding.gaussians(), encoding.mass_off()
+    alpha = None if heads is None else heads.alpha
+    if alpha is None or off is None:
+        requirement = "must have Gaussian heads along the axes, as Quadratic has"
+        raise ValueError(bad("layer", requirement, type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
         # As float64 at once: without a dtype torch would round Python's numbers to float32, and so the bound.
@@ -111,8 +113,7 @@ def error_bound(
             raise ValueError(bad("low", "must not exceed high", f"low={low}, high={high}"))
         if layer.border == "zero":
             least, most = least.clamp_max(0), most.clamp_min(0)
-        alpha = encoding.alpha.double().expand(layer.heads, layer.dims)
-        off = mass_off_nearest(alpha, encoding.centres.double() - encoding.centres.double().round())
+        off = off.to(weight.device)
         moved = project(off[:, None] * (most - least), weight, layer.groups)
         size = project(torch.maximum(most.abs(), least.abs()).expand(layer.heads, -1), weight, layer.groups)
         if layer.bias is not None:

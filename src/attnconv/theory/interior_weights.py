@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnconv.encodings.quadratic import Quadratic
 from attnconv.grid import Grid
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Convolution, head_weights, taps
@@ -25,14 +24,15 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
     """W_h = sum_j Phi[j, h] W_j, with the Phi that serves all queries far from the border best.
 
     Args:
-        layer: A layer of the convolution's geometry with `Quadratic` heads.
+        layer: A layer of the convolution's geometry of Gaussian heads.
         conv: The convolution.
     """
     shifts = taps(conv)
     encoding = layer.encoding
-    assert isinstance(encoding, Quadratic)
+    heads = encoding.gaussians()
+    assert heads is not None
     with torch.no_grad():
-        blunt = float(encoding.alpha.min())
+        blunt = float(torch.linalg.eigvalsh(heads.precision).min()) / 2
         beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
         sizes = [_size(layer, dim, max(abs(shift[dim]) for shift in shifts) + beyond) for dim in range(layer.dims)]
         grid = layer.grid(sizes)

@@ -7,6 +7,6 @@
 Importing this package, its ``settings`` or its ``recipes`` does not import torch.
 """
 
-import lazy_loader
+from attnconv._util.exports import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from attnconv.encodings import GeneralizedQuadratic, Quadratic
+from attnconv.encodings.base import Encoding, Gaussians
 from attnconv.training.run_folder import HeadsLine, LayerHeads
 
 # A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
@@ -15,7 +15,7 @@ def head_record(model: nn.Module, epoch: int) -> HeadsLine:
     """One line of ``heads.jsonl``.
 
     Args:
-        model: any module; layers whose encoding has centres are recorded, under the layer's name.
+        model: any module; layers of Gaussian heads are recorded, under the layer's name.
         epoch: complete epochs.
 
     Example:
@@ -27,26 +27,20 @@ def head_record(model: nn.Module, epoch: int) -> HeadsLine:
     layers: list[LayerHeads] = [
         {
             "name": path.removesuffix(".encoding"),
-            "centres": module.centres.detach().double().cpu().tolist(),
-            "covariance": covariance(module).tolist(),
+            "centres": heads.centres.detach().double().cpu().tolist(),
+            "covariance": covariance(heads).tolist(),
         }
         for path, module in model.named_modules()
-        if isinstance(module, Quadratic | GeneralizedQuadratic)
+        if isinstance(module, Encoding) and (heads := module.gaussians()) is not None
     ]
     return {"epoch": epoch, "layers": layers}
 
 
-def covariance(encoding: Quadratic | GeneralizedQuadratic) -> Float64[Tensor, "h dims dims"]:
+def covariance(heads: Gaussians) -> Float64[Tensor, "h dims dims"]:
     """Covariance of each head's Gaussian in float64 on the CPU, its eigenvalues cut at ``WIDEST``.
 
     The encoding's own ``covariance`` is the exact inverse of the precision and refuses a singular one.
     """
-    with torch.no_grad():
-        if isinstance(encoding, GeneralizedQuadratic):
-            precision = encoding.precision.double().cpu()
-        else:
-            spread = encoding.spread.double().cpu().square()  # alpha = s^2 / 2, so the precision 2 alpha is s^2
-            precision = torch.diag_embed(spread.expand(encoding.heads, encoding.dims))
-        values, vectors = torch.linalg.eigh(precision)
-        result: Tensor = vectors @ torch.diag_embed(1 / values.clamp(min=1 / WIDEST)) @ vectors.mT
-        return result
+    values, vectors = torch.linalg.eigh(heads.precision)
+    result: Tensor = vectors @ torch.diag_embed(1 / values.clamp(min=1 / WIDEST)) @ vectors.mT
+    return result

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -28,7 +29,6 @@ from attnconv.data.augmentation import augment
 from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.data.mixup import mix
-from attnconv.data.random_numbers import MASK, WordsOfASet, threefry
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser
@@ -36,7 +36,6 @@ from attnconv.training.processes import all_sum, rank, world_size
 from attnconv.training.schedules import factor
 from attnconv.training.settings import RunSettings
 
-_DROPOUT_STREAM = 1 << 16  # far from the streams of attnconv.data.random_numbers
 _PART = 1 / 4  # of a GPU's free memory that a set of images may take
 
 
@@ -70,7 +69,6 @@ class TrainingLoop:
         self._parallel = DistributedDataParallel(self.model) if world_size() > 1 else None
         self._optimiser = make_optimiser(self.model, settings.optim)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        self._draw = WordsOfASet(len(data.train))
         self._batches = Batches(
             nearby(data.train, device),
             batch_size=train.batch_size // train.accumulate,
@@ -124,14 +122,13 @@ class TrainingLoop:
     def _loss(self, batch: Batch, index: int) -> Float[Tensor, ""]:
         """The loss of a batch, the ``index``-th of its epoch."""
         train, changes = self.settings.train, self.settings.augment
-        drawn: dict[str, Any] = {"seed": train.seed, "epoch": self.epoch, "settings": changes, "draw": self._draw}
         seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
         with autocast(train.precision, self.device):
-            images = augment(batch.images, batch.samples, mean=self.mean, std=self.std, **drawn)
+            images = augment(batch.images, batch.uniforms, settings=changes, mean=self.mean, std=self.std)
             images, targets = images.to(dtype_of(train.precision)), batch.labels
             if changes.mixup > 0.0 or changes.cutmix > 0.0:
                 classes = self.settings.model.classes
-                images, mixed = mix(images, batch.labels, batch.samples, classes=classes, **drawn)
+                images, mixed = mix(images, batch.labels, batch.uniforms, settings=changes, classes=classes)
                 targets = mixed.to(images.dtype)
             logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is not in half precision
             with torch.no_grad():
@@ -214,6 +211,4 @@ def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
         >>> len({step_seed(42, epoch, batch, rank) for epoch in (0, 1) for batch in (0, 1) for rank in (0, 1)})
         8
     """
-    key = threefry((seed >> 32, seed & MASK), (epoch, _DROPOUT_STREAM))
-    high, low = threefry(key, (batch, rank))
-    return (high << 31) ^ low  # 63 bits
+    return int(np.random.SeedSequence((seed, epoch, batch, rank)).generate_state(1, np.uint64)[0]) >> 1  # 63 bits

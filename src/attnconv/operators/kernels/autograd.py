@@ -67,7 +67,13 @@ def recomputing(
             del info
             return torch.func.vmap(plain, in_dims=in_dims)(*inputs), 0
 
-    function: Callable[..., Tensor] = Recomputing.apply
+    apply: Callable[..., Tensor] = Recomputing.apply
+
+    def function(*inputs: Tensor) -> Tensor:
+        if is_tracing():  # which records no function of one's own
+            return plain(*inputs)
+        return apply(*inputs)
+
     return function
 
 
@@ -115,7 +121,7 @@ def twice_differentiable(
     def function(*inputs: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # which differentiates once, and looks into the function
             return fast(*inputs)
-        if is_transformed() or any(unpack_dual(tensor).tangent is not None for tensor in inputs):
+        if is_tracing() or is_transformed() or any(unpack_dual(tensor).tangent is not None for tensor in inputs):
             return plain(*inputs)
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
             with torch.no_grad():
@@ -124,6 +130,11 @@ def twice_differentiable(
 
     apply: Callable[..., Tensor] = Fused.apply
     return function
+
+
+def is_tracing() -> bool:
+    """Inside `torch.jit.trace`."""
+    return torch._C._get_tracing_state() is not None
 
 
 def is_transformed() -> bool:

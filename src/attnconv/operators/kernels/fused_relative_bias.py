@@ -32,7 +32,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.autograd import is_transformed, twice_differentiable
-from attnconv.operators.kernels.contractions import axis_sum
+from attnconv.operators.kernels.contractions import attend_plainly
 
 Form: TypeAlias = Literal["blocks", "plain", "folded", "flex"]
 
@@ -273,7 +273,7 @@ def attend_folded(
     One product then adds the biases in the fused kernels that a GPU has, exactly where they have the dtype of the
     queries. Wider biases are folded as two numbers each: B rounded to the narrow dtype, and the rest rounded likewise,
     whose sum has twice the bits. On a CPU the longer products cost more than the additions that they save
-    (`attnconv bench relative-bias`). Second derivatives hold all scores at once.
+    (`python -m benchmarks relative-bias`). Second derivatives hold all scores at once.
 
     Args:
         queries: Scaled query vectors, (1 or b, h, n, e).
@@ -325,10 +325,8 @@ def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def _exactly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     """All scores at once, at least in float32: the form that can be differentiated any number of times."""
-    exact = [part.to(score_dtype(values.dtype)) for part in (queries, keys, values, *biases)]
-    scores = exact[0] @ exact[1].mT
-    weights = torch.softmax(scores + axis_sum(exact[3:]) if biases else scores, -1)
-    return (weights @ exact[2]).to(values.dtype)
+    exact = (part.to(score_dtype(values.dtype)) for part in (queries, keys, values, *biases))
+    return attend_plainly(*exact).to(values.dtype)
 
 
 _folded_twice = twice_differentiable(_exactly, _folded)

@@ -22,7 +22,7 @@ from attnconv._util.errors import bad
 from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kernels.autograd import Gradients, recomputing
-from attnconv.operators.kernels.contractions import axis_sum
+from attnconv.operators.kernels.contractions import attend_plainly
 from attnconv.operators.kernels.fused_relative_bias import Form, attend_flex, attend_folded, form_of
 
 BLOCK = 2**19  # scores of a block
@@ -116,12 +116,6 @@ def attend(
     inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(dtype) for bias in biases)]
     with full_precision(values.device):
         return _FORMS[form](*inputs).to(values.dtype)
-
-
-def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """The same with all probabilities at once: what compilers and transforms see."""
-    scores = queries @ keys.mT
-    return torch.softmax(scores + axis_sum(biases) if biases else scores, -1) @ values
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""Does the planner choose well?
+
+A position-only layer over small and large images, narrow and wide, one and in batches, with gradients and without: the
+backend that `auto` chooses beside the better of the two that it chooses from, timed in the same rounds.
+
+    python -m benchmarks planner
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from attnconv.layers import SelfAttention2d
+from attnconv.layers.planning import Backend
+from benchmarks.measure import Ratio, interleaved, precision
+from benchmarks.results import Results, Row
+
+FORMS: tuple[Backend, ...] = ("dense", "structured")
+QUICK = {"sides": (4, 8), "channels": (8,), "batches": (2,), "dtypes": ("float32",), "repeats": 3}
+
+
+def run(
+    *,
+    sides: tuple[int, ...] = (4, 8, 12, 16, 32),
+    channels: tuple[int, ...] = (16, 128),
+    batches: tuple[int, ...] = (1, 16),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
+    repeats: int = 9,
+) -> Results:
+    """The time of the planner's choice over that of the better form, case by case."""
+    rows, ratios = [], []
+    for side, width, batch, dtype, training in itertools.product(sides, channels, batches, dtypes, (False, True)):
+        steps: dict[str, Callable[[], None]] = {
+            form: _step(form, side, width, batch, dtype, training) for form in FORMS
+        }
+        times = interleaved(steps, repeats)
+        choice = _choice(side, width, batch, dtype, training)
+        best = min(times, key=lambda form: statistics.median(times[form]))
+        ratio = Ratio.of(times[choice], times[best])
+        ratios.append(ratio.value)
+        case = f"{batch} x {width} x {side} x {side}, {dtype}, {'training' if training else 'inference'}"
+        rows.append(Row(case, f"{choice} (best: {best})", times[choice], ratio, pixels=side**2))
+    within = float(sum(value <= 1.2 for value in ratios))
+    facts = {"cases": float(len(rows)), "within 1.2 of the best": within, "worst": max(ratios)}
+    return Results("planner", "times as long as the better form", tuple(rows), facts)
+
+
+def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, training: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    layer = SelfAttention2d(channels, channels, 9, backend=form)
+    images = torch.randn(batch, side, side, channels).movedim(-1, 1).requires_grad_(training)
+
+    def step() -> None:
+        with torch.set_grad_enabled(training), precision(dtype):
+            out = layer(images)
+        if training:
+            layer.zero_grad()
+            images.grad = None
+            out.float().sum().backward()
+
+    return step
+
+
+def _choice(side: int, channels: int, batch: int, dtype: str, training: bool) -> str:
+    """The form that `auto` chooses."""
+    layer = SelfAttention2d(channels, channels, 9)
+    with torch.set_grad_enabled(training), precision(dtype):
+        operator = layer.operator(torch.zeros(batch, channels, side, side))
+    return "dense" if type(operator).__name__ == "Dense" else "structured"

@@ -1,0 +1,116 @@
+"""Results as Markdown for the screen, and as a folder with results.json, a page of tables and figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attnconv.report.figure_style import save
+from attnconv.training.run_folder import write_json, write_text
+from benchmarks.figures import FIGURES
+from benchmarks.results import QUESTIONS, Results, Row
+
+_TEXT = ("case", "contender")  # columns that are aligned left
+_PAGE_ONLY = ("least", "most", "process", "tensors", "dense matrix")  # columns left out on the screen, beside ratios
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def section(results: Results, settings: Mapping[str, Any], *, screen: bool = False) -> str:
+    """Markdown with the question, its settings, the table and the facts; fewer columns for the screen."""
+    cells = [_cells(row) for row in results.rows]
+    hidden = _PAGE_ONLY if screen and results.ratio_name else ()
+    shown = [name for name in cells[0] if any(row[name] for row in cells) and name not in hidden]
+    lines = [shown, ["---" if name in _TEXT else "---:" for name in shown]]
+    lines += [[row[name] for name in shown] for row in cells]
+    parts = [
+        f"## {results.name}",
+        QUESTIONS[results.name],
+        f"Settings: {', '.join(f'{key} {value}' for key, value in settings.items())}.",
+        "\n".join(f"| {' | '.join(line)} |" for line in lines),
+    ]
+    if results.ratio_name:
+        parts.append(f"ratio: {results.ratio_name}, of medians; in brackets the smallest and largest of one round.")
+    parts += [f"{name}: {value:.3g}." for name, value in results.facts.items()]
+    return "\n\n".join(parts)
+
+
+def write(
+    folder: Path, all_results: Sequence[Results], *, settings: Mapping[str, Any], environment: Mapping[str, Any]
+) -> None:
+    """Write results.json, README.md and the figures.
+
+    Args:
+        folder: Created where it is missing; older files of these names are replaced.
+        all_results: At least one.
+        settings: Of each question, by its name.
+        environment: Versions and hardware; see `attnconv.training.environment`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"question": results.name, **_plain(row)} for results in all_results for row in results.rows]
+    statistics = {results.name: dict(results.facts) for results in all_results}
+    record = {"settings": settings, "environment": environment, "rows": rows, "facts": statistics}
+    write_json(folder / "results.json", record)
+    write_text(folder / "README.md", _page(all_results, settings, environment))
+    for results in all_results:
+        if results.name in FIGURES:
+            save(FIGURES[results.name](results), folder / results.name)
+
+
+def _page(all_results: Sequence[Results], settings: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    parts = [
+        "# Benchmarks",
+        f"Measured by `{' '.join(environment['command'])}` on {environment['device']}, {environment['threads']} "
+        f"threads, {environment['platform']}; {versions}; started {environment['started']}. Contenders take turns, "
+        "denormals are flushed, and times are medians. Memory is the peak of one step in a process of its own, "
+        "without its inputs: resident, with freed blocks of 1 MiB and more returned to the system, and of tensors "
+        "only; on a GPU, what torch allocates there. `results.json` has all rounds.",
+    ]
+    for results in all_results:
+        parts.append(section(results, settings[results.name]))
+        if results.name in FIGURES:
+            parts.append(f"![{QUESTIONS[results.name]}]({results.name}.svg)")
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    times = {"median": row.median, "least": min(row.seconds), "most": max(row.seconds)}
+    return {**asdict(row), "seconds": {**times, "rounds": list(row.seconds)}}
+
+
+def _cells(row: Row) -> dict[str, str]:
+    ratio, memory = row.ratio, row.memory
+    return {
+        "case": row.case,
+        "contender": row.contender,
+        "median": duration(row.median),
+        "least": duration(min(row.seconds)),
+        "most": duration(max(row.seconds)),
+        "ratio": "" if ratio is None else f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f})",
+        "memory": "" if memory is None else size(memory.step),
+        "tensors": "" if memory is None else size(memory.tensors),
+        "of the base": "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}",
+        "process": "" if memory is None else size(memory.process),
+        "dense matrix": "" if row.dense_bytes is None else size(row.dense_bytes),
+        "difference": "" if row.difference is None else "0" if row.difference == 0 else f"{row.difference:.0e}",
+    }
+
+
+def duration(seconds: float) -> str:
+    """Seconds or milliseconds, to three digits.
+
+    Example:
+        >>> duration(12.34), duration(0.5), duration(0.00123)
+        ('12.3 s', '500 ms', '1.23 ms')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def size(count: int) -> str:
+    """Bytes, to three digits, in powers of 1,024.
+
+    Example:
+        >>> size(1000), size(3 * 2**20), size(9 * 1024**4 * 4)
+        ('1000 B', '3 MiB', '36 TiB')
+    """
+    return next((f"{count / unit:.3g} {name}" for unit, name in _UNITS if count >= unit), f"{count} B")

@@ -1,0 +1,1 @@
+"""One question per script: `python -m experiments.NAME` from the project's root."""

@@ -1,0 +1,253 @@
+"""A small convolutional network for CIFAR-10 that trains in seconds, and how it is trained.
+
+After the public facts of fast CIFAR-10 trainings: a frozen first convolution of 2 x 2 patches whose filters are the
+whitened principal directions of the training images' patches, each with its negative; three stages of convolution,
+pooling, norm and GELU; norms whose scale is fixed at 1; Nesterov SGD with a triangular rate, biases of norms with a
+larger rate and no decay, label smoothing, mirroring that alternates by epoch, and a slow average of the weights.
+
+Everything that mixes positions with weights is a convolution, so `recast` leaves no other layer that does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from experiments.common import autocast
+
+PATCH = 2  # pixels per side of what is whitened
+LOGIT_SCALE = 1 / 9
+LEAST_VARIANCE = 5e-4  # added to that of patches, whose last directions are noise
+
+
+@dataclass(frozen=True)
+class FastSettings:
+    """The network and its training."""
+
+    widths: tuple[int, int, int] = (64, 256, 256)
+    """Channels of the three stages."""
+    depth: int = 2
+    """Convolutions of each stage."""
+    epochs: int = 10
+    """Passes over the training images."""
+    batch_size: int = 1024
+    """Images at once."""
+    rate: float = 1.5
+    """Highest learning rate, of the mean loss."""
+    bias_rate: float = 64.0
+    """Learning rate of the norms' biases, as a multiple."""
+    momentum: float = 0.85
+    """Of SGD, by Nesterov."""
+    weight_decay: float = 1.3e-3
+    """Of weights, not of biases."""
+    smoothing: float = 0.2
+    """Of labels."""
+    shift: int = 2
+    """Pixels by which images are shifted at most, over mirrored borders."""
+    cutout: int = 0
+    """Side of the square of each image that is blanked, in pixels."""
+    whitening_epochs: int = 3
+    """Epochs during which the bias behind the whitening is learned."""
+    slow_every: int = 5
+    """Steps between two updates of the slow average of weights."""
+
+
+@final
+class FastNet(nn.Module):
+    """Whitening, three stages, a linear map.
+
+    Args:
+        widths: Channels of the stages.
+        depth: Convolutions of each.
+        classes: Logits.
+    """
+
+    def __init__(self, widths: tuple[int, int, int], *, depth: int = 2, classes: int = 10) -> None:
+        super().__init__()
+        given = 2 * 3 * PATCH**2
+        self.whiten = nn.Conv2d(3, given, PATCH)
+        self.whiten.weight.requires_grad = False
+        nn.init.zeros_(self.bias_of_whitening)
+        stages: list[nn.Module] = []
+        for width in widths:
+            stages.append(stage(given, width, depth))
+            given = width
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.MaxPool2d(3)
+        self.out = nn.Linear(given, classes, bias=False)
+
+    @property
+    def bias_of_whitening(self) -> Tensor:
+        """Of the first layer."""
+        assert self.whiten.bias is not None
+        return self.whiten.bias
+
+    def forward(self, x: Float[Tensor, "b 3 32 32"]) -> Float[Tensor, "b classes"]:
+        """Logits."""
+        x = self.stages(F.gelu(self.whiten(x)))
+        return self.out(self.pool(x).flatten(1)) * LOGIT_SCALE
+
+
+def stage(given: int, made: int, depth: int) -> nn.Sequential:
+    """Convolution, pooling, norm, GELU, and further convolutions with norm and GELU.
+
+    A convolution begins by handing its first channels on: its leading square block is the identity.
+    """
+    modules: list[nn.Module] = []
+    for number in range(depth):
+        conv = nn.Conv2d(given if number == 0 else made, made, 3, padding=1, bias=False)
+        with torch.no_grad():
+            nn.init.dirac_(conv.weight[: conv.in_channels])
+        norm = nn.BatchNorm2d(made, momentum=0.4)
+        norm.weight.requires_grad = False
+        modules += [conv, *([nn.MaxPool2d(2)] if number == 0 else []), norm, nn.GELU()]
+    return nn.Sequential(*modules)
+
+
+@torch.no_grad()
+def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
+    """Set the first layer from the covariance of the images' patches.
+
+    With C = E diag(v) E^T of patches p, the filters are the rows of diag(v + eps)^-1/2 E^T and their negatives: what
+    they give has covariance I.
+
+    Args:
+        net: Its first layer is set.
+        images: Normalised.
+    """
+    patches = F.unfold(images, PATCH).transpose(1, 2).flatten(0, 1).double()  # (n places, 3 * 4)
+    values, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+    filters = (directions / (values + LEAST_VARIANCE).sqrt()).T.reshape(-1, *net.whiten.weight.shape[1:])
+    net.whiten.weight.copy_(torch.cat([filters, -filters]))
+
+
+def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: float = 0.07) -> float:
+    """The rate's factor: up in a straight line, then down.
+
+    Args:
+        part: Of the training that is over, 0 to 1.
+        start: Factor at the start.
+        peak: Part at which it is 1.
+        end: Factor at the end.
+
+    Example:
+        >>> [round(triangular(part), 2) for part in (0, 0.23, 1)]
+        [0.2, 1.0, 0.07]
+    """
+    if part < peak:
+        return start + (1 - start) * part / peak
+    return 1 + (end - 1) * (part - peak) / (1 - peak)
+
+
+def batches(images: Tensor, labels: Tensor, settings: FastSettings, generator: torch.Generator) -> Iterator[Any]:
+    """Shuffled, shifted batches of all epochs, with the epoch: (epoch, images, labels).
+
+    Whether an image is mirrored is drawn once and then alternates, so that two epochs show both sides of each image.
+    """
+    mirrored = torch.rand(len(images), generator=generator) < 0.5
+    padded = F.pad(images, (settings.shift,) * 4, mode="reflect")
+    size = min(settings.batch_size, len(images))
+    for epoch in range(settings.epochs):
+        order = torch.randperm(len(images), generator=generator)[: len(images) // size * size]
+        for chosen in order.split(size):
+            taken = shifted(padded[chosen], settings.shift, images.shape[-2:], generator)
+            flip = (mirrored[chosen] ^ bool(epoch % 2)).to(taken.device)
+            taken = torch.where(flip[:, None, None, None], taken.flip(-1), taken)
+            yield epoch, blanked(taken, settings.cutout, generator) if settings.cutout else taken, labels[chosen]
+
+
+def shifted(padded: Tensor, reach: int, size: torch.Size, generator: torch.Generator) -> Tensor:
+    """A window of each padded image, drawn uniformly."""
+    down, right = torch.randint(0, 2 * reach + 1, (2, len(padded)), generator=generator)
+    rows = (down[:, None] + torch.arange(size[0]))[:, :, None]
+    columns = (right[:, None] + torch.arange(size[1]))[:, None, :]
+    return padded[torch.arange(len(padded))[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
+
+
+def blanked(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """A square of zeros at a random place of each image, all of it inside."""
+    height, width = images.shape[-2:]
+    top = torch.randint(0, height - side + 1, (len(images), 1), generator=generator)
+    left = torch.randint(0, width - side + 1, (len(images), 1), generator=generator)
+    rows, columns = torch.arange(height) - top, torch.arange(width) - left
+    within = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+    return images.masked_fill(within[:, None].to(images.device), 0.0)
+
+
+def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, *, seed: int) -> None:
+    """Train in place.
+
+    Args:
+        net: On the images' device; its first layer is set here.
+        images: Normalised.
+        labels: Classes.
+        settings: Of the training.
+        seed: Of order, mirroring and shifts.
+    """
+    whiten(net, images[:5_000])
+    biases = [p for name, p in net.named_parameters() if p.requires_grad and name.endswith("bias")]
+    weights = [p for name, p in net.named_parameters() if p.requires_grad and not name.endswith("bias")]
+    groups = [
+        {"params": weights, "weight_decay": settings.weight_decay, "highest": settings.rate},
+        {"params": biases, "weight_decay": 0.0, "highest": settings.rate * settings.bias_rate},
+    ]
+    optimiser = torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
+    steps = settings.epochs * (len(images) // min(settings.batch_size, len(images)))
+    slow: dict[str, Tensor] = {}
+    net.train()
+    generator = torch.Generator().manual_seed(seed)
+    for step, (epoch, x, y) in enumerate(batches(images, labels, settings, generator), start=1):
+        net.bias_of_whitening.requires_grad_(epoch < settings.whitening_epochs)
+        for group in optimiser.param_groups:
+            group["lr"] = group["highest"] * triangular((step - 1) / steps)
+        with autocast(images.device):
+            logits = net(x.contiguous(memory_format=torch.channels_last))
+        loss = F.cross_entropy(logits.float(), y, label_smoothing=settings.smoothing)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        if step % settings.slow_every == 0:
+            meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
+    meet(net, slow, 0.0)  # the average is what is kept
+
+
+@torch.no_grad()
+def meet(net: nn.Module, slow: dict[str, Tensor], share: float) -> None:
+    """Move the slow weights towards the fast ones by a share of the way, and set the fast ones to them.
+
+    Where there are none yet they begin as the fast ones.
+    """
+    state = net.state_dict()
+    if not slow:
+        slow.update({name: value.clone() for name, value in state.items() if value.is_floating_point()})
+    for name, value in slow.items():
+        value.lerp_(state[name], share)
+        state[name].copy_(value)
+
+
+@torch.inference_mode()
+def logits_of(net: nn.Module, images: Tensor, *, several: bool, batch_size: int = 500) -> Tensor:
+    """Logits in full precision.
+
+    Args:
+        net: In any mode; left in evaluation.
+        images: Normalised.
+        several: Mean over the image, its mirror image, and both moved by a pixel to two corners, half the weight each.
+        batch_size: Images at once.
+    """
+    net.eval()
+    return torch.cat([_looks(net, x) if several else net(x) for x in images.split(batch_size)]).cpu()
+
+
+def _looks(net: nn.Module, x: Tensor) -> Tensor:
+    def both(images: Tensor) -> Tensor:
+        return (net(images) + net(images.flip(-1))) / 2
+
+    height, width = x.shape[-2:]
+    padded = F.pad(x, (1,) * 4, mode="reflect")
+    moved = (both(padded[:, :, place : place + height, place : place + width]) for place in (0, 2))
+    return both(x) / 2 + sum(moved, torch.zeros(())) / 4

@@ -1,0 +1,249 @@
+"""How long does an attention-only network of 94 or 96 % on CIFAR-10 take? A fast CNN, trained and recast.
+
+The convolutions of `experiments.fast_net` become attention with one hard head for each place of the kernel: equal
+logits by construction, which are compared here. If asked, the network is also recast with soft heads and trained on.
+
+    python -m experiments.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
+    python -m experiments.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
+
+The second is for one GPU, where products are in bf16 in training. Weights and what was measured of every seed are kept:
+a second call takes them up.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Literal
+
+import safetensors.torch
+import torch
+import tyro
+from torch import Tensor, nn
+
+from attnconv._util.atomic_write import write_atomically
+from attnconv.convert import recast
+from attnconv.data.settings import AugmentSettings
+from experiments.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
+from experiments.fast_net import FastNet, FastSettings, logits_of, train
+from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
+
+PresetName = Literal["tiny", "cpu", "94", "96"]
+PRESETS: Mapping[PresetName, FastSettings] = {
+    "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03),
+    "cpu": FastSettings(widths=(24, 64, 96), epochs=4, batch_size=250, rate=0.37),
+    "94": FastSettings(),
+    "96": FastSettings(widths=(128, 512, 512), depth=3, epochs=45, rate=1.2, cutout=12),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    root: Path
+    """Folder of CIFAR-10."""
+    preset: PresetName = "cpu"
+    """cpu: narrow, a few epochs, minutes on one core. 94 and 96: for one GPU, named after what they aim at. tiny: to
+    see every step."""
+    out: Path | None = None
+    """Folder for the table; None prints it only."""
+    kept: Path = Path("runs/fast-recast")
+    """Folder of trained weights."""
+    seeds: int = 1
+    """Runs."""
+    images: int = 50_000
+    """Training images, at most."""
+    held_out: int = 5_000
+    """Of CIFAR-10's training images, those left out; 0 for none, in a final run."""
+    test_images: int = 10_000
+    """Test images."""
+    epochs: int | None = None
+    """Passes over the training images; None for the preset's."""
+    compare: int = 1_000
+    """Test images whose logits are also computed through the softmax of every head."""
+    tuning_epochs: int = 0
+    """Passes with which soft heads, and the CNN beside them, are trained on; 0 for none."""
+    tuning_images: int = 50_000
+    """Training images of that."""
+    alpha: float = 3.0
+    """Sharpness of soft heads, in 1 / pixel^2."""
+    tuning_rate: float = 0.01
+    """Learning rate of that training."""
+    device: DeviceName = "auto"
+    """Where to train; bf16 in matrix products on CUDA. Accuracies are measured in full precision."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One network and its recast; accuracies are parts of 1, times in seconds."""
+
+    seed: int
+    parameters: int
+    cnn: float
+    attention: float
+    cnn_several: float
+    """With four more looks at each image."""
+    attention_several: float
+    difference: float
+    """Largest difference of a logit, heads run as shifts."""
+    softmax_difference: float
+    """Likewise, heads run through the softmax of all scores, on fewer images."""
+    largest_logit: float
+    train_seconds: float
+    recast_seconds: float
+    tuned: dict[str, float]
+    """Accuracy of the CNN trained on, and of the recast with soft heads before and after; empty where not asked for."""
+
+
+Sets = dict[str, Images]
+
+
+def main(settings: Settings) -> list[Result]:
+    """Train, recast, compare; print and write the table."""
+    torch.set_flush_denormal(True)
+    device = device_of(settings.device)
+    train_part = {"train": slice(settings.images)}
+    known = cifar10_images(settings.root, train_part, settings.test_images, held_out=settings.held_out)
+    sets = {name: images.to(device) for name, images in known.items()}
+    results = []
+    for seed in range(settings.seeds):
+        results.append(kept_or_run(seed, sets, settings))
+        print(results[-1], flush=True)
+    text = table(results, settings)
+    print(text)
+    if settings.out is not None:
+        found = {"network": asdict(settings_of(settings)), "results": [asdict(result) for result in results]}
+        write_results(settings.out, "fast_recast", settings, text, found, device=device)
+    return results
+
+
+def settings_of(settings: Settings) -> FastSettings:
+    """Of the network and its training."""
+    chosen = PRESETS[settings.preset]
+    if settings.epochs is None:
+        return chosen
+    return FastSettings(**{**asdict(chosen), "epochs": settings.epochs})
+
+
+def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
+    """One seed, or what is kept of it."""
+    free = ("root", "out", "kept", "seeds", "device")
+    values = {name: value for name, value in asdict(settings).items() if name not in free}
+    on = [values, asdict(settings_of(settings)), device_of(settings.device).type]
+    return Result(**kept(settings.kept, f"seed {seed}", on, lambda: run_once(seed, sets, settings)))
+
+
+def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
+    """One seed."""
+    images, labels = sets["test"].normalised()
+    cnn, train_seconds = trained(seed, sets["train"], settings)
+    start = time.perf_counter()
+    hard = recast(cnn)
+    recast_seconds = time.perf_counter() - start
+    plain, ours = (logits_of(net, images, several=False) for net in (cnn, hard))
+    few = images[: settings.compare]
+    softmax = logits_of(recast(cnn, fast=False), few, several=False, batch_size=50)
+    looks = [logits_of(net, images, several=True) for net in (cnn, hard)]
+    return Result(
+        seed=seed,
+        parameters=sum(parameter.numel() for parameter in cnn.parameters()),
+        cnn=part_right(plain, labels),
+        attention=part_right(ours, labels),
+        cnn_several=part_right(looks[0], labels),
+        attention_several=part_right(looks[1], labels),
+        difference=float((plain - ours).abs().max()),
+        softmax_difference=float((plain[: settings.compare] - softmax).abs().max()),
+        largest_logit=float(plain.abs().max()),
+        train_seconds=train_seconds,
+        recast_seconds=recast_seconds,
+        tuned=tuned(cnn, sets, settings, seed) if settings.tuning_epochs else {},
+    )
+
+
+def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float]:
+    """The CNN in evaluation mode, trained or read, and the seconds that its training took."""
+    chosen, device = settings_of(settings), device_of(settings.device)
+    torch.manual_seed(seed)
+    net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    name = f"{settings.preset}-{chosen.epochs}-epochs-{len(data)}-images-{device.type}-{seed}.safetensors"
+    file = settings.kept / name
+    wanted = json.dumps(asdict(chosen))
+    if file.is_file():
+        with safetensors.safe_open(file, "pt") as reader:
+            about = reader.metadata()
+        if about["settings"] == wanted:
+            net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
+            return net.eval(), float(about["seconds"])
+    start = time.perf_counter()
+    train(net, *data.normalised(), chosen, seed=seed)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
+    settings.kept.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, safetensors.torch.save(tensors, {"settings": wanted, "seconds": str(seconds)}))
+    return net.eval(), seconds
+
+
+def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
+    """The CNN and its recast with soft heads, trained on alike as `experiments.finetune_recast` does."""
+    images, labels = sets["test"].normalised()
+    how = TuningSettings(
+        checkpoint=Path(),
+        root=settings.root,
+        epochs=settings.tuning_epochs,
+        rate=settings.tuning_rate,
+        batch_size=min(125, settings.tuning_images, len(sets["train"])),
+        augment=AugmentSettings(padding=settings_of(settings).shift, border="reflect"),
+        seed=seed,
+    )
+    soft = recast(cnn, alpha=settings.alpha, weights="nearest")
+    before = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(soft)]
+    found = {"soft before": part_right(logits_of(soft, images, several=False), labels)}
+    for name, net in (("CNN", copy.deepcopy(cnn)), ("soft", soft)):
+        tune(net, sets["train"].first(settings.tuning_images), how)
+        found[f"{name} after"] = part_right(logits_of(net, images, several=False), labels)
+    moves = [
+        (layer.encoding.get_parameter("centres").detach() - old).norm(dim=1)
+        for layer, old in zip(attention(soft), before, strict=True)
+    ]
+    return found | {"farthest move": float(torch.cat(moves).max())}
+
+
+def part_right(logits: Tensor, labels: Tensor) -> float:
+    """Accuracy."""
+    return float((logits.argmax(1) == labels.cpu()).double().mean())
+
+
+def table(results: Sequence[Result], settings: Settings) -> str:
+    """Markdown."""
+    looks = {"one look": ("cnn", "attention"), "five looks": ("cnn_several", "attention_several")}
+    lines = [f"| preset {settings.preset} | CNN | the same as attention |", "|---|---|---|"]
+    for name, pair in looks.items():
+        cells = [spread([getattr(result, column) for result in results], percent=True) for column in pair]
+        lines.append(f"| test accuracy, {name} | {' | '.join(cells)} |")
+    first = results[0]
+    lines += [
+        "",
+        "| | |",
+        "|---|---|",
+        f"| parameters of the CNN | {first.parameters:,} |",
+        f"| largest difference of a logit | {max(r.difference for r in results):.1e} |",
+        f"| through the softmax ({settings.compare:,} images) | {max(r.softmax_difference for r in results):.1e} |",
+        f"| largest logit | {max(r.largest_logit for r in results):.1f} |",
+        f"| seconds to train | {mean(r.train_seconds for r in results):.1f} |",
+        f"| seconds to recast | {mean(r.recast_seconds for r in results):.2f} |",
+    ]
+    for name in first.tuned:
+        values = [r.tuned[name] for r in results]
+        shown = f"{mean(values):.2f} pixels" if name == "farthest move" else f"{mean(values):.2%}"
+        lines.append(f"| trained on for {settings.tuning_epochs} epochs, {name} | {shown} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

@@ -1,0 +1,134 @@
+"""What leaves the machine that trained: records, and half-precision weights in parts of a size that travels.
+
+    records.tar.gz                settings, metrics, heads, results and logs of every run, tables and figures
+    NAME.safetensors.part-00 ...  the weights after the last complete epoch, cut at a fixed number of bytes
+    parts.json                    per weights file its run, parts, bytes and SHA-256
+
+`join` checks them and makes the folder of runs again, as `attnconv reproduce --draw` and
+`experiments.keep_reproduction` read it; of its checkpoints only those weights.
+"""
+
+import hashlib
+import json
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
+from attnconv.models.checkpoint import read_checkpoint, restore, weights_bytes
+from attnconv.models.factory import build
+from attnconv.training.run_folder import RunFolder
+
+PART_BYTES = 15_000_000
+RECIPE_RUNS = "recipes-kept/*/*"  # scale and epochs
+RECORDS = ("settings.json", "metrics.jsonl", "heads.jsonl", "result.json")
+
+
+def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: int = PART_BYTES) -> None:
+    """Write everything anew; what an earlier call left is replaced.
+
+    Args:
+        out: Folder of the runs, `runs` and `logs` in it.
+        target: Folder to write.
+        weights_of: Runs whose weights go along, where an epoch is complete: their paths from `out`.
+        part_bytes: Most bytes of a part, at least 1.
+
+    Raises:
+        ValueError: Fewer than one byte.
+    """
+    if part_bytes < 1:
+        raise ValueError(bad("part_bytes", "must be at least 1", part_bytes))
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.glob("*.part-*"):
+        old.unlink()
+    listed: dict[str, Any] = {}
+    for place in weights_of:
+        weights = RunFolder(out / place).last_weights
+        if not weights.is_file():
+            continue
+        name = "-".join(Path(place).parts[-2:]).removeprefix("runs-")
+        content = in_precision(weights, torch.float16)
+        pieces = [content[start : start + part_bytes] for start in range(0, len(content), part_bytes)]
+        parts = [f"{name}.safetensors.part-{number:02d}" for number in range(len(pieces))]
+        for part, piece in zip(parts, pieces, strict=True):
+            write_atomically(target / part, piece)
+        listed[f"{name}.safetensors"] = {
+            "run": Path(place).as_posix(),
+            "parts": parts,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    write_atomically(target / "parts.json", (json.dumps(listed, indent=2) + "\n").encode())
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "records.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            for path in record_files(out):
+                tar.add(path, path.relative_to(out))
+        write_atomically(target / "records.tar.gz", archive.read_bytes())
+
+
+def record_files(out: Path) -> list[Path]:
+    """Files of runs that are text, tables and figures, results of scripts, and logs."""
+    runs = [f"{place}/{name}" for place in ("runs/*", f"{RECIPE_RUNS}/*") for name in RECORDS]
+    others = ("runs/*-not-trained.txt", "*/results.json", "*/table.md", "logs/*", "tables/*", "figures/*.png", "*.md")
+    return sorted({path for place in (*runs, *others) for path in out.glob(place)})
+
+
+def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
+    """A checkpoint with its floating-point tensors in a dtype."""
+    checkpoint = read_checkpoint(weights)
+    model = build(checkpoint.settings)
+    restore(model, checkpoint)
+    return weights_bytes(
+        model.to(dtype),
+        checkpoint.settings,
+        classes=checkpoint.classes,
+        mean=checkpoint.mean,
+        std=checkpoint.std,
+        extra=checkpoint.extra,
+    )
+
+
+def join(folder: Path, out: Path) -> list[Path]:
+    """Make the folder of runs again from its records and from the weights that came along.
+
+    Args:
+        folder: That `export` wrote.
+        out: Folder of the runs to be; files of the same names are replaced.
+
+    Returns:
+        The weights' files, in order.
+
+    Raises:
+        ValueError: A part is missing, or the whole is not what was exported. Then nothing is written.
+    """
+    listed = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
+    contents = {about["run"]: _whole(folder, name, about) for name, about in listed.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / "records.tar.gz") as tar:
+        tar.extractall(out, filter="data")
+    made = []
+    for run, content in contents.items():
+        weights = RunFolder(out / run).last_weights
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(weights, content)
+        write_atomically(weights, in_precision(weights, torch.float32))
+        made.append(weights)
+    return made
+
+
+def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
+    """The bytes of a weights file from its parts."""
+    missing = [part for part in about["parts"] if not (folder / part).is_file()]
+    if missing:
+        raise ValueError(bad("folder", f"must hold all parts of {name}", f"none of {', '.join(missing)}"))
+    content = b"".join((folder / part).read_bytes() for part in about["parts"])
+    if hashlib.sha256(content).hexdigest() != about["sha256"]:
+        fix = "Fetch its parts again."
+        raise ValueError(bad("folder", f"must hold {name} as it was exported", "other bytes", fix))
+    return content

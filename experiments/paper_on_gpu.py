@@ -1,0 +1,339 @@
+"""The paper's experiments on one GPU, in the order of their worth, in chunks of some minutes, after any kill.
+
+    python -m experiments.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
+
+Call it again until it says that all is done: it then ends with 0; 3 means that there is more, 1 that a job failed. Each
+job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after the
+epoch that it last wrote, the others after their last complete part. A chunk must hold one of them. In this order:
+
+    quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
+    fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
+    convolutional networks recast (`experiments.fast_recast`); 1-D sequences (`experiments.sequence`); better recipes
+    for quadratic and resnet18 (`experiments.recipes`); resnet18 recast and trained on (`experiments.recast_resnet`)
+
+A job of the other scripts that was stopped three times without an end lets those behind it go first.
+
+Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fitting`. Needed beside torch: what `pip
+install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. Where sources
+are copied without their history, the variable ATTNCONV_COMMIT names the commit.
+
+What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
+
+    attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
+    python -m experiments.paper_on_gpu --export exported --weights quadratic --minutes 0    # there: with these weights
+    python -m experiments.paper_on_gpu --join exported --out reproduction/paper   # here
+    python -m experiments.keep_reproduction --reproduction reproduction/paper --out results/paper
+
+A training goes on only where its checkpoints are: on another machine it begins anew.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnconv._util.errors import bad
+from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
+from attnconv.paper.training_plan import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
+from attnconv.training.run_folder import RunFolder
+from experiments.paper_export import RECIPE_RUNS, export, join
+from experiments.recipe_candidates import over_epochs
+
+FIRST: tuple[str, ...] = ("quadratic", "resnet18")
+NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
+CONTENT = "learned-content"
+DONE, FAILED, MORE = 0, 1, 3
+LEAST_SECONDS = 5.0  # with less time left no job is begun
+CHECKPOINT_EVERY = 5  # epochs of a long training, some seconds each
+PATIENCE = 3  # stops after which a script lets the jobs behind it go first
+
+
+@dataclass(frozen=True)
+class Job:
+    """A piece of work.
+
+    Attributes:
+        name: Of its log and, of a training, of its run folder.
+        words: Its command line after the interpreter.
+        done: Whether there is nothing left to do.
+        waits: Whether it lets others go first once it was stopped a few times.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    done: Callable[[], bool]
+    waits: bool = False
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """One chunk, or one job of it; the exit code."""
+    arguments = parse(words)
+    if arguments.join is not None:
+        print("\n".join(str(path) for path in join(arguments.join, arguments.out)))
+        return DONE
+    if arguments.job is not None:
+        train_job(arguments)
+        return DONE
+    if arguments.script:
+        run_script(arguments)
+        return DONE
+    if arguments.minutes < 0:
+        raise ValueError(bad("--minutes", "must be at least 0", arguments.minutes))
+    jobs = plan(arguments)
+    for job in jobs:
+        print(f"{job.name}: {state(job, arguments.out)}")
+    if arguments.plan:
+        return DONE
+    work(jobs, arguments.out, seconds=60 * arguments.minutes, again=arguments.again)
+    if arguments.export is not None:
+        export(arguments.out, arguments.export, weights_of=chosen_runs(arguments))
+        for path in sorted(arguments.export.iterdir()):
+            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    states = [state(job, arguments.out) for job in jobs]
+    print(", ".join(f"{states.count(word)} {word}" for word in ("done", "failed", "to do")), flush=True)
+    return MORE if "to do" in states else FAILED if "failed" in states else DONE
+
+
+def chosen_runs(arguments: argparse.Namespace) -> list[str]:
+    """Runs whose weights are asked for, as paths from the folder of all."""
+    places = [path for place in ("runs/*/", f"{RECIPE_RUNS}/*/") for path in sorted(arguments.out.glob(place))]
+    return [str(path.relative_to(arguments.out)) for path in places if path.name in arguments.weights]
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, by the standard library alone."""
+    about, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.paper_on_gpu",
+        description=about,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("reproduction/paper"), help="folder of runs and logs, on a local disk")
+    add("--export", type=Path, help="folder for records and half-precision weights, written anew after each chunk")
+    add("--data-root", default="data", help="folder that holds CIFAR-10")
+    add(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="how long a call may train, 0 for not at all; the export comes after it",
+    )
+    add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as of attnconv reproduce")
+    add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the scripts")
+    add("--other-seeds", type=int, default=1, help="runs of the other models")
+    add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
+    add("--epochs", type=int, help="a shorter schedule for every training; the runs' names state it")
+    add(
+        "--precision", choices=("32", "bf16"), help="of every training; by default bf16 at scale paper, else the plan's"
+    )
+    add("--compile", action="store_true", help="compile the models")
+    add("--only", nargs="*", default=[], help="jobs whose names begin so; none for all")
+    add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are exported too")
+    add("--again", action="store_true", help="try failed jobs once more")
+    add("--plan", action="store_true", help="only say what would be done")
+    add("--join", type=Path, metavar="FOLDER", help="make OUT from what was exported, and do nothing else")
+    add("--job", help=argparse.SUPPRESS)
+    add("--script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add("--parent", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def plan(arguments: argparse.Namespace) -> list[Job]:
+    """All jobs, in their order."""
+    again = [
+        *("--out", str(arguments.out), "--data-root", arguments.data_root, "--scale", arguments.scale),
+        *("--seeds", str(arguments.seeds), "--other-seeds", str(arguments.other_seeds)),
+        *("--content-epochs", str(arguments.content_epochs)),
+        *(("--epochs", str(arguments.epochs)) if arguments.epochs is not None else ()),
+        *(("--precision", arguments.precision) if arguments.precision is not None else ()),
+        *(("--compile",) if arguments.compile else ()),
+        *("--parent", str(os.getpid())),
+    ]
+    jobs = [
+        Job(run.folder.path.name, ("-m", "experiments.paper_on_gpu", "--job", run.folder.path.name, *again), done(run))
+        for run in trainings(arguments)
+    ]
+    jobs += other_jobs(arguments)
+    return [job for job in jobs if not arguments.only or job.name.startswith(tuple(arguments.only))]
+
+
+def done(run: PlannedRun) -> Callable[[], bool]:
+    """Whether a training is finished, or known to have nothing to train."""
+    return lambda: run.folder.result() is not None or note_of(run).is_file()
+
+
+def note_of(run: PlannedRun) -> Path:
+    """Where it is written that a run has nothing to train."""
+    return run.folder.path.with_name(f"{run.folder.path.name}-not-trained.txt")
+
+
+def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
+    """The runs of the paper's models, the most wanted first."""
+    seeds = max(arguments.seeds, arguments.other_seeds)
+    names = (*RUNS, DROPPED)
+    planned = plan_runs(arguments.scale, arguments.out, names=names, seeds=seeds, data_root=arguments.data_root)
+    known = {(run.name, run.settings.train.seed): run for run in planned}
+    several = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    others = range(FIRST_SEED, FIRST_SEED + arguments.other_seeds)
+    runs = [known[name, seed] for seed in several for name in FIRST]
+    runs += [known[name, seed] for seed in others for name in NEXT]
+    late = [known[CONTENT, seed] for seed in others] + [known[DROPPED, FIRST_SEED]]
+    if arguments.epochs is not None:
+        runs = [shortened(run, arguments.epochs) for run in runs]
+    runs += [shortened(run, min(arguments.content_epochs, arguments.epochs or math.inf)) for run in late]
+    precision = arguments.precision or ("bf16" if arguments.scale == "paper" else None)
+    return [adjusted(run, precision, compiled=arguments.compile) for run in runs]
+
+
+def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
+    """A run on fewer epochs, named after them; as it is where it has no more. A pruned one goes on for a third."""
+    settings, path = run.settings, run.folder.path
+    count = int(min(epochs // 3 or 1 if run.name == PRUNED else epochs, settings.train.epochs))
+    if settings.train.epochs == count:
+        return run
+    settings = over_epochs(replace(settings, preset=f"{settings.preset}-{count}-epochs"), count)
+    return replace(run, settings=settings, folder=RunFolder(path.with_name(f"{path.name}-{count}-epochs")))
+
+
+def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
+    """A run with another precision, or compiled; a long one is not written after every epoch."""
+    every = CHECKPOINT_EVERY if run.settings.train.epochs >= 100 else 1
+    train = replace(run.settings.train, compile=compiled, tensorboard=False, checkpoint_every=every)
+    if precision is not None:
+        train = replace(train, precision=precision)  # type: ignore[arg-type]  # argparse has checked it
+    return replace(run, settings=replace(run.settings, train=train))
+
+
+def other_jobs(arguments: argparse.Namespace) -> list[Job]:
+    """The other scripts. At scale tiny only those that go through run folders; the others have tests of their own."""
+    if importlib.util.find_spec("tyro") is None:
+        print("tyro: not installed, so fast-recast, sequence, recipes and recast-resnet are left out.", file=sys.stderr)
+        return []
+    out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
+    jobs = []
+    if arguments.scale != "tiny":
+        for preset in ("94", "96"):
+            name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "1")
+            jobs.append(script_job(name, "fast_recast", (*flags, *seeds, *root), out))
+        jobs.append(script_job("sequence", "sequence", root, out))
+    first = next(run for run in trainings(arguments) if run.name == "resnet18")
+    how = [*("--scale", arguments.scale), *("--paper-runs", str(out / "runs")), *seeds, *root]
+    how += ["--epochs", str(first.settings.train.epochs)] if arguments.epochs is not None else []
+    how += ["--precision", arguments.precision] if arguments.precision is not None else []
+    how += ["--compile"] if arguments.compile else []
+    jobs.append(script_job("recipes", "recipes", how, out))
+    epochs = ("--epochs", "5" if arguments.scale == "paper" else "1")
+    recast = ("--run", str(out / "runs" / first.folder.path.name), *epochs, *seeds, *root)
+    jobs.append(script_job("recast-resnet", "recast_resnet", recast, out))
+    return jobs
+
+
+def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
+    """A script of this folder, done when its results are written."""
+    words = ("-m", "experiments.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
+    target = out / name
+    return Job(
+        name, (*words, "--kept", f"{target}-kept", "--out", str(target)), (target / "results.json").is_file, waits=True
+    )
+
+
+def run_script(arguments: argparse.Namespace) -> None:
+    """A script of this folder with its flags, for as long as the process that started it."""
+    if arguments.parent is not None:
+        end_with(arguments.parent)
+    import tyro
+
+    name, *flags = arguments.script
+    script = importlib.import_module(f"experiments.{name}")
+    script.main(tyro.cli(script.Settings, args=flags))
+
+
+def state(job: Job, out: Path) -> str:
+    """`done`, `failed` or `to do`."""
+    return "done" if job.done() else "failed" if failure_of(job, out).is_file() else "to do"
+
+
+def failure_of(job: Job, out: Path) -> Path:
+    """Where a failure is remembered, so that the jobs behind it are not held up."""
+    return out / "logs" / f"{job.name}.failed.json"
+
+
+def stops(job: Job, out: Path) -> int:
+    """How often it was stopped because the time was over."""
+    file = out / "logs" / f"{job.name}.stops"
+    return int(file.read_text(encoding="utf-8")) if file.is_file() else 0
+
+
+def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None:
+    """Run jobs one after the other until all are done or the time is over, then kill the one that runs."""
+    end = time.monotonic() + seconds
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    for job in sorted(jobs, key=lambda job: job.waits and stops(job, out) >= PATIENCE):
+        if again:
+            failure_of(job, out).unlink(missing_ok=True)
+        if state(job, out) != "to do":
+            continue
+        left = end - time.monotonic()
+        if left < min(LEAST_SECONDS, seconds / 2):
+            return
+        print(f"{job.name}: begins, {left / 60:.1f} minutes left.", flush=True)
+        with (out / "logs" / f"{job.name}.log").open("ab") as log:
+            try:
+                code = subprocess.run([sys.executable, *job.words], stdout=log, stderr=log, timeout=left, check=False)
+            except subprocess.TimeoutExpired:  # it was killed, which is what runs are made for
+                print(f"{job.name}: stopped, to be continued.", flush=True)
+                (out / "logs" / f"{job.name}.stops").write_text(str(stops(job, out) + 1), encoding="utf-8")
+                return
+        if code.returncode or not job.done():
+            failure_of(job, out).write_text(json.dumps({"code": code.returncode}), encoding="utf-8")
+            print(f"{job.name}: failed, see {out / 'logs' / job.name}.log", flush=True)
+
+
+def end_with(parent: int) -> None:
+    """Let this process end within half a second of the one that started it, so that two never train the same run."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # at any moment: this is what runs are made for
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def train_job(arguments: argparse.Namespace) -> None:
+    """Begin or continue one training."""
+    if arguments.parent is not None:
+        end_with(arguments.parent)
+    from attnconv.training.fitting import fit
+    from attnconv.training.initial_model import measure_start
+
+    run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
+    settings, start = run.settings, None
+    if run.name == PRUNED:
+        source = next(
+            r for r in trainings(arguments) if (r.name, r.settings.train.seed) == (SOURCE, settings.train.seed)
+        )
+        if source.folder.result() is None:
+            raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
+        try:
+            begun = pruned_start(run, source.folder)
+        except NothingToPruneError as reason:
+            note_of(run).write_text(f"{reason}\n", encoding="utf-8")
+            return
+        settings, start = begun.settings, begun.weights
+    command = ["python", "-m", "experiments.paper_on_gpu", *sys.argv[1:]]
+    measure_start(fit(settings, run.folder.path, resume=True, start_from=start, command=command))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

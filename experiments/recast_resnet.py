@@ -1,0 +1,236 @@
+"""Does a residual network, recast as attention and trained on with soft heads, rise above the CNN?
+
+A finished run of `resnet18`, at any scale, is recast with hard heads: equal logits by construction, compared here on
+the test images, through the softmax too. Then the network itself and its recast with soft heads are trained on alike,
+as `experiments.finetune_recast` does, with several seeds. The learning rate of each is chosen by held-out images with
+the first seed; the test set plays no part in it.
+
+    python -m experiments.recast_resnet --run runs/resnet18 --root PATH/TO/CIFAR --out results/recast-resnet
+
+Finished trainings are kept, and a second call does only what is missing.
+"""
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv.convert import SOFT_ALPHA, recast
+from attnconv.data.load_splits import load as load_data
+from attnconv.models.model_loader import load as load_model, weights_of_run
+from attnconv.models.settings import ResNetSettings
+from attnconv.training.run_folder import RunFolder
+from experiments.common import DeviceName, Images, device_of, kept, spread, write_results
+from experiments.fast_net import logits_of
+from experiments.fast_recast import part_right
+from experiments.finetune_recast import Result, Settings as TuningSettings, run as tune
+
+CNN, SOFT = "CNN", "soft heads"
+_FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # no training depends on these
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    run: Path
+    """Run folder of a residual network, finished; its epoch chosen on held-out images is taken."""
+    root: Path | None = None
+    """Folder of the run's images; None for where the run found them."""
+    out: Path | None = None
+    """Folder for the table; None prints it only."""
+    kept: Path = Path("runs/recast-resnet")
+    """Folder of finished trainings, of any settings."""
+    seeds: int = 3
+    """Trainings of either network at its learning rate."""
+    rates: tuple[float, ...] = (0.01, 0.001, 0.0001)
+    """Learning rates to choose from (SGD with momentum 0.9, cosine to zero)."""
+    position_rate: float = 20.0
+    """Learning rate of centres and spreads, as a multiple."""
+    alpha: float = SOFT_ALPHA
+    """Sharpness of soft heads, in 1 / pixel^2."""
+    epochs: int = 2
+    """Passes over the training images."""
+    images: int = 50_000
+    """Training images, at most."""
+    test_images: int = 10_000
+    """Test images, at most."""
+    compare: int = 200
+    """Test images whose logits are also computed through the softmax of every head."""
+    batch_size: int = 100
+    """Images at once."""
+    device: DeviceName = "auto"
+    """Where to train; bf16 in matrix products on CUDA. Accuracies are measured in full precision."""
+
+
+@dataclass(frozen=True)
+class Equality:
+    """The network and its recast with hard heads, on test images."""
+
+    cnn: float
+    """Accuracy, a part of 1."""
+    attention: float
+    difference: float
+    """Largest difference of a logit, heads run as shifts."""
+    softmax_difference: float
+    """Likewise, heads run through the softmax of all scores, on fewer images."""
+    largest_logit: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One training."""
+
+    rate: float
+    seed: int
+    result: Result
+
+
+Sets = dict[str, Images]
+
+
+def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
+    """Recast, compare, train on; print and write the tables."""
+    if settings.seeds < 1 or not settings.rates:
+        raise ValueError(bad("--seeds and --rates", "must be at least one", (settings.seeds, settings.rates)))
+    torch.set_flush_denormal(True)
+    device = device_of(settings.device)
+    cnn = trained_network(settings.run).to(device)
+    sets = images_of(settings, device)
+    equality = compare(cnn, sets["test"].normalised(), settings)
+    soft = recast(cnn, alpha=settings.alpha, weights="nearest")
+    tuned = {name: tune_all(name, model, sets, settings) for name, model in ((CNN, cnn), (SOFT, soft))}
+    text = tables(equality, tuned, settings)
+    print(text)
+    if settings.out is not None:
+        found = {
+            "network": asdict(RunFolder(settings.run).settings().model),
+            "equality": asdict(equality),
+            "tuned": {name: [asdict(one) for one in all_of] for name, all_of in tuned.items()},
+        }
+        write_results(settings.out, "recast_resnet", settings, text, found, device=device)
+    return equality, tuned
+
+
+def trained_network(run: Path) -> nn.Module:
+    """The network of a finished run, in evaluation mode.
+
+    Raises:
+        ValueError: The folder holds no run, one that is not finished, or one of another model.
+    """
+    folder = RunFolder(run)
+    kind = type(folder.settings().model)
+    if kind is not ResNetSettings or folder.result() is None:
+        state = "unfinished" if folder.result() is None else "finished"
+        got = f"{run}, {state}, of {kind.__name__}"
+        raise ValueError(bad("--run", "must be a finished run of a residual network", got))
+    return load_model(run).model
+
+
+def images_of(settings: Settings, device: torch.device) -> Sets:
+    """The run's own images: what it learned from, held out and was tested on."""
+    chosen = RunFolder(settings.run).settings().data
+    root = chosen.root if settings.root is None else str(settings.root)
+    data = load_data(replace(chosen, root=root, download=False))
+    if not len(data.validation):
+        raise ValueError(bad("--run", "must hold out images, by which rates are chosen", "none of them"))
+    parts = {
+        "train": (data.train, settings.images),
+        "held out": (data.validation, None),
+        "test": (data.test, settings.test_images),
+    }
+    return {name: Images(part, data.mean, data.std).first(count).to(device) for name, (part, count) in parts.items()}
+
+
+def compare(cnn: nn.Module, test: tuple[Tensor, Tensor], settings: Settings) -> Equality:
+    """The network and its recast with hard heads."""
+    images, labels = test
+    few = images[: settings.compare]
+    plain, ours = (logits_of(net, images, several=False) for net in (cnn, recast(cnn)))
+    softmax = logits_of(recast(cnn, fast=False), few, several=False, batch_size=50)
+    return Equality(
+        cnn=part_right(plain, labels),
+        attention=part_right(ours, labels),
+        difference=float((plain - ours).abs().max()),
+        softmax_difference=float((plain[: len(few)] - softmax).abs().max()),
+        largest_logit=float(plain.abs().max()),
+    )
+
+
+def tune_all(name: str, model: nn.Module, sets: Sets, settings: Settings) -> list[Tuned]:
+    """All rates with the first seed, then the best on held-out images with the others; the best one's come first."""
+    tried = [tune_once(name, model, sets, settings, rate=rate, seed=0) for rate in settings.rates]
+    best = max(tried, key=lambda one: one.result.held_out_after)
+    others = [tune_once(name, model, sets, settings, rate=best.rate, seed=seed) for seed in range(1, settings.seeds)]
+    return [best, *others, *(one for one in tried if one is not best)]
+
+
+def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, rate: float, seed: int) -> Tuned:
+    """One training of a copy of the network, or what is kept of it."""
+    how = TuningSettings(
+        checkpoint=Path(),
+        root=Path(),
+        epochs=settings.epochs,
+        batch_size=min(settings.batch_size, len(sets["train"])),
+        rate=rate,
+        position_rate=rate * settings.position_rate,
+        augment=RunFolder(settings.run).settings().augment,
+        seed=seed,
+    )
+    values = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+    weights = hashlib.sha256(weights_of_run(settings.run).read_bytes()).hexdigest()
+    on = [values, str(asdict(how)), device_of(settings.device).type, weights]
+    result = kept(settings.kept, name, on, lambda: tune(name, copy.deepcopy(model), sets, how))
+    return Tuned(rate, seed, Result(**result))
+
+
+def final(tuned: Sequence[Tuned]) -> list[Result]:
+    """The trainings at the chosen rate, seed by seed."""
+    return [one.result for one in tuned if one.rate == tuned[0].rate]
+
+
+def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings) -> str:
+    """Markdown: the recast, the trainings, and the rates that were tried."""
+    lines = [
+        "| | CNN | the same as attention, hard heads |",
+        "|---|---|---|",
+        f"| test accuracy | {equality.cnn:.2%} | {equality.attention:.2%} |",
+        f"| largest difference of a logit, of {equality.largest_logit:.1f} at most | | {equality.difference:.1e} |",
+        f"| through the softmax ({settings.compare:,} images) | | {equality.softmax_difference:.1e} |",
+        "",
+        "| trained on | rate | test before | after | held out after | heads moved by 0.1 | farthest move | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, all_of in tuned.items():
+        runs = final(all_of)
+        after = [spread([getattr(run, key) for run in runs], percent=True) for key in ("test_after", "held_out_after")]
+        moved = f"{spread([float(run.moved) for run in runs])} of {runs[0].heads} | {max(r.farthest for r in runs):.2f}"
+        lines.append(
+            f"| {name} | {all_of[0].rate:g} | {runs[0].test_before:.2%} | {' | '.join(after)} | "
+            f"{moved if runs[0].heads else '- | -'} | {spread([run.seconds for run in runs])} |"
+        )
+    pairs = zip(final(tuned[CNN]), final(tuned[SOFT]), strict=True)
+    gains = [100 * (soft.test_after - cnn.test_after) for cnn, soft in pairs]
+    lines += ["", f"Soft heads above the CNN, seed by seed, in points: {', '.join(f'{gain:+.2f}' for gain in gains)}."]
+    tried = {
+        name: ", ".join(
+            f"{one.rate:g}: {one.result.held_out_after:.2%}"
+            for one in sorted(all_of, key=lambda one: -one.rate)
+            if one.seed == 0
+        )
+        for name, all_of in tuned.items()
+    }
+    lines += [
+        "Held out after training, by rate: " + "; ".join(f"{name} {shown}" for name, shown in tried.items()) + "."
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

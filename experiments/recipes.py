@@ -1,0 +1,320 @@
+"""What accuracy does a better recipe give the paper's `quadratic` and ResNet-18, both tuned with the same care?
+
+First a search: the candidates of `experiments.recipe_candidates`, as many for either network, with one seed and the
+same few epochs each, then together what did better alone. The best on held-out images is chosen; test images play no
+part. Then the paper's recipe and the chosen one over all epochs, several seeds: test accuracy of the last epoch, and of
+the epoch chosen on held-out images.
+
+    python -m experiments.recipes --root PATH/TO/CIFAR --out results/recipes
+    python -m experiments.recipes --scale paper --plan
+
+The first is for CPU cores (scale `mini`: half the channels, 10 epochs), the second says what one GPU would be asked for
+the full models: their own candidates over 300 epochs, with stronger augmentation as far as `attnconv.data` has it.
+A search over fewer epochs than the final runs favours what learns fast and changes images little.
+
+Each training is a run folder: after a kill it goes on after its last complete epoch, and finished ones are kept.
+Networks may be trained by two calls at once (`--networks quadratic`, `--networks resnet18`); a third then writes the
+table of both. The paper's other models have candidates too: `--networks quadratic-generalized learned`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+from attnconv._util.errors import bad
+from attnconv.models.operation_counts import parameters
+from attnconv.paper.training_plan import FIRST_SEED, ScaleName, folder_name
+from attnconv.training.fitting import fit
+from attnconv.training.run_checks import differences
+from attnconv.training.run_folder import RunFolder
+from attnconv.training.settings import RunSettings
+from experiments.common import device_of, spread, write_results
+from experiments.keep_reproduction import KEPT_WEIGHTS, copy
+from experiments.recipe_candidates import (
+    FIRST,
+    Candidate,
+    NetworkName,
+    candidates,
+    combined,
+    in_words,
+    over_epochs,
+    settings_of,
+)
+
+SEARCH_EPOCHS: Mapping[ScaleName, int] = {"tiny": 1, "mini": 3, "small": 5, "paper": 60}
+SEARCH_SEED = FIRST_SEED - 1  # none of the final runs'
+TINY_IMAGES = 300  # at scale tiny the steps are what matters
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    scale: ScaleName = "mini"
+    """Sizes and epochs, as of `attnconv reproduce`."""
+    root: Path = Path("data")
+    """Folder of CIFAR-10; digits, at scale tiny, need none."""
+    out: Path | None = None
+    """Folder for the table and, for each network, one run with the chosen recipe; None prints the table only."""
+    kept: Path = Path("runs/recipes")
+    """Folder of all runs."""
+    paper_runs: Path | None = None
+    """Run folders of `attnconv reproduce`: finished ones of the same settings are taken for the paper's recipe."""
+    networks: tuple[NetworkName, ...] = FIRST
+    """Which networks."""
+    search_epochs: int | None = None
+    """Epochs of each candidate; None for 1, 3, 5, 60 at scale tiny, mini, small, paper, or --epochs if less."""
+    epochs: int | None = None
+    """Epochs of the final runs; None for the scale's."""
+    seeds: int = 3
+    """Final runs of each recipe."""
+    precision: Literal["32", "bf16"] | None = None
+    """Of every training; None for bf16 at scale paper, else the scale's."""
+    compile: bool = False
+    """Compile the models."""
+    plan: bool = False
+    """Only say what would be trained."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate after the search; accuracy is a part of 1."""
+
+    network: str
+    candidate: str
+    base: str
+    changes: dict[str, dict[str, Any]]
+    why: str
+    parameters: int
+    held_out: float
+    """After the last epoch."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Final:
+    """One run over all epochs; accuracies are parts of 1."""
+
+    network: str
+    candidate: str
+    seed: int
+    parameters: int
+    test: float
+    """After the last epoch."""
+    held_out: float
+    test_chosen: float
+    """Of the epoch with the highest accuracy on held-out images."""
+    chosen_epoch: int
+    seconds: float
+
+
+def main(settings: Settings) -> tuple[list[Trial], list[Final]]:
+    """Search, choose, train; print and write the tables."""
+    if settings.seeds < 1:
+        raise ValueError(bad("--seeds", "must be at least 1", settings.seeds))
+    if settings.plan:
+        print(plan(settings))
+        return [], []
+    trials: list[Trial] = []
+    finals: list[Final] = []
+    for network in settings.networks:
+        tried = search(network, settings)
+        trials += [trial for _, trial in tried]
+        chosen = chosen_of(tried)
+        finals += final_runs(network, chosen, settings)
+        if settings.out is not None:
+            keep_weights(network, chosen, settings, settings.out / network)
+    text = tables(trials, finals, settings)
+    print(text)
+    if settings.out is not None:
+        found = {
+            "search_epochs": search_epochs(settings),
+            "search_seed": SEARCH_SEED,
+            "trials": [asdict(trial) for trial in trials],
+            "finals": [asdict(final) for final in finals],
+        }
+        write_results(settings.out, "recipes", settings, text, found, device=device_of("auto"))
+    return trials, finals
+
+
+Tried = Sequence[tuple[Candidate, Trial]]
+
+
+def search(network: NetworkName, settings: Settings) -> Tried:
+    """Every candidate of a network, and together those that did better alone."""
+    known = candidates(settings.scale, network)
+    tried = [(candidate, try_out(network, candidate, settings)) for candidate in known.all]
+    last = combined(known, {trial.candidate: trial.held_out for _, trial in tried})
+    return tried if last is None else [*tried, (last, try_out(network, last, settings))]
+
+
+def try_out(network: NetworkName, candidate: Candidate, settings: Settings) -> Trial:
+    """One candidate over the few epochs of the search. What it does on test images is not looked at."""
+    run = run_of(network, candidate, settings, epochs=search_epochs(settings), seed=SEARCH_SEED)
+    result = trained(run, folder_of(network, candidate, run, settings))
+    changes = {group: dict(to) for group, to in candidate.changes.items()}
+    return Trial(
+        network=network,
+        candidate=candidate.name,
+        base=candidate.base,
+        changes=changes,
+        why=candidate.why,
+        parameters=result["parameters"],
+        held_out=result["last"]["validation"]["accuracy"],
+        seconds=result["seconds"],
+    )
+
+
+def chosen_of(tried: Tried) -> Candidate:
+    """The candidate with the highest accuracy on held-out images, the first of equals."""
+    return max(tried, key=lambda pair: pair[1].held_out)[0]
+
+
+def final_runs(network: NetworkName, chosen: Candidate, settings: Settings) -> list[Final]:
+    """The paper's recipe and the chosen one, seed by seed."""
+    paper = candidates(settings.scale, network).paper
+    recipes = [paper] if chosen == paper else [paper, chosen]
+    finals = []
+    for candidate in recipes:
+        for seed in range(FIRST_SEED, FIRST_SEED + settings.seeds):
+            run = run_of(network, candidate, settings, epochs=settings.epochs, seed=seed)
+            folder = folder_of(network, candidate, run, settings)
+            elsewhere = None if settings.paper_runs is None else settings.paper_runs / folder_name(network, seed)
+            result = finished_alike(elsewhere, run) or trained(run, folder)
+            finals.append(final_of(network, candidate, seed, result))
+    return finals
+
+
+def keep_weights(network: NetworkName, chosen: Candidate, settings: Settings, target: Path) -> None:
+    """Records and half-precision weights of the first run with the chosen recipe, where it was trained here."""
+    run = run_of(network, chosen, settings, epochs=settings.epochs, seed=FIRST_SEED)
+    folder = RunFolder(folder_of(network, chosen, run, settings))
+    if folder.last_weights.is_file():
+        copy(folder, RunFolder(target), folder.last_weights, target / KEPT_WEIGHTS, torch.float16)
+
+
+def final_of(network: NetworkName, candidate: Candidate, seed: int, result: Mapping[str, Any]) -> Final:
+    """A final run from its `result.json`."""
+    last, best = result["last"], result["best"]
+    return Final(
+        network=network,
+        candidate=candidate.name,
+        seed=seed,
+        parameters=result["parameters"],
+        test=last["test"]["accuracy"],
+        held_out=last["validation"]["accuracy"],
+        test_chosen=best["test"]["accuracy"],
+        chosen_epoch=best["epoch"],
+        seconds=result["seconds"],
+    )
+
+
+def run_of(
+    network: NetworkName, candidate: Candidate, settings: Settings, *, epochs: int | None, seed: int
+) -> RunSettings:
+    """Settings of one training; None epochs are the scale's."""
+    run = settings_of(settings.scale, network, candidate)
+    if epochs is not None:
+        run = over_epochs(run, epochs)
+    precision = settings.precision or ("bf16" if settings.scale == "paper" else run.train.precision)
+    return replace(
+        run,
+        data=replace(
+            run.data,
+            root=str(settings.root),
+            download=False,
+            limit=TINY_IMAGES if settings.scale == "tiny" else run.data.limit,
+        ),
+        train=replace(run.train, seed=seed, precision=precision, compile=settings.compile, tensorboard=False),
+    )
+
+
+def folder_of(network: NetworkName, candidate: Candidate, run: RunSettings, settings: Settings) -> Path:
+    """Where a run lies: everything that this script can set has a part in its path."""
+    of = f"{settings.scale}-{run.train.precision}" + ("-compiled" if run.train.compile else "")
+    return settings.kept / of / f"{run.train.epochs}-epochs" / f"{network}-{candidate.name}-seed-{run.train.seed}"
+
+
+def trained(run: RunSettings, folder: Path) -> Mapping[str, Any]:
+    """What a run came to; begun, continued, or only read where it is finished."""
+    result = finished_alike(folder, run)
+    if result is None:  # also where a run of other settings lies there, which is refused
+        fit(run, folder, resume=True, command=["python", "-m", "experiments.recipes"])
+        result = RunFolder(folder).result()
+    assert result is not None
+    return result
+
+
+def finished_alike(folder: Path | None, run: RunSettings) -> Mapping[str, Any] | None:
+    """The result of a finished run that differs in nothing that moves weights."""
+    result = None if folder is None else RunFolder(folder).result()
+    if folder is None or result is None:
+        return None
+    other = RunFolder(folder).settings()
+    train = replace(other.train, test_curve=run.train.test_curve, compile=run.train.compile)
+    return None if differences(replace(other, train=train), run) else result
+
+
+def search_epochs(settings: Settings) -> int:
+    """Epochs of each candidate."""
+    if settings.search_epochs is not None:
+        return settings.search_epochs
+    usual = SEARCH_EPOCHS[settings.scale]
+    return usual if settings.epochs is None else min(usual, settings.epochs)
+
+
+def plan(settings: Settings) -> str:
+    """What would be trained, in words."""
+    lines = ["| network | candidate | recipe | changes | why | parameters |", "|---|---|---|---|---|---|"]
+    for network in settings.networks:
+        for c in candidates(settings.scale, network).all:
+            count = parameters(settings_of(settings.scale, network, c).model)
+            lines.append(f"| {network} | {c.name} | {c.base} | {in_words(c.changes)} | {c.why} | {count:,} |")
+    each = sum(len(candidates(settings.scale, network).all) for network in settings.networks)
+    networks = len(settings.networks)
+    paper = candidates(settings.scale, "quadratic").paper
+    run = run_of("quadratic", paper, settings, epochs=settings.epochs, seed=FIRST_SEED)
+    lines += [
+        "",
+        f"{each} to {each + networks} trainings of {search_epochs(settings)} epochs with seed {SEARCH_SEED}, then "
+        f"{networks * settings.seeds} to {2 * networks * settings.seeds} of {run.train.epochs} epochs, in "
+        f"{run.train.precision}.",
+    ]
+    return "\n".join(lines)
+
+
+def tables(trials: Sequence[Trial], finals: Sequence[Final], settings: Settings) -> str:
+    """Markdown: the final runs, and the search."""
+    epochs = search_epochs(settings)
+    lines = [
+        "| network | recipe | parameters | test accuracy, last epoch | epoch chosen on held-out images | held out | "
+        "minutes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for network, recipe in dict.fromkeys((final.network, final.candidate) for final in finals):
+        runs = [final for final in finals if (final.network, final.candidate) == (network, recipe)]
+        shown = [
+            spread([getattr(run, name) for run in runs], percent=True) for name in ("test", "test_chosen", "held_out")
+        ]
+        minutes = spread([run.seconds / 60 for run in runs])
+        lines.append(f"| {network} | {recipe} | {runs[0].parameters:,} | {' | '.join(shown)} | {minutes} |")
+    searched = [
+        f"| network | candidate | recipe | changes | why | parameters | held out, epoch {epochs} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for t in trials:
+        first = max((other for other in trials if other.network == t.network), key=lambda other: other.held_out)
+        mark = "**" if t is first else ""
+        searched.append(
+            f"| {t.network} | {t.candidate} | {t.base} | {in_words(t.changes)} | {t.why} | {t.parameters:,} | "
+            f"{mark}{t.held_out:.2%}{mark} |"
+        )
+    return "\n".join([*lines, "", *searched])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

@@ -1,0 +1,59 @@
+"""A package's public names, imported when first used, and which extra brings a package that is missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lazy_loader
+
+from attnconv._util.errors import bad
+
+EXTRA_OF = {
+    "PIL": "train",
+    "anyio": "explore",
+    "anywidget": "notebook",
+    "matplotlib": "report",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
+    "pyarrow": "train",
+    "rich": "train",
+    "sklearn": "train",
+    "starlette": "explore",
+    "tensorboard": "train",
+    "timm": "models",
+    "torchvision": "models",
+    "transformers": "models",
+    "tyro": "app",
+    "uvicorn": "explore",
+}
+"""Packages that the core does without -> the extra that brings them."""
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose names stand in the stub beside its `__init__.py`.
+
+    Args:
+        package: The package's `__name__`.
+        file: Its `__file__`.
+    """
+    found: tuple[Callable[[str], Any], Callable[[], list[str]], list[str]] = lazy_loader.attach_stub(package, file)
+    getter, names, public = found
+
+    def getattribute(name: str) -> Any:
+        try:
+            return getter(name)
+        except ModuleNotFoundError as error:
+            if (wanted := missing(error)) is None:
+                raise
+            raise wanted from error
+
+    return getattribute, names, public
+
+
+def missing(error: ModuleNotFoundError) -> ModuleNotFoundError | None:
+    """The error that says which extra to install; None where no extra brings the package."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(package)
+    if extra is None:
+        return None
+    fix = f"Run: pip install 'attnconv[{extra}]'."
+    return ModuleNotFoundError(bad(package, "must be installed", "no package of that name", fix), name=error.name)

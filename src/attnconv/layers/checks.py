@@ -1,0 +1,84 @@
+"""What every layer checks: devices and dtypes, values that are loaded, the shape of its input."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.input_checks import FLOATING
+
+AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
+
+
+def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
+    """Refuse what no layer can compute in: dtypes other than `FLOATING`, and float64 on Apple's MPS."""
+    if dtype is not None and dtype not in FLOATING:
+        raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
+    if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
+        raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
+
+
+def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
+    """What every layer does before loading: values must be numbers, or the layer keeps those that it has.
+
+    Raises:
+        ValueError: Some value of the state dict is NaN or infinite.
+    """
+    loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
+    check_finite(loaded.items(), origin="from the loaded state dict")
+
+
+def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
+    """Refuse tensors with NaN or infinity; what is on the meta device has no values.
+
+    Args:
+        values: By their names.
+        origin: Where they come from.
+
+    Raises:
+        ValueError: Some value is NaN or infinite.
+    """
+    for name, value in values:
+        if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
+            raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))
+
+
+def channels_last(
+    x: object, *, dims: int, channels: int, dtype: torch.dtype, called: str = ""
+) -> Float[Tensor, "b *sizes c"]:
+    """The input of a layer, checked, channels last; one image becomes a batch of one.
+
+    Args:
+        x: What was given.
+        dims: Axes of an image.
+        channels: Of the layer's input.
+        dtype: Of the layer's parameters.
+        called: The layer's name, for messages.
+
+    Raises:
+        ValueError: Wrong rank or channels, or an axis without a pixel.
+        TypeError: It is no tensor, or has another dtype than the layer and no autocast is on.
+    """
+    kind = f"SelfAttention{dims}d"
+
+    def wrong(requirement: str, got: str, fix: str = "") -> str:
+        return bad("input", requirement, got, fix, origin=f"at {called}" if called else "")
+
+    if not isinstance(x, Tensor):
+        raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
+    if x.dim() == dims + 1:
+        x = x[None]
+    if x.dim() != dims + 2:
+        sizes = ("length", "height, width", "depth, height, width")[dims - 1]
+        raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
+    if x.shape[1] != channels:
+        raise ValueError(wrong(f"{kind} was made for {channels} channels", f"shape {tuple(x.shape)}"))
+    if 0 in x.shape[2:]:
+        raise ValueError(wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
+    if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
+        fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
+        raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+    return x.permute(0, *range(2, dims + 2), 1)
