@@ -20,7 +20,7 @@ import torch
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
-from attnconv.models.checkpoint import read_checkpoint, restore, weights_bytes
+from attnconv.models.checkpoint import load_weights, read_checkpoint, weights_bytes
 from attnconv.models.factory import build
 from attnconv.training.run_folder import RunFolder
 
@@ -83,7 +83,7 @@ def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
     """A checkpoint with its floating-point tensors in a dtype."""
     checkpoint = read_checkpoint(weights)
     model = build(checkpoint.settings)
-    restore(model, checkpoint)
+    load_weights(model, checkpoint)
     return weights_bytes(
         model.to(dtype),
         checkpoint.settings,

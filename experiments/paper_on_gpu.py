@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.errors import bad
-from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
+from attnconv.cli.reproduce_pruned_model import NothingToPruneError, pruned_start
 from attnconv.paper.training_plan import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
 from attnconv.training.run_folder import RunFolder
 from experiments.paper_export import RECIPE_RUNS, export, join

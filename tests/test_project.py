@@ -23,7 +23,7 @@ else:
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.cli import COMMANDS, main
-from tests.layering import package_violations, violations
+from tests.layering import LAYERS, RANKS, package_violations, violations
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "attnconv"
@@ -107,6 +107,24 @@ class TestErrors:
 class TestImports:
     def test_imports_run_downwards_only(self) -> None:
         assert violations(PACKAGE) == []
+
+    def test_the_pictures_of_the_rooms_tell_the_truth(self) -> None:
+        rooms = [layer for layer in LAYERS if layer != {"__main__"}]
+        picture = re.search(
+            r"```text\n(_util <.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL
+        )
+        assert picture is not None
+        assert [frozenset(re.findall(r"\w+", group)) for group in picture[1].split("<")] == rooms
+        table = (
+            (ROOT / "docs" / "architecture.md")
+            .read_text(encoding="utf-8")
+            .partition("| room |")[2]
+            .partition("\n\n")[0]
+        )
+        named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+        assert sorted(named) == sorted(room for layer in rooms for room in layer)
+        ranks = [RANKS[room] for room in named]
+        assert ranks == sorted(ranks)
 
     def test_an_upward_import_is_found(self, tmp_path: Path) -> None:
         package = tmp_path / "attnconv"

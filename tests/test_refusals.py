@@ -8,11 +8,11 @@ from torch import nn
 
 from attnconv import SelfAttention2d, from_conv, to_conv
 from attnconv._util.value_checks import is_index, is_real, whole
-from attnconv.convert import compare, factor
+from attnconv.convert import compare, low_rank
 from attnconv.encodings import Quadratic
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
-from attnconv.models.checkpoint import Checkpoint, restore
+from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import condition_numbers, heads_to_prune, prune_heads, replace_heads, start_as_convolution
@@ -60,17 +60,17 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"score: .*got dict": lambda: heads_to_prune(layer(), {}, count=1),  # type: ignore[arg-type]
     r"score: .*got NoneType": lambda: heads_to_prune(layer(), lambda *_: None, count=1),  # type: ignore[arg-type]
     r"encoding: .*got .*meta": lambda: condition_numbers(Quadratic(3).to("meta")),
-    r"checkpoint: .*got dict": lambda: restore(build(SETTINGS), {}),  # type: ignore[arg-type]
-    r"model: .*got LazyLinear": lambda: restore(nn.LazyLinear(2), Checkpoint({}, SETTINGS)),
+    r"checkpoint: .*got dict": lambda: load_weights(build(SETTINGS), {}),  # type: ignore[arg-type]
+    r"model: .*got LazyLinear": lambda: load_weights(nn.LazyLinear(2), Checkpoint({}, SETTINGS)),
     r"x: .*got bytes": lambda: to_conv(layer(), 3, x=b"0"),  # type: ignore[arg-type]
     r"x: .*got shape \(3, 6, 6\)": lambda: to_conv(layer(), 3, x=IMAGES[0]),
     r"x: .*got a tensor on the meta device": lambda: to_conv(layer(), 3, x=IMAGES.to("meta")),
     r"layer: .*got a layer on the meta device": lambda: to_conv(layer().to("meta")),
     r"kernel_size: must be at most \(11, 11\).*got \(99, 99\)": lambda: to_conv(layer(), 99, x=IMAGES),
-    r"images: .*got ndarray": lambda: factor(layer(), 2, images=IMAGES.numpy()),  # type: ignore[arg-type]
-    r"images: .*got torch.sparse_coo": lambda: factor(layer(), 2, images=IMAGES.to_sparse()),
-    r"images: .*got shape \(108,\)": lambda: factor(layer(), 2, images=IMAGES[0].flatten()),
-    r"layer: .*meta": lambda: factor(layer().to("meta"), 2),
+    r"images: .*got ndarray": lambda: low_rank(layer(), 2, images=IMAGES.numpy()),  # type: ignore[arg-type]
+    r"images: .*got torch.sparse_coo": lambda: low_rank(layer(), 2, images=IMAGES.to_sparse()),
+    r"images: .*got shape \(108,\)": lambda: low_rank(layer(), 2, images=IMAGES[0].flatten()),
+    r"layer: .*meta": lambda: low_rank(layer().to("meta"), 2),
     r"alpha: .*got 1000": lambda: from_conv(nn.Conv2d(1, 1, 1), alpha=10**400),
 }
 
@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_are_not_factored() -> None:
     bad = layer()
     nn.init.constant_(bad.get_parameter("weight"), torch.nan)
     with pytest.raises(ValueError, match=r"weight: must be finite, got NaN"):
-        factor(bad, 2)
+        low_rank(bad, 2)
 
 
 def test_what_counts_as_a_number() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
-from attnconv.convert import factor, factor_error, from_conv, head_ranks
+from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error
 from attnconv.convert.low_rank_heads import _Regression
 
 
@@ -27,10 +27,10 @@ def layer() -> SelfAttention2d:
 def test_heads_as_wide_as_the_rank_are_exact(layer: SelfAttention2d, width: int) -> None:
     assert head_ranks(layer) == [6] * 9
     x = correlated(2, 6)
-    for made in (factor(layer, width), factor(layer, width, images=x)):
+    for made in (low_rank(layer, width), low_rank(layer, width, images=x)):
         assert made.value_weight is not None
         assert made.value_weight.shape == (9, 6, width)
-        assert factor_error(layer, made, x) < 1e-12
+        assert low_rank_error(layer, made, x) < 1e-12
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -39,23 +39,23 @@ def test_several_narrow_heads_per_shift_are_exact(layer: SelfAttention2d, width:
         assert layer.weight is not None
         layer.weight[3, :, 1:] = 0  # a head of rank 1 among those of rank 6
         layer.weight[4] = 0  # and one of rank 0
-    made = factor(layer, width, exact=True)
+    made = low_rank(layer, width, exact=True)
     assert made.heads == 7 * -(-6 // width) + 2
-    assert factor_error(layer, made, correlated(2, 6)) < 1e-12
+    assert low_rank_error(layer, made, correlated(2, 6)) < 1e-12
     assert made.plan((9, 10)) == "shift"
-    assert factor_error(layer, made, correlated(2, 6)) < 1e-12
+    assert low_rank_error(layer, made, correlated(2, 6)) < 1e-12
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_images_decide_what_is_kept(layer: SelfAttention2d, width: int) -> None:
     x, other = correlated(6, 6).chunk(2)
-    plain, whitened = factor(layer, width), factor(layer, width, images=x)
-    assert factor_error(layer, whitened, x) < 0.7 * factor_error(layer, plain, x)
-    assert factor_error(layer, whitened, other) < factor_error(layer, plain, other)
+    plain, whitened = low_rank(layer, width), low_rank(layer, width, images=x)
+    assert low_rank_error(layer, whitened, x) < 0.7 * low_rank_error(layer, plain, x)
+    assert low_rank_error(layer, whitened, other) < low_rank_error(layer, plain, other)
 
 
 def test_truncation_is_best_in_the_weights(layer: SelfAttention2d) -> None:
-    made = factor(layer, 2)
+    made = low_rank(layer, 2)
     assert layer.weight is not None
     assert made.value_weight is not None
     assert made.output_weight is not None
@@ -72,20 +72,20 @@ def test_turns_never_raise_the_error_and_no_neighbour_is_better(layer: SelfAtten
     alone = torch.stack([regression._truncated(h, weight[h], 2) for h in range(9)])
     together = regression.fit(weight, 2)
     assert regression._error(weight - together) < regression._error(weight - alone)
-    made = factor(layer, 2, images=x)
-    best = factor_error(layer, made, x)
+    made = low_rank(layer, 2, images=x)
+    best = low_rank_error(layer, made, x)
     for _ in range(5):
         with torch.no_grad():
             for parameter in (made.get_parameter("value_weight"), made.get_parameter("output_weight")):
                 parameter.add_(0.03 * torch.randn_like(parameter))
-        assert factor_error(layer, made, x) > best
+        assert low_rank_error(layer, made, x) > best
 
 
 def test_everything_else_is_kept() -> None:
     conv = nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1)
     layer = from_conv(conv).eval()
     layer.requires_grad_(False)
-    made = factor(layer, 3)
+    made = low_rank(layer, 3)
     x = torch.randn(1, 4, 5, 6)
     torch.testing.assert_close(made(x), conv(x), rtol=1e-4, atol=1e-5)
     assert not made.training
@@ -94,9 +94,9 @@ def test_everything_else_is_kept() -> None:
 
 def test_images_of_zeros_are_no_trouble(layer: SelfAttention2d) -> None:
     x = torch.zeros(1, 6, 5, 5, dtype=torch.float64)
-    made = factor(layer, 2, images=x)
+    made = low_rank(layer, 2, images=x)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in made.parameters())
-    assert factor_error(layer, made, x) == 0
+    assert low_rank_error(layer, made, x) == 0
 
 
 def test_ranks_are_those_of_the_dtype() -> None:
@@ -106,17 +106,17 @@ def test_ranks_are_those_of_the_dtype() -> None:
     layer, x = from_conv(conv), torch.randn(1, 2, 3, 3, dtype=torch.float64)
     assert head_ranks(layer) == [2]
     x[:, 0] = 0
-    assert factor_error(layer, factor(layer, 1, exact=True), x) < 1e-12
+    assert low_rank_error(layer, low_rank(layer, 1, exact=True), x) < 1e-12
     assert head_ranks(from_conv(conv.float())) == [1]
 
 
 def test_what_cannot_be_factored_is_refused() -> None:
     layer = SelfAttention2d(4, 4, 2)
     with pytest.raises(ValueError, match=r"layer: must have merged weights, got factored ones"):
-        factor(factor(layer, 2), 2)
+        low_rank(low_rank(layer, 2), 2)
     with pytest.raises(ValueError, match=r"layer: must have one group.* got 2"):
-        factor(SelfAttention2d(4, 4, 2, groups=2), 2)
+        low_rank(SelfAttention2d(4, 4, 2, groups=2), 2)
     with pytest.raises(ValueError, match=r"head_channels: must be a whole number of at least 1, got 0"):
-        factor(layer, 0)
+        low_rank(layer, 0)
     with pytest.raises(ValueError, match=r"images: are of no use beside exact=True.* got \(1, 4, 3, 3\)"):
-        factor(layer, 2, images=torch.zeros(1, 4, 3, 3), exact=True)
+        low_rank(layer, 2, images=torch.zeros(1, 4, 3, 3), exact=True)

@@ -29,7 +29,7 @@ from attnconv.encodings import (
     encoding_named,
 )
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.position_vectors import sinusoids
+from attnconv.encodings.sinusoidal_and_learned_positions import sinusoids
 from attnconv.encodings.transformer_xl import TERMS
 from tests.tolerances import tolerance
 

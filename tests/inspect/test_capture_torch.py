@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from attnconv import SelfAttention2d
 from attnconv.inspect import TokenOperator, attention_moments, attention_operators, visit_attention
+from attnconv.inspect.attention_rows import ProductRows, ScoreRows
 from attnconv.inspect.token_layout import Whole, Windows
-from attnconv.inspect.token_rows import ProductRows, ScoreRows
 from attnconv.layers import GatedPositionalAttention
 from attnconv.operators.base import AttentionOperator, all_queries
 from tests.tolerances import tolerance

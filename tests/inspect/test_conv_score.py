@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.convert import factor, from_conv
+from attnconv.convert import from_conv, low_rank
 from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.inspect import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
@@ -38,7 +38,7 @@ COUNTS = (4, 8, 9, 12, 16, 18, 27, 36)  # of heads: fewer than the nine taps, as
 
 
 def taps_for(heads: int) -> list[tuple[int, int]]:
-    """The nine taps in turn, as `start_as_convolution` and `factor` hand them out."""
+    """The nine taps in turn, as `start_as_convolution` and `low_rank` hand them out."""
     return [TAPS[head % len(TAPS)] for head in range(heads)]
 
 
@@ -103,7 +103,7 @@ class TestOne:
 
     @pytest.mark.parametrize(("channels", "head_dim", "heads"), [(8, 4, 18), (6, 2, 27), (8, 2, 36)])
     def test_an_exact_factorisation(self, channels: int, head_dim: int, heads: int) -> None:
-        layer = factor(from_conv(nn.Conv2d(channels, channels, 3, padding=1)), head_dim, exact=True)
+        layer = low_rank(from_conv(nn.Conv2d(channels, channels, 3, padding=1)), head_dim, exact=True)
         operator = layer.operator(torch.zeros(1, channels, SIDE, SIDE))
         assert operator.heads == heads
         assert score(operator) > 0.99

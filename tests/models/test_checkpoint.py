@@ -17,9 +17,9 @@ import attnconv
 from attnconv.models.checkpoint import (
     FORMAT_VERSION,
     Contents,
+    load_weights,
     migrate,
     read_checkpoint,
-    restore,
     save_weights,
     weights_bytes,
 )
@@ -82,7 +82,7 @@ def test_a_checkpoint_restores_a_model(tmp_path: Path) -> None:
     other = build(TINY)
     images = torch.randn(2, 3, 8, 8)
     assert not torch.equal(model(images), other(images))
-    restore(other, read_checkpoint(path))
+    load_weights(other, read_checkpoint(path))
     torch.testing.assert_close(other.eval()(images), model.eval()(images), rtol=0, atol=0)
 
 
@@ -98,11 +98,11 @@ def test_a_checkpoint_of_another_preset_is_refused(tmp_path: Path) -> None:
     path, _ = written(tmp_path)
     message = r"checkpoint: must hold the \d+ tensors of its model, got no stem\.weight.* and \d+ more; unexpected "
     with pytest.raises(ValueError, match=message):
-        restore(build(TINY_RESNET), read_checkpoint(path))
+        load_weights(build(TINY_RESNET), read_checkpoint(path))
     wider = build(replace(TINY, mlp_width=16))
     message = r"got blocks\.0\.mlp_in\.weight of shape \(8, 8\) in place of \(16, 8\), .*another preset"
     with pytest.raises(ValueError, match=message):
-        restore(wider, read_checkpoint(path))
+        load_weights(wider, read_checkpoint(path))
 
 
 def test_a_model_that_is_not_of_its_settings_is_not_written(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_failed_save_leaves_the_checkpoint_that_was_there(tmp_path: Path, monk
         save_weights(path, build(TINY), TINY)
     monkeypatch.undo()
     assert path.read_bytes() == before
-    restore(model, read_checkpoint(path))
+    load_weights(model, read_checkpoint(path))
 
 
 def test_weights_of_another_library_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from attnconv._util.rollback import all_or_nothing
 from attnconv.convert import plan_shifts
 from attnconv.encodings.initial_centres import start_at_neighbours
 from attnconv.layers import fuse_convit
-from attnconv.models.checkpoint import Checkpoint, restore as load_into
+from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import start_as_convolution
@@ -123,7 +123,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object], str]]
     "no layers": (vit, start(layers=[]), r"layers: .*got \[\]"),
     "weights of NaN": (hard_layers, plan_shifts, r"bias: must be finite, got NaN .*\(in 1\)"),
     "no module": (lambda: nn.Linear(1, 1), lambda _: plan_shifts("model"), "model: .*got str"),  # type: ignore[arg-type]
-    "a checkpoint of NaN": (lambda: build(SETTINGS), lambda m: load_into(m, checkpoint(m)), "weight: must be finite"),
+    "a checkpoint of NaN": (
+        lambda: build(SETTINGS),
+        lambda m: load_weights(m, checkpoint(m)),
+        "weight: must be finite",
+    ),
     "dropout": (convit, fuse_convit, "attn_drop: must be 0: .*got 0.1"),
     "no centres": (lambda: LearnedRelative(4), start_at_neighbours, "encoding: .*got LearnedRelative"),
 }

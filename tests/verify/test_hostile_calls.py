@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from attnconv import SelfAttention2d, from_conv, recast, restore, to_conv
-from attnconv.convert import compare, factor, place_heads, plan_shifts
+from attnconv.convert import compare, low_rank, place_heads, plan_shifts
 from attnconv.encodings import GeneralizedQuadratic, Quadratic
 from attnconv.encodings.initial_centres import start_at_neighbours
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
-from attnconv.models.checkpoint import Checkpoint, restore as load_into
+from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import (
@@ -88,11 +88,11 @@ GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     degenerate_heads: lambda: {"attention": GeneralizedQuadratic(3)},
     condition_numbers: lambda: {"attention": Quadratic(3)},
     fuse_convit: lambda: {"model": nn.Sequential(StandIn())},
-    load_into: lambda: {"model": build(SETTINGS), "checkpoint": checkpoint()},
+    load_weights: lambda: {"model": build(SETTINGS), "checkpoint": checkpoint()},
     start_at_neighbours: lambda: {"encoding": Quadratic(4)},
     from_conv: lambda: {"conv": nn.Conv2d(2, 3, 3)},
     to_conv: lambda: {"layer": SelfAttention2d(2, 3, 4), "kernel_size": 3, "x": torch.randn(1, 2, 5, 5)},
-    factor: lambda: {"layer": SelfAttention2d(3, 4, 3), "head_channels": 2, "images": images(size=5)},
+    low_rank: lambda: {"layer": SelfAttention2d(3, 4, 3), "head_channels": 2, "images": images(size=5)},
     place_heads: lambda: {"conv": nn.Conv1d(1, 1, 3), "heads": 1, "restarts": 0},
 }
 

@@ -137,7 +137,7 @@ def _print(found: "Found", title: str) -> None:
     """One row per layer, and what its numbers mean."""
     from rich.console import Console
 
-    from attnconv.cli.comparison_table import plain_table
+    from attnconv.cli.network_comparison import plain_table
     from attnconv.report.audit_report import LAYER_COLUMNS, layer_row
 
     table = plain_table("", LAYER_COLUMNS[:ON_SCREEN], left=1)

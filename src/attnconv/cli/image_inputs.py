@@ -95,7 +95,7 @@ def noise_for(loaded: "LoadedModel", sizes: tuple[int, int]) -> "Tensor":
     return drawn.to(some.dtype)
 
 
-class Looked(NamedTuple):
+class InputImages(NamedTuple):
     """Images to look at a model with.
 
     Attributes:
@@ -115,7 +115,7 @@ class Looked(NamedTuple):
 
 def read_pixels(
     data: str, sizes: tuple[int, int], *, channels: int, count: int, root: Path, skip_broken: bool = False
-) -> Looked:
+) -> InputImages:
     """The images to look at.
 
     Args:
@@ -141,12 +141,12 @@ def read_pixels(
         pixels = splits.test.images[:count]
         same = pixels.shape[1] == channels
         mean, std = (splits.mean, splits.std) if same else (middle, middle)
-        return Looked(_fitted(pixels, sizes, channels), (), mean, std, ())
+        return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
     if not Path(data).is_dir():
         requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
         raise ValueError(bad("--data", requirement, repr(data)))
     found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-    return Looked(found.pixels, found.names, middle, middle, found.notes)
+    return InputImages(found.pixels, found.names, middle, middle, found.notes)
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
-from attnconv.cli.comparison_table import example_images, plain_table, print_comparison
+from attnconv.cli.network_comparison import example_images, plain_table, print_comparison
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from attnconv._util.errors import bad
-from attnconv.cli.comparison_table import plain_table
+from attnconv.cli.network_comparison import plain_table
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:

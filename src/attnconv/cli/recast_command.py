@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from attnconv._util.errors import bad
-from attnconv.cli.comparison_table import example_images, print_comparison
+from attnconv.cli.network_comparison import example_images, print_comparison
 from attnconv.cli.output_checks import require_new
 from attnconv.cli.parsing import parse
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv.cli.parsing import parse
-from attnconv.cli.pruned_start import NothingToPruneError, pruned_start
+from attnconv.cli.reproduce_pruned_model import NothingToPruneError, pruned_start
 from attnconv.paper.training_plan import (
     PRUNED,
     SOURCE,
@@ -161,7 +161,7 @@ def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> Non
     """
     from rich.console import Console
 
-    from attnconv.cli.comparison_table import plain_table
+    from attnconv.cli.network_comparison import plain_table
 
     columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
     table = plain_table("What is trained", columns, left=1)

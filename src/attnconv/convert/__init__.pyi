@@ -15,9 +15,9 @@ from .conv_to_attention import (
 )
 from .head_placement import place_heads as place_heads
 from .low_rank_heads import (
-    factor as factor,
-    factor_error as factor_error,
     head_ranks as head_ranks,
+    low_rank as low_rank,
+    low_rank_error as low_rank_error,
 )
 from .recast_network import (
     plan_shifts as plan_shifts,

@@ -35,7 +35,7 @@ _BLOCK = 2**24  # numbers of mixed pixels held at once
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Rank of each head's matrix W_h, to the precision of its dtype: the D_h at which `factor` loses nothing.
+    """Rank of each head's matrix W_h, to the precision of its dtype: the D_h at which `low_rank` loses nothing.
 
     Raises:
         ValueError: The layer has factored weights, or groups.
@@ -44,7 +44,7 @@ def head_ranks(layer: SelfAttention) -> list[int]:
     return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
-def factor(
+def low_rank(
     layer: SelfAttention,
     head_channels: int,
     *,
@@ -61,7 +61,7 @@ def factor(
             `GeneralizedQuadratic` heads, which can stand beside one another.
 
     Returns:
-        A layer of the same class, geometry, border rule, dtype and mode. `factor_error` says what was lost.
+        A layer of the same class, geometry, border rule, dtype and mode. `low_rank_error` says what was lost.
 
     Raises:
         TypeError: `layer` is no attention layer, or `images` are no dense tensor of floating-point numbers.
@@ -73,10 +73,10 @@ def factor(
         >>> from attnconv import from_conv
         >>> layer = from_conv(torch.nn.Conv2d(4, 6, 3, dtype=torch.float64))
         >>> x = torch.randn(2, 4, 7, 7, dtype=torch.float64)
-        >>> factor_error(layer, factor(layer, 4), x) < 1e-14  # rank 4 is all there is
+        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-14  # rank 4 is all there is
         True
-        >>> narrow = factor(layer, 2, exact=True)
-        >>> narrow.heads, factor_error(layer, narrow, x) < 1e-14
+        >>> narrow = low_rank(layer, 2, exact=True)
+        >>> narrow.heads, low_rank_error(layer, narrow, x) < 1e-14
         (18, True)
     """
     weight = _merged(layer).detach().double()
@@ -100,7 +100,7 @@ def factor(
         return _rebuilt(layer, copy.deepcopy(layer.encoding), pairs)
 
 
-def factor_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
+def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
     """Relative root-mean-square difference of the outputs on images, biases left out.
 
     sqrt( E || out - out' ||^2 / E || out - b ||^2 )

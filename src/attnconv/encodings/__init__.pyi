@@ -9,16 +9,16 @@ from .learned_relative import (
     LearnedRelative as LearnedRelative,
     LearnedRelativeContent as LearnedRelativeContent,
 )
-from .position_vectors import (
-    LearnedPositions as LearnedPositions,
-    SinusoidalPositions as SinusoidalPositions,
-)
 from .quadratic import (
     GeneralizedQuadratic as GeneralizedQuadratic,
     Quadratic as Quadratic,
 )
 from .registry import encoding_named as encoding_named
 from .registry_names import ENCODING_NAMES as ENCODING_NAMES
+from .sinusoidal_and_learned_positions import (
+    LearnedPositions as LearnedPositions,
+    SinusoidalPositions as SinusoidalPositions,
+)
 from .transformer_xl import (
     QuadraticFeatures as QuadraticFeatures,
     Relative as Relative,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.content_scores import check_head_channels, content_scores, split_heads
-from attnconv.encodings.position_vectors import Positions
+from attnconv.encodings.sinusoidal_and_learned_positions import Positions
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.content import Content

@@ -4,9 +4,9 @@ from attnconv._util.errors import bad
 from attnconv.encodings.absolute import Absolute
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.learned_relative import LearnedRelative, LearnedRelativeContent
-from attnconv.encodings.position_vectors import LearnedPositions, SinusoidalPositions
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
 from attnconv.encodings.registry_names import ENCODING_NAMES
+from attnconv.encodings.sinusoidal_and_learned_positions import LearnedPositions, SinusoidalPositions
 from attnconv.encodings.transformer_xl import Relative
 
 

@@ -29,7 +29,7 @@ from attnconv.encodings.content_scores import (
     pixel_queries,
     position_scores,
 )
-from attnconv.encodings.position_vectors import check_sinusoidal, sinusoids
+from attnconv.encodings.sinusoidal_and_learned_positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 from attnconv.operators.content import Content

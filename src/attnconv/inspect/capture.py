@@ -23,10 +23,10 @@ from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
+from attnconv.inspect.attention_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
 from attnconv.inspect.capture_calls import AttentionCalls
 from attnconv.inspect.token_grid import Places, Running, layout_of
 from attnconv.inspect.token_operator import TokenOperator
-from attnconv.inspect.token_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator

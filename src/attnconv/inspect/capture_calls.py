@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv.inspect.token_rows import ProductRows, ScoreRows, TokenRows, UnreadableError
+from attnconv.inspect.attention_rows import ProductRows, ScoreRows, TokenRows, UnreadableError
 
 SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
 SHORTCUTS = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)

@@ -4,8 +4,8 @@ For tokens x and heads h,
 
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o
 
-with scores as in `score_terms`, norms that may be absent and biases left out. Plain is what has no N_o and nothing in
-its scores but s N_q(x W_q) N_k(x W_k)^T. Four layouts are known:
+with scores as in `score_modifiers`, norms that may be absent and biases left out. Plain is what has no N_o and nothing
+in its scores but s N_q(x W_q) N_k(x W_k)^T. Four layouts are known:
 
     qkv, proj                        one map for all three, as in timm's Attention; q_bias and v_bias may stand apart
     q_proj, k_proj, v_proj, o_proj   three maps, as in Hugging Face's ViT family
@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect.score_terms import ROTATIONS, PositionBias, ScoreTerms
+from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
 
 # Parts beside the formula, and what they are.
 BESIDES = {

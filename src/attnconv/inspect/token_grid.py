@@ -21,8 +21,8 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from attnconv.inspect.attention_rows import TokenRows, UnreadableError
 from attnconv.inspect.token_layout import TokenLayout, Whole, Windows
-from attnconv.inspect.token_rows import TokenRows, UnreadableError
 
 
 @final

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnconv.inspect.token_rows import TokenRows
+from attnconv.inspect.attention_rows import TokenRows
 
 
 class TokenLayout(abc.ABC):

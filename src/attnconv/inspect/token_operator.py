@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Grid
+from attnconv.inspect.attention_rows import TokenRows
 from attnconv.inspect.token_layout import TokenLayout
-from attnconv.inspect.token_rows import TokenRows
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
@@ -40,7 +40,7 @@ class TokenOperator(AttentionOperator):
 
     Example:
         >>> from attnconv.inspect.token_layout import Whole
-        >>> from attnconv.inspect.token_rows import ProductRows
+        >>> from attnconv.inspect.attention_rows import ProductRows
         >>> query = torch.zeros(
         ...     1, 2, 7, 4
         ... )  # 2 heads, a class token and 2 x 3 tokens: all look everywhere alike

@@ -1,7 +1,7 @@
 from .checkpoint import (
     Checkpoint as Checkpoint,
+    load_weights as load_weights,
     read_checkpoint as read_checkpoint,
-    restore as restore,
     save_weights as save_weights,
 )
 from .classifier import AttentionClassifier as AttentionClassifier

@@ -166,7 +166,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(bad("checkpoint", "must be a safetensors file", str(error), origin=str(path))) from error
 
 
-def restore(model: nn.Module, checkpoint: Checkpoint) -> None:
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into a model that exists already.
 
     Raises:

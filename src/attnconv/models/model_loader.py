@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.models.checkpoint import Checkpoint, read_checkpoint, restore
+from attnconv.models.checkpoint import Checkpoint, load_weights, read_checkpoint
 from attnconv.models.factory import build
 from attnconv.models.presets import PRESETS, preset_settings
 from attnconv.models.recast_file import is_recast, read_recast
@@ -179,7 +179,7 @@ def model_of(checkpoint: Checkpoint) -> nn.Module:
     dtypes = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
-    restore(model, checkpoint)
+    load_weights(model, checkpoint)
     return model
 
 

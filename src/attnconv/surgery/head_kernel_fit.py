@@ -1,7 +1,7 @@
 """Kernels fitted to heads: the fixed mixing of values that comes nearest to what a head does on given images.
 
-Per head, with the regressors of `convolved_attention` (values at the K x K shifts times r, their mean over the image or
-window, values of class tokens), coefficients z = (w, g, u) and the head's own mixed values y,
+Per head, with the regressors of `partly_convolved_attention` (values at the K x K shifts times r, their mean over the
+image or window, values of class tokens), coefficients z = (w, g, u) and the head's own mixed values y,
 
     least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
     mean             z0: the mean attention per shift, over the queries that can read it, and per class token; what is
@@ -20,8 +20,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from attnconv.inspect.module_adapters import AttentionParts, attention_parts
-from attnconv.inspect.score_terms import ScoreTerms
-from attnconv.surgery.convolved_attention import HeadMixing
+from attnconv.inspect.score_modifiers import ScoreTerms
+from attnconv.surgery.partly_convolved_attention import HeadMixing
 from attnconv.surgery.window_taps import Taps
 
 Fit: TypeAlias = Literal["least_squares", "mean"]

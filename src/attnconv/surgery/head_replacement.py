@@ -25,8 +25,7 @@ from attnconv._util.value_checks import is_real, whole
 from attnconv.inspect.capture import checked_options, uncompiled
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.inspect.score_terms import CallForm
-from attnconv.surgery.convolved_attention import ConvolvedAttention, HeadMixing
+from attnconv.inspect.score_modifiers import CallForm
 from attnconv.surgery.head_kernel_fit import (
     Fit,
     LayerTokens,
@@ -36,6 +35,7 @@ from attnconv.surgery.head_kernel_fit import (
     mixing_errors,
     relative_size,
 )
+from attnconv.surgery.partly_convolved_attention import ConvolvedAttention, HeadMixing
 from attnconv.surgery.replaceable_attention import replaceable
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from attnconv._util.errors import bad
 from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.module_adapters import attention_parts, first_tensor, projects, refuse_other_formula
-from attnconv.inspect.score_terms import CallForm, ScoreTerms
+from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
@@ -27,7 +27,7 @@ ONCE = "must attend once over the tokens of an image in rows and columns, with c
 
 @final
 @dataclass(frozen=True, eq=False)
-class Looked:
+class PassResult:
     """What one pass shows of the attention modules of a model, by name.
 
     Attributes:
@@ -64,7 +64,7 @@ def replaceable(
     grid: Sequence[int] | None,
     prefix: int | None,
     options: Mapping[str, object],
-) -> Looked:
+) -> PassResult:
     """Run a model once, and tell what can be replaced from what cannot.
 
     Args:
@@ -78,7 +78,7 @@ def replaceable(
     Raises:
         ValueError: Nothing can be replaced, or not what `layers` names.
     """
-    looked = Looked()
+    looked = PassResult()
     modules = dict(model.named_modules())
 
     def wanted(name: str) -> bool:
@@ -120,7 +120,7 @@ def replaceable(
     return looked
 
 
-def _check_layers(looked: Looked, layers: frozenset[str] | None, projecting: Sequence[str]) -> None:
+def _check_layers(looked: PassResult, layers: frozenset[str] | None, projecting: Sequence[str]) -> None:
     """Refuse a model of which nothing can be replaced, and layers that cannot be."""
     wanted = looked.passed_over if layers is None and not looked.tokens else sorted(layers or ())
     for name in wanted:
@@ -131,7 +131,7 @@ def _check_layers(looked: Looked, layers: frozenset[str] | None, projecting: Seq
             raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
 
 
-def _watch(name: str, module: nn.Module, looked: Looked) -> list[RemovableHandle]:
+def _watch(name: str, module: nn.Module, looked: PassResult) -> list[RemovableHandle]:
     """Keep what a module is given and what it gives."""
 
     def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from attnconv._util.errors import bad
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
-from attnconv.models.checkpoint import read_checkpoint, restore
+from attnconv.models.checkpoint import load_weights, read_checkpoint
 from attnconv.models.factory import build
 from attnconv.models.model_loader import load as load_model
 from attnconv.training.determinism import numerics
@@ -34,7 +34,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
     if folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
-        restore(model, read_checkpoint(folder.start_weights))
+        load_weights(model, read_checkpoint(folder.start_weights))
     return model
 
 

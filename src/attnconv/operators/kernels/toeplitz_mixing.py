@@ -16,7 +16,7 @@ from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import contract_rows, project, project_heads
 from attnconv.operators.kernels.toeplitz_fft import mix_spectrum, points, rows_apart, shift_rows
-from attnconv.operators.kernels.toeplitz_windows import Runs, mix_windows, runs_of, window_gradients, work_of
+from attnconv.operators.kernels.toeplitz_tiles import Runs, mix_windows, runs_of, window_gradients, work_of
 
 PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
 SPECTRUM = 2.5e9

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.inspect.score_terms import CallForm, PositionBias, ScoreTerms
+from attnconv.inspect.score_modifiers import CallForm, PositionBias, ScoreTerms
 from experiments.small_vit import Attention
 from tests.tolerances import tolerance
 

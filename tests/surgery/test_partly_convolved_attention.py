@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.inspect.score_terms import ScoreTerms
+from attnconv.inspect.score_modifiers import ScoreTerms
 from attnconv.surgery import ConvolvedAttention, replace_heads
-from attnconv.surgery.convolved_attention import HeadMixing
 from attnconv.surgery.head_kernel_fit import LayerTokens, chosen_heads, fit_mixing, mixing_errors
+from attnconv.surgery.partly_convolved_attention import HeadMixing
 from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
 from tests.tolerances import tolerance
 

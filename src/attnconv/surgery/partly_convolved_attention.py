@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import Projection, attention_parts
-from attnconv.inspect.score_terms import ROTATIONS, CallForm, ScoreTerms
+from attnconv.inspect.score_modifiers import ROTATIONS, CallForm, ScoreTerms
 from attnconv.surgery.window_taps import Taps
 
 
