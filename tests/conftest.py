@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 if "PYTEST_XDIST_WORKER" in os.environ:
     # What a hooked module imports is compiled anew in every process, past the files that Python keeps for it; what is
     # there before the hook is not. A worker needs it in any case, a single test seldom does.
-    import lightning  # noqa: F401
     import matplotlib.figure  # noqa: F401
 
 # A suite that runs in the background ignores SIGINT, and so would every process that its tests start.

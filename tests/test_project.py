@@ -154,8 +154,8 @@ class TestImports:
 
     def test_settings_presets_and_the_command_line_do_not_import_torch(self) -> None:
         imports = "".join(f"import {module}; " for module in TORCH_FREE)
-        result = python("-c", f"{imports}import sys; print([m for m in ('torch', 'lightning') if m in sys.modules])")
-        assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "[]", "")
+        result = python("-c", f"{imports}import sys; print('torch' in sys.modules)")
+        assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "False", "")
 
 
 class TestHelp:

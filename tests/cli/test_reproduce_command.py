@@ -1,7 +1,6 @@
 """`attnconv reproduce` from end to end on a few digits: plan, training, a kill, the second call, the pages."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.paper import training_plan
 from attnconv.surgery import head_pruning
 from attnconv.training import fitting, time_estimate
-from attnconv.training.lightning_module import TrainingModule
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.run_recorder import DivergedError
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import call
+from tests.training.making import before_epoch
 
 KEPT = training_plan.settings_at
 
@@ -70,8 +69,7 @@ def test_an_interrupted_run_is_continued(
 ) -> None:
     no_pages(monkeypatch)
     words = ("reproduce", "--scale", "tiny", "--only", "quadratic", "--out", str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingModule, "on_train_epoch_start", killing(TrainingModule), raising=False)
+    with before_epoch(1, full_disk):
         assert call(capsys, *words)[0] == 1
     run = RunFolder(tmp_path / "runs" / "quadratic")
     assert run.result() is None
@@ -84,17 +82,8 @@ def test_an_interrupted_run_is_continued(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def killing(module: type[TrainingModule]) -> Callable[[TrainingModule], None]:
-    """A full disk at the start of the second epoch."""
-    before = getattr(module, "on_train_epoch_start", None)
-
-    def start(self: TrainingModule) -> None:
-        if self.current_epoch == 1:
-            raise OSError("no space left")
-        if before is not None:
-            before(self)
-
-    return start
+def full_disk() -> None:
+    raise OSError("no space left")
 
 
 def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,10 +124,11 @@ def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     assert not (finished / "runs" / "learned").exists()
 
 
-def test_times_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, error = call(capsys, "reproduce", "--time", "--devices", "2")
+def test_times_are_of_one_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, error = call(capsys, "reproduce", "--time")
     assert status == 2
-    assert "must go with one process, which is what it times, got --devices 2" in error
+    assert "--time: must go with one process, which is what it times, got 2" in error
 
 
 def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path) -> None:

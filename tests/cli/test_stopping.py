@@ -5,7 +5,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_lock import writing
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import TINY, call
+from tests.training.making import before_epoch
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 KEPT = training_plan.settings_at
@@ -53,17 +53,12 @@ def test_a_signal_in_training(
     number: signal.Signals,
     commands: dict[str, tuple[tuple[str, ...], Path]],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words, folder = commands[name]
 
-    def start(self: object, trainer: Any, module: object) -> None:
-        if trainer.current_epoch == 1:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", start, raising=False)
     before = signal.getsignal(number)
-    status, out, err = call(capsys, *words)
+    with before_epoch(1, lambda: os.kill(os.getpid(), number)):
+        status, out, err = call(capsys, *words)
     assert status == STATUS[number]
     assert err.count(f"Stopped. The last complete epoch is kept in {folder}; --resume continues.\n") == 1
     assert "Traceback" not in err + out

@@ -1,9 +1,14 @@
 """Tiny runs for the tests."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
+import pytest
 
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models.settings import AttentionSettings
+from attnconv.training.loop import TrainingLoop
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
 
 MODEL = AttentionSettings(
@@ -33,3 +38,26 @@ def tiny(*, epochs: int = 2, limit: int | None = 120, **train: object) -> RunSet
         schedule=ScheduleSettings(name="cosine", warmup=0.1),
         train=replace(settings, **train),  # type: ignore[arg-type]
     )
+
+
+class CutError(RuntimeError):
+    """What ends a run that a test cuts short."""
+
+
+def cut() -> None:
+    raise CutError
+
+
+@contextmanager
+def before_epoch(epoch: int, act: Callable[[], None] = cut) -> Iterator[None]:
+    """Something happens before an epoch, counted from 0, of every training."""
+    train_epoch = TrainingLoop.train_epoch
+
+    def acting(loop: TrainingLoop, on_step: Callable[[], None]) -> None:
+        if loop.epoch == epoch:
+            act()
+        train_epoch(loop, on_step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingLoop, "train_epoch", acting)
+        yield

@@ -2,22 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.model_loader import load
-from attnconv.training.fitting import complete_epochs, fit
+from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import DivergedError
 from attnconv.training.settings import SettingsError
-from tests.training.making import MODEL, tiny
+from tests.training.making import MODEL, CutError, before_epoch, tiny
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +29,15 @@ def same_weights(one: RunFolder, other: RunFolder) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_one_process_needs_no_others(whole: RunFolder) -> None:
+    assert whole.result() is not None
+    assert not torch.distributed.is_initialized()
+
+
 def test_a_run_leaves_everything_about_it(whole: RunFolder) -> None:
     record = whole.record()
     assert record["command"] == ["attnconv", "train"]
-    assert {"python", "torch", "attnconv", "lightning"} <= set(record["versions"])
+    assert {"python", "torch", "attnconv"} <= set(record["versions"])
     assert whole.settings() == tiny(epochs=3)
     assert [(line["epoch"], line["split"]) for line in whole.metrics()] == [
         (epoch, split) for epoch in (1, 2, 3) for split in ("train", "validation")
@@ -58,18 +61,9 @@ def test_the_same_settings_give_the_same_bits(whole: RunFolder, tmp_path: Path) 
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp_path: Path, epoch: int) -> None:
-    class CutError(RuntimeError):
-        pass
-
-    def cut(self: object, trainer: object, module: object) -> None:
-        if complete_epochs(folder.state_file) == epoch if folder.state_file.is_file() else False:
-            raise CutError
-
     folder = RunFolder(tmp_path / "cut")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut, raising=False)
-        with pytest.raises(CutError):
-            fit(tiny(epochs=3), folder.path, progress=False)
+    with before_epoch(epoch), pytest.raises(CutError):
+        fit(tiny(epochs=3), folder.path, progress=False)
     with folder.metrics_file.open("a") as stream:
         lost = {"step": 9, "epoch": 3, "split": "train", "loss": 0.5, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0}
         stream.write(json.dumps(lost) + '\n{"epo')  # what a kill may leave of the lost epoch
@@ -82,23 +76,10 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
 
 def test_a_run_that_is_written_every_second_epoch_is_the_same_run(whole: RunFolder, tmp_path: Path) -> None:
     """Cut after one epoch it has nothing, after two what is written of both; how often may change when it goes on."""
-
-    class CutError(RuntimeError):
-        pass
-
-    def cut_at(epoch: int) -> Callable[..., None]:
-        def cut(self: object, trainer: Trainer, module: object) -> None:
-            if trainer.current_epoch == epoch:
-                raise CutError
-
-        return cut
-
     folder = RunFolder(tmp_path / "rare")
     for epoch, written in ((1, []), (2, [1, 2])):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut_at(epoch), raising=False)
-            with pytest.raises(CutError):
-                fit(tiny(epochs=3, checkpoint_every=2), folder.path, resume=True, progress=False)
+        with before_epoch(epoch), pytest.raises(CutError):
+            fit(tiny(epochs=3, checkpoint_every=2), folder.path, resume=True, progress=False)
         assert [line["epoch"] for line in folder.metrics() if line["split"] == "train"] == written
         assert folder.last_weights.is_file() == folder.state_file.is_file() == bool(written)
     fit(tiny(epochs=3, checkpoint_every=1), folder.path, resume=True, progress=False)
@@ -117,17 +98,8 @@ def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole
     begun = fit(tiny(epochs=1), tmp_path / "begun", start_from=source, progress=False)
     assert begun.heads()[0]["layers"] == whole.heads()[-1]["layers"]
     assert not same_weights(begun, fit(tiny(epochs=1), tmp_path / "fresh", progress=False))
-
-    class CutError(RuntimeError):
-        pass
-
-    def cut(self: object, trainer: object, module: object) -> None:
-        raise CutError
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", cut, raising=False)
-        with pytest.raises(CutError):
-            fit(tiny(epochs=1), tmp_path / "cut", start_from=source, progress=False)
+    with before_epoch(0), pytest.raises(CutError):
+        fit(tiny(epochs=1), tmp_path / "cut", start_from=source, progress=False)
     source.unlink()
     assert same_weights(begun, fit(tiny(epochs=1), tmp_path / "cut", resume=True, progress=False))
 

@@ -1,4 +1,4 @@
-"""Schedules in closed form, parameter groups, the run folder and the trainer's state on disk."""
+"""Schedules in closed form, parameter groups, the run folder and the training state on disk."""
 
 import io
 import math
@@ -12,13 +12,13 @@ from rich.console import Console
 from attnconv.data.image_set import ImageSet
 from attnconv.models.factory import build
 from attnconv.training.evaluation import evaluate
-from attnconv.training.lightning_module import step_seed
+from attnconv.training.loop import step_seed
 from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, undecayed_names
-from attnconv.training.progress_bars import Watcher, downloading
+from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
 from attnconv.training.schedules import factor
 from attnconv.training.settings import OptimSettings, ScheduleSettings
-from attnconv.training.trainer_state import AtomicIO, read_state, sealed
+from attnconv.training.training_state import read_state, save_state, sealed
 from tests.training.making import MODEL, tiny
 
 LINE: MetricsLine = {"step": 3, "epoch": 1, "split": "train", "loss": 0.5, "accuracy": 0.25, "lr": 0.1, "seconds": 1.0}
@@ -141,9 +141,9 @@ def test_downloads_and_epochs_are_shown(terminal: bool) -> None:
     with downloading(console=console) as report:
         for there in range(0, 1001, 5):
             report(there * 1_000_000, 1_000_000_000)
-    watcher = Watcher(2, 3, console=console)
-    watcher.begin(0)
-    watcher.step(3, 1)
+    progress = TrainingProgress(2, 3, console=console)
+    progress.begin(0)
+    progress.step(3, 1)
     line: MetricsLine = {
         "step": 3,
         "epoch": 1,
@@ -153,9 +153,9 @@ def test_downloads_and_epochs_are_shown(terminal: bool) -> None:
         "lr": 0.1,
         "seconds": 7.0,
     }
-    watcher.epoch([line, {**line, "split": "validation"}])
-    watcher.say("done")
-    watcher.end()
+    progress.epoch([line, {**line, "split": "validation"}])
+    progress.say("done")
+    progress.close()
     text = stream.getvalue()
     assert "train 25.0% · validation 25.0%" in text
     assert "done" in text
@@ -169,7 +169,7 @@ def test_nothing_is_shown_that_is_not_asked_for() -> None:
     console = Console(file=stream)
     with downloading(shown=False, console=console) as report:
         report(1, 2)
-    Watcher(2, 3, shown=False, console=console).say("done")
+    TrainingProgress(2, 3, shown=False, console=console).say("done")
     assert stream.getvalue() == ""
 
 
@@ -192,7 +192,7 @@ def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pyte
         FileNotFoundError, match=r"state: must be a file that a run wrote, got nothing at .*state\.ckpt"
     ):
         read_state(path)
-    AtomicIO().save_checkpoint({"epoch": 3, "weights": torch.ones(2)}, path)
+    save_state(path, {"epoch": 3, "weights": torch.ones(2)})
     assert read_state(path)["epoch"] == 3
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:-1], whole + b"x", b"", b"hello", saved({"epoch": 3})):
@@ -210,20 +210,20 @@ def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pyte
         with pytest.raises(ValueError, match="state: must"):
             read_state(path)
     path.write_bytes(sealed(saved([1, 2])))
-    with pytest.raises(ValueError, match="state: must hold the trainer's state, got list"):
+    with pytest.raises(ValueError, match="state: must hold a training state, got list"):
         read_state(path)
     assert "executed" not in capsys.readouterr().out
 
 
 def test_a_failed_save_leaves_the_state_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.ckpt"
-    AtomicIO().save_checkpoint({"epoch": 1}, path)
+    save_state(path, {"epoch": 1})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        AtomicIO().save_checkpoint({"epoch": 2}, path)
+        save_state(path, {"epoch": 2})
     assert read_state(path)["epoch"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["state.ckpt"]

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,33 +16,13 @@ from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder, append_line, write_json
 from attnconv.training.run_lock import writing
 from attnconv.training.settings import RunSettings, SettingsError
-from attnconv.training.trainer_state import AtomicIO, read_state
-from tests.training.making import MODEL, tiny
-
-
-def fails_before_epoch(epoch: int, failure: Callable[[], None], folder: Path, settings: RunSettings) -> RunFolder:
-    """A run to which something happens before an epoch, counted from 0."""
-
-    def start(self: object, trainer: Any, module: object) -> None:
-        if trainer.current_epoch == epoch:
-            failure()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnconv.training.run_recorder.Recorder.on_train_epoch_start", start, raising=False)
-        fit(settings, folder, progress=False)
-    return RunFolder(folder)
-
-
-class CutError(RuntimeError):
-    pass
+from attnconv.training.training_state import read_state, save_state
+from tests.training.making import MODEL, CutError, before_epoch, tiny
 
 
 def cut_after_one(folder: Path, settings: RunSettings) -> RunFolder:
-    def fail() -> None:
-        raise CutError
-
-    with pytest.raises(CutError):
-        fails_before_epoch(1, fail, folder, settings)
+    with before_epoch(1), pytest.raises(CutError):
+        fit(settings, folder, progress=False)
     return RunFolder(folder)
 
 
@@ -119,8 +99,14 @@ def test_a_state_of_another_run_is_refused(copy: RunFolder, tmp_path: Path) -> N
 def test_a_state_that_names_no_run_is_refused(copy: RunFolder) -> None:
     state = read_state(copy.state_file)
     for run in (None, {}, {"name": "x", "settings": 3}):
-        AtomicIO().save_checkpoint({**state, "run": run}, copy.state_file)
+        save_state(copy.state_file, {**state, "run": run})
         refused(copy, tiny(epochs=3), ValueError, r"state: must name its run, got .*state\.ckpt")
+
+
+def test_a_state_of_an_earlier_version_is_refused(copy: RunFolder) -> None:
+    state = read_state(copy.state_file)
+    save_state(copy.state_file, {"run": state["run"], "epoch": 0, "state_dict": state["model"]})
+    refused(copy, tiny(epochs=3), ValueError, r"state: must be of this version, got .*state\.ckpt")
 
 
 def test_a_damaged_state_is_refused(copy: RunFolder) -> None:
@@ -147,19 +133,26 @@ def test_a_folder_in_use_is_refused(copy: RunFolder, resume: bool) -> None:
         assert contents(copy) == before
 
 
-def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a script without a handler; the command line has its own."""
-    with pytest.raises(SystemExit) as end:
-        fails_before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM), tmp_path / "run", tiny(epochs=3))
+    with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit) as end:
+        fit(tiny(epochs=3), tmp_path / "run")
     assert end.value.code == 143
+    assert (
+        capsys.readouterr().err.count(f"Stopped. The last complete epoch is kept in {tmp_path / 'run'}; --resume") == 1
+    )
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     run = RunFolder(tmp_path / "run")
     assert not run.lock_file.exists()
     assert fit(tiny(epochs=3), run.path, resume=True, progress=False).result() is not None
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; --resume"):
-        fails_before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGINT), tmp_path / "run", tiny(epochs=3))
+    interrupted = pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; --resume")
+    with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGINT)), interrupted:
+        fit(tiny(epochs=3), tmp_path / "run", progress=False)
 
 
 def test_a_full_disk_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

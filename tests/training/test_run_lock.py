@@ -116,7 +116,7 @@ def test_a_writer_without_a_name_is_another_process(tmp_path: Path, content: byt
 
 def test_further_processes_of_a_training_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(RunFolder(tmp_path)):
-        monkeypatch.setenv("LOCAL_RANK", "1")
+        monkeypatch.setenv("RANK", "1")
         with writing(RunFolder(tmp_path)):
             pass
 

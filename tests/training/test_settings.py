@@ -7,6 +7,7 @@ import pytest
 
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RECIPES, recipe
+from attnconv.training.run_checks import machine_problems
 from attnconv.training.settings import (
     OptimSettings,
     RunSettings,
@@ -29,7 +30,7 @@ BASE = RunSettings(preset="quadratic", model=PRESETS["quadratic"])
         ("train", {"seed": -1}, "--seed: must be a whole number of at least 0, got -1."),
         ("train", {"seed": 2**63}, "--seed: must be below 2^63"),
         ("train", {"precision": "16"}, "--precision: must be one of 32, bf16, 64, got '16'."),
-        ("train", {"batch_size": 10, "devices": 3}, "--batch-size: must be a multiple of 3"),
+        ("train", {"batch_size": 10, "accumulate": 3}, "--batch-size: must be a multiple of 3"),
         ("train", {"accelerator": "mps", "precision": "64"}, "--precision: must be 32 or bf16 on mps"),
         ("optim", {"name": "lion"}, "--optim.name: must be one of sgd, adamw, got 'lion'."),
         ("optim", {"learning_rate": 0.0}, "--optim.learning-rate: must be a finite number above 0, got 0.0."),
@@ -70,6 +71,28 @@ def test_all_mistakes_are_named_together() -> None:
 def test_recipes_are_legal_and_survive_the_run_folder(preset: str) -> None:
     assert problems(RECIPES[preset]) == []
     assert from_plain(to_plain(RECIPES[preset])) == RECIPES[preset]
+
+
+def test_settings_of_earlier_versions_name_processes_that_torchrun_knows() -> None:
+    values = to_plain(BASE)
+    values["train"] |= {"devices": 2, "nodes": 1}
+    assert from_plain(values) == BASE
+
+
+def test_a_batch_is_shared_evenly_among_the_processes_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    wrong = replace(BASE, train=TrainSettings(batch_size=100, accumulate=3))
+    assert problems(wrong) == ["--batch-size: must be a multiple of 12 (processes x accumulate), got 100. Take 108."]
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert machine_problems(BASE) == [
+        "torchrun --nproc-per-node: must be at most the 1 GPUs of this machine, got 2 or more."
+    ]
+    assert machine_problems(replace(BASE, train=TrainSettings(accelerator="cpu"))) == []
 
 
 def test_the_papers_recipe_is_table_2() -> None:

@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 from typing import Any
-from unittest.mock import PropertyMock, patch
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv.data.batches import Batch
-from attnconv.data.image_set import ImageSet
+from attnconv.data.image_set import ImageSet, Splits
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.factory import build
 from attnconv.paper.training_plan import RUNS, settings_at
-from attnconv.training.batch_loaders import nearby
-from attnconv.training.lightning_module import TrainingModule, seed_generators
+from attnconv.training.evaluation import tally_batches
+from attnconv.training.loop import TrainingLoop, nearby, seed_generators
 from attnconv.training.settings import RunSettings
 
 CASES = [(name, AugmentSettings("paper")) for name in RUNS]
@@ -34,51 +33,42 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step_of(settings: RunSettings, device: str) -> tuple[TrainingModule, Batch]:
-    """A module of a run and a batch for it."""
+def loop_of(settings: RunSettings, device: str) -> tuple[TrainingLoop, Batch]:
+    """A training loop and a batch for it."""
     channels, side = settings.model.image_channels, settings.model.image_size
-    module = TrainingModule(
-        build(settings.model),
-        settings,
-        mean=(0.5,) * channels,
-        std=(0.2,) * channels,
-        steps_per_epoch=1,
-        splits=["test"],
-    )
-    images = torch.randint(0, 256, (3, channels, side, side), dtype=torch.uint8)
-    batch = Batch(*(part.to(device) for part in (images, torch.tensor([0, 1, 0]), torch.rand(3, 36))))
-    return module.to(device), batch
+    images = ImageSet(torch.randint(0, 256, (10, channels, side, side), dtype=torch.uint8), torch.arange(10) % 2)
+    data = Splits(images, images, images, classes=("0", "1"), mean=(0.5,) * channels, std=(0.2,) * channels)
+    settings = replace(settings, train=replace(settings.train, batch_size=3))
+    batch = Batch(images.images[:3], images.labels[:3], torch.rand(3, 36))
+    return TrainingLoop(settings, build(settings.model), data, torch.device(device)), batch.to(torch.device(device))
 
 
-def take_steps(module: TrainingModule, batch: Batch) -> None:
-    """One of training, with its gradients, and one of evaluation."""
-    place = {"current_epoch": 1, "global_rank": 0}
-    patches = [patch.object(TrainingModule, name, PropertyMock(return_value=value)) for name, value in place.items()]
-    with patches[0], patches[1]:
-        module.training_step(batch, 0).backward()
-        with torch.no_grad():
-            module.validation_step(batch, 0)
+def take_steps(loop: TrainingLoop, batch: Batch) -> None:
+    """One of training, and one of evaluation."""
+    loop.model.train()
+    loop.train_step(iter([batch]))
+    tally_batches(loop.model, [batch], mean=loop.mean, std=loop.std, precision="32", device=loop.device)
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_no_step_waits_for_its_device(name: Any, changes: AugmentSettings) -> None:
     settings = replace(settings_at("tiny", name), augment=changes)
-    take_steps(*step_of(settings, "meta"))  # which has no numbers to look at
-    module, batch = step_of(settings, "cpu")
-    take_steps(module, batch)  # makes what is made once
+    take_steps(*loop_of(settings, "meta"))  # which has no numbers to look at
+    loop, batch = loop_of(settings, "cpu")
+    take_steps(loop, batch)  # makes what is made once
     with Copies() as copies:
-        take_steps(module, batch)
+        take_steps(loop, batch)
     assert not copies.found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_no_step_waits_for_a_gpu(name: Any, changes: AugmentSettings) -> None:
-    module, batch = step_of(replace(settings_at("tiny", name), augment=changes), "cuda")
-    take_steps(module, batch)
+    loop, batch = loop_of(replace(settings_at("tiny", name), augment=changes), "cuda")
+    take_steps(loop, batch)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        take_steps(module, batch)
+        take_steps(loop, batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

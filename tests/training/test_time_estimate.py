@@ -1,4 +1,4 @@
-"""How long a training takes, by a clock that ticks once at every look: a batch of anything takes 1."""
+"""Estimated seconds of a training, by a clock that ticks at every look: a step or a batch of evaluation takes 1."""
 
 from itertools import count
 
@@ -17,11 +17,13 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("test_curve", "accumulate", "epochs"), [(True, 1, 30), (False, 2, 3)])
-def test_batches_of_training_and_of_evaluation_are_counted(test_curve: bool, accumulate: int, epochs: int) -> None:
+def test_steps_of_training_and_batches_of_evaluation_are_counted(
+    test_curve: bool, accumulate: int, epochs: int
+) -> None:
     settings = tiny(epochs=epochs, limit=110, eval_batch_size=20, test_curve=test_curve, accumulate=accumulate)
     data = load(settings.data)
     held_out, test = len(data.validation) / 20, len(data.test) / 20
-    epoch = len(data.train) // 20 * accumulate + held_out + test * test_curve
+    epoch = len(data.train) // 20 + held_out + test * test_curve
     expected = epochs * epoch + 2 * (held_out + test)
     assert time_estimate.training_seconds(settings, data, seconds=0.0) == pytest.approx(expected)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -17,23 +18,25 @@ import sys
 from dataclasses import replace
 from attnconv.training.fitting import fit
 from tests.training.making import tiny
-run, devices = sys.argv[1], int(sys.argv[2])
-settings = tiny(epochs=5, limit=200, precision="64", devices=devices, accelerator="cpu")
+settings = tiny(epochs=5, limit=200, precision="64", accumulate=int(sys.argv[2]), accelerator="cpu")
 settings = replace(settings, model=replace(settings.model, dropout=0.0))
-fit(settings, run, progress=False)
+run = fit(settings, sys.argv[1], progress=False)
+assert run.result() is not None
 """
 
 
-def train(run: Path, devices: int) -> RunFolder:
+def train(run: Path, *launcher: str, accumulate: int = 1) -> RunFolder:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE / 'src'}{os.pathsep}{SOURCE}"}
     script = run.parent / "train.py"
     script.write_text(PROGRAM)
-    subprocess.run([sys.executable, str(script), str(run), str(devices)], env=environment, check=True)
+    subprocess.run([sys.executable, *launcher, str(script), str(run), str(accumulate)], env=environment, check=True)
     return RunFolder(run)
 
 
-def test_two_processes_follow_one(tmp_path: Path) -> None:
-    one, two = train(tmp_path / "one", 1), train(tmp_path / "two", 2)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_processes_follow_one(tmp_path: Path, accumulate: int) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    one, two = train(tmp_path / "one"), train(tmp_path / "two", *torchrun, accumulate=accumulate)
     assert one.metrics()[-1]["step"] == two.metrics()[-1]["step"] == STEPS
     first, second = load_file(one.last_weights), load_file(two.last_weights)
     worst = 0.0

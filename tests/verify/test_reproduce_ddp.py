@@ -12,12 +12,11 @@ SOURCE_RUN, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"
 
 
 def test_two_processes_reproduce_together(tmp_path: Path) -> None:
-    words = ["reproduce", "--scale", "tiny", "--devices", "2", "--out", str(tmp_path), "--only", PRUNED]
+    words = ["reproduce", "--scale", "tiny", "--out", str(tmp_path), "--only", PRUNED]
     said = call(words)
     assert said.count("What is trained") == said.count("Figures and tables") == 1
     first, pruned = (RunFolder(tmp_path / "runs" / name) for name in (SOURCE_RUN, PRUNED))
     assert first.result() is not None
-    assert first.settings().train.devices == 2
     result = pruned.result()
     assert (result is not None and "start" in result) or "not trained, since" in said
     assert call(words).count("finished before") == (1 if result is None else 2)
@@ -26,7 +25,8 @@ def test_two_processes_reproduce_together(tmp_path: Path) -> None:
 def call(words: list[str]) -> str:
     """What a command of the library prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE / "src")}
-    command = [sys.executable, "-m", "attnconv", *words]
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2")
+    command = [sys.executable, "-m", *torchrun, "-m", "attnconv", *words]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout

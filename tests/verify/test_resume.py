@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from attnconv.training.trainer_state import read_state
+from attnconv.training.training_state import read_state
 from tests.training.making import tiny
 
 KILLS, EPOCHS = 5, 24
@@ -183,5 +183,5 @@ def test_no_bit_of_a_state_flips_unseen(tmp_path: Path, verify_scale: float) -> 
     with pytest.raises(ValueError, match=r"state: must match its checksum"):
         fit(settings, tmp_path / "run", resume=True, progress=False)
     state.write_bytes(whole)
-    assert read_state(state)["epoch"] == 0
+    assert read_state(state)["epoch"] == 1
     print(f"{flips} single-bit flips of {len(whole)} bytes: all refused")

@@ -74,7 +74,7 @@ def _run(name: str, words: list[str]) -> int:
         with _terminable():
             return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
     except KeyboardInterrupt as stop:
-        from attnconv.training.process_rank import is_first_process
+        from attnconv.training.processes import is_first_process
 
         if is_first_process():
             print(stop if stop.args else "attnconv: stopped.", file=sys.stderr)

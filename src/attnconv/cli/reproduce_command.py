@@ -19,7 +19,7 @@ from attnconv.paper.training_plan import (
     runs_in,
     settings_at,
 )
-from attnconv.training.process_rank import await_result, is_first_process
+from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import SettingsError
 
@@ -30,7 +30,7 @@ attnconv reproduce --scale small --data-root PATH/TO/CIFAR --time
 attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
 attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
 attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
-attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --devices 4
+torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper --data-root PATH/TO/CIFAR
 """
 
 
@@ -48,8 +48,6 @@ class Reproduce:
         seeds: Runs of each model; Table 1 gives their mean and deviation.
         out: Folder for the runs and the pages; None for reproduction/SCALE.
         data_root: Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none.
-        devices: Processes on this machine that share each training, one for each GPU, or sharing the CPU's cores.
-        nodes: Machines. Start the same command on each of them through torchrun; all must see the same folder.
         plan: Only print what would be trained.
         time: Only print what would be trained and how long that takes on this machine: every model is trained for some
             seconds. The pruned one is timed with all its heads.
@@ -62,8 +60,6 @@ class Reproduce:
     seeds: int = 1
     out: Path | None = None
     data_root: str = "data"
-    devices: int = 1
-    nodes: int = 1
     plan: bool = False
     time: bool = False
     draw: bool = False
@@ -77,19 +73,12 @@ def run(words: Sequence[str]) -> int:
     out = arguments.out or Path("reproduction") / arguments.scale
     try:
         runs = plan_runs(
-            arguments.scale,
-            out,
-            names=arguments.only,
-            seeds=arguments.seeds,
-            data_root=arguments.data_root,
-            devices=arguments.devices,
-            nodes=arguments.nodes,
+            arguments.scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
         )
     except ValueError as error:
         raise SettingsError([str(error)]) from error
-    if arguments.time and arguments.devices * arguments.nodes > 1:
-        got = f"--devices {arguments.devices} --nodes {arguments.nodes}"
-        raise SettingsError([bad("--time", "must go with one process, which is what it times", got)])
+    if arguments.time and world_size() > 1:
+        raise SettingsError([bad("--time", "must go with one process, which is what it times", world_size())])
     if arguments.draw:
         _write(arguments, out, _departures(out, arguments.scale))
         return 0
@@ -229,11 +218,7 @@ def _train(planned: PlannedRun, out: Path) -> str:
     try:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
     except DivergedError as error:
-        if settings.train.devices * settings.train.nodes > 1:
-            raise  # processes that have lost each other do not train on
         return f"Failed: {name}: {error}"  # the other runs are still worth having
     if is_first_process():
         measure_start(folder)  # of the pruned model: what pruning alone costs
-    else:
-        await_result(folder)  # the next run may begin with it
     return said

@@ -26,8 +26,7 @@ attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/
 attnconv train quadratic-small --out runs/short --resume
 attnconv train quadratic-digits --start-from runs/pruned --epochs 10 --optim.learning-rate 1e-4 --out runs/after
 attnconv train quadratic-small --recipe paper --optim.learning-rate 0.05
-attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16 --devices 2
-torchrun --nnodes 2 --nproc-per-node 4 ... -m attnconv train quadratic --nodes 2 --devices 4
+torchrun --nproc-per-node 2 -m attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16
 """
 
 
@@ -79,7 +78,7 @@ def run(words: Sequence[str]) -> int:
 
 def _train(arguments: Any, settings: RunSettings) -> int:
     from attnconv.training.fitting import fit
-    from attnconv.training.process_rank import is_first_process
+    from attnconv.training.processes import is_first_process
 
     folder = arguments.out or Path("runs") / arguments.preset
     command = ["attnconv", *sys.argv[1:]]

@@ -24,6 +24,10 @@ class Batch(NamedTuple):
     labels: Int64[Tensor, " b"]
     uniforms: Float32[Tensor, "b 36"]
 
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; a GPU is not waited for."""
+        return Batch(*(part.to(device, non_blocking=device.type == "cuda") for part in self))
+
 
 class Batches:
     """An iterable over one process's share of each batch.

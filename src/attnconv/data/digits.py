@@ -10,7 +10,6 @@ import base64
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from attnconv.data.image_set import ImageSet
 
@@ -31,6 +30,8 @@ def read_digits() -> tuple[ImageSet, ImageSet]:
         >>> len(train), len(test), train.size
         (1437, 360, (8, 8))
     """
+    from sklearn.datasets import load_digits  # takes a second: only where it is used
+
     content = load_digits()
     pixels = np.rint(content.images * (255 / 16)).astype(np.uint8)
     digits = ImageSet(torch.from_numpy(pixels)[:, None], torch.from_numpy(content.target.astype(np.int64)))

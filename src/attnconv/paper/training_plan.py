@@ -91,8 +91,6 @@ def plan_runs(
     names: Sequence[str] = (),
     seeds: int = 1,
     data_root: str = "data",
-    devices: int = 1,
-    nodes: int = 1,
 ) -> list[PlannedRun]:
     """The runs of a reproduction, seed by seed.
 
@@ -102,8 +100,6 @@ def plan_runs(
         names: Of `RUNS` and `EXTRA_RUNS`; none for all of `RUNS`. The pruned model brings the generalised one with it.
         seeds: Runs of each model, at least 1; their seeds are 42, 43, ...
         data_root: Folder that holds CIFAR-10.
-        devices: Processes on each machine that share a training.
-        nodes: Machines.
 
     Raises:
         ValueError: An unknown name, or fewer than one seed.
@@ -127,7 +123,7 @@ def plan_runs(
             settings = replace(
                 settings,
                 data=replace(settings.data, root=data_root),
-                train=replace(settings.train, seed=seed, test_curve=True, devices=devices, nodes=nodes),
+                train=replace(settings.train, seed=seed, test_curve=True),
             )
             folder = RunFolder(Path(out) / "runs" / folder_name(name, seed))
             runs.append(PlannedRun(name, settings, folder))

@@ -2,10 +2,7 @@ from .evaluation import (
     Score as Score,
     evaluate as evaluate,
 )
-from .fitting import (
-    fit as fit,
-    make_trainer as make_trainer,
-)
+from .fitting import fit as fit
 from .recipes import (
     RECIPES as RECIPES,
     default_recipe as default_recipe,

@@ -1,6 +1,5 @@
 """What a run ran on, as plain values: versions, commit, device, command. A number without these is an anecdote."""
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -28,7 +27,6 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
     return {
         "versions": {
             "attnconv": attnconv.__version__,
-            "lightning": importlib.metadata.version("lightning"),
             "python": platform.python_version(),
             "torch": torch.__version__,
         },

@@ -1,6 +1,6 @@
 """Loss and accuracy of a model on an image set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
-from attnconv.data.batches import Batches
+from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet
+from attnconv.training.processes import local_rank
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
@@ -38,10 +39,15 @@ def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Fl
         >>> tally(torch.tensor([[0.0, 50.0], [0.0, 50.0]]), torch.tensor([1, 0])).tolist()
         [50.0, 1.0, 2.0]
     """
-    exact = torch.float32 if logits.device.type == "mps" else torch.float64
+    exact = _exact(logits.device)
     losses = F.cross_entropy(logits.to(exact), labels, reduction="sum")
     right = (logits.argmax(1) == labels).sum().to(exact)
     return torch.stack([losses, right, torch.full_like(losses, len(labels))])
+
+
+def zero_tally(device: torch.device) -> Float[Tensor, " 3"]:
+    """The tally of no images."""
+    return torch.zeros(3, dtype=_exact(device), device=device)
 
 
 def score(sums: Float[Tensor, " 3"]) -> Score:
@@ -91,20 +97,49 @@ def evaluate(
     if images.channels != len(mean):
         raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
     device = torch.device(device)
-    dtype = torch.float64 if precision == "64" else torch.float32
-    model.to(device=device, dtype=dtype).eval()
-    sums = torch.zeros(3, dtype=torch.float64)
-    with torch.inference_mode(), autocast(precision, device):
-        for batch in Batches(images, batch_size=batch_size):
-            pixels = normalise(batch.images.to(device), mean, std).to(dtype)
-            logits = _logits(model, pixels)
-            if int(batch.labels.max()) >= logits.shape[1]:
-                requirement = f"must be of the model's {logits.shape[1]} classes"
-                raise ValueError(bad("images", requirement, f"an image of class {int(batch.labels.max())}"))
-            sums += tally(logits, batch.labels.to(device)).cpu()
-            if on_batch is not None:
-                on_batch(int(sums[2]))
+    model.to(device=device, dtype=dtype_of(precision))
+    sums = tally_batches(
+        model,
+        Batches(images, batch_size=batch_size),
+        mean=mean,
+        std=std,
+        precision=precision,
+        device=device,
+        largest=int(images.labels.max()) if len(images) else 0,
+        on_batch=on_batch,
+    )
     return score(sums)
+
+
+def tally_batches(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    precision: PrecisionName,
+    device: torch.device,
+    largest: int = 0,
+    on_batch: Callable[[int], None] | None = None,
+) -> Float[Tensor, " 3"]:
+    """The tally of all batches, by a model that is on the device; nothing waits for the device.
+
+    The arguments are those of ``evaluate``, and ``largest`` is a label that the model may turn out not to have.
+    """
+    model.eval()
+    sums, done = zero_tally(device), 0
+    with torch.inference_mode(), autocast(precision, device):
+        for batch in batches:
+            batch = batch.to(device)
+            logits = _logits(model, normalise(batch.images, mean, std).to(dtype_of(precision)))
+            if largest >= logits.shape[1]:
+                requirement = f"must be of the model's {logits.shape[1]} classes"
+                raise ValueError(bad("images", requirement, f"an image of class {largest}"))
+            sums += tally(logits, batch.labels)
+            done += len(batch.labels)
+            if on_batch is not None:
+                on_batch(done)
+    return sums
 
 
 def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
@@ -122,14 +157,23 @@ def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def device_of(accelerator: AcceleratorName) -> torch.device:
-    """The device that an accelerator's name stands for; auto takes a GPU if there is one."""
-    if accelerator != "auto":
-        return torch.device(accelerator)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """The device of this process for an accelerator's name; auto takes a GPU if there is one."""
+    if accelerator == "auto":
+        other: AcceleratorName = "mps" if torch.backends.mps.is_available() else "cpu"
+        accelerator = "cuda" if torch.cuda.is_available() else other
+    return torch.device("cuda", local_rank()) if accelerator == "cuda" else torch.device(accelerator)
+
+
+def dtype_of(precision: PrecisionName) -> torch.dtype:
+    """Of a model's parameters, and of the images that it is given."""
+    return torch.float64 if precision == "64" else torch.float32
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
     """The context in which a model of this precision computes."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """Of sums over many images."""
+    return torch.float32 if device.type == "mps" else torch.float64

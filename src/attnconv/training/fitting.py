@@ -1,41 +1,38 @@
 """A run from its settings to its folder: check, load, build, train, measure. Reads top to bottom.
 
-Lightning moves the loop, the processes and the precision; what one step computes is in ``module``, what is kept of it
-in ``recorder``. A run that was killed at any moment continues with ``resume=True`` and ends, on a CPU with as many
-threads, with the same weights bit for bit.
+What trains is in ``loop``, what is kept of it in ``run_recorder``. A run that was killed at any moment continues with
+``resume=True`` and ends, on a CPU with as many threads, with the same weights bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from attnconv._util.atomic_write import write_atomically
-from attnconv._util.errors import bad
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
 from attnconv.models.model_loader import checkpoint_file, load as load_model
-from attnconv.models.settings import ResNetSettings
-from attnconv.training.batch_loaders import EpochBatches, evaluation_batches
 from attnconv.training.determinism import numerics
 from attnconv.training.environment import environment
+from attnconv.training.evaluation import device_of
 from attnconv.training.initial_model import first_model, measure
-from attnconv.training.lightning_module import TrainingModule
-from attnconv.training.process_rank import is_first_process
-from attnconv.training.progress_bars import Watcher, downloading
+from attnconv.training.loop import TrainingLoop
+from attnconv.training.processes import connect, is_first_process, wait_for_all
+from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.run_lock import writing
-from attnconv.training.run_recorder import Recorder, stopped
+from attnconv.training.run_recorder import Recorder
 from attnconv.training.settings import RunSettings, SettingsError, problems
-from attnconv.training.trainer_state import AtomicIO, read_state
+from attnconv.training.training_state import read_state
 
-_TERMINATED = 128 + 15  # status of a process that SIGTERM ended
-_PRECISIONS: Mapping[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}
+_TERMINATED = 128 + signal.SIGTERM  # status of a process that SIGTERM ended
 
 
 def fit(
@@ -49,8 +46,8 @@ def fit(
 ) -> RunFolder:
     """Train a model and leave everything about it in a folder.
 
-    With several devices Lightning starts the calling script once more for each of them; what comes after ``fit`` then
-    runs in every process, and only the first one finds the folder complete.
+    Several processes train together where torchrun has started them: each calls ``fit``, the first one writes, and all
+    return once the folder is complete.
 
     Args:
         settings: of the run.
@@ -93,50 +90,46 @@ def _fit(
     wrong = data_problems(settings, data)
     if wrong:
         raise SettingsError(wrong)
-    watcher = Watcher(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
-    recorder = Recorder(folder, data.classes, watcher)
-    with numerics(settings):
-        trainer = make_trainer(settings, folder, recorder)
-        device = trainer.strategy.root_device
-        if trainer.is_global_zero:
+    device = device_of(settings.train.accelerator)
+    connect(device)
+    progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
+    with _stoppable(folder, progress), numerics(device):
+        if is_first_process():
             if start_from is not None:
                 _keep_start(folder, Path(start_from))
-            _prepare(folder, settings, environment(command, device), watcher)
-        train_model(settings, data, trainer, folder)
-        if trainer.is_global_zero:
-            result = _measure(settings, data, recorder, device)
+            _prepare(folder, settings, environment(command, device))
+        recorder = _train(settings, folder, data, device, progress)
+        if is_first_process():
+            result = _measure(settings, folder, data, device, recorder)
             write_json(folder.result_file, result)
-            watcher.say(_sentence(result))
+            progress.say(_sentence(result))
+        wait_for_all()
 
 
-def make_trainer(settings: RunSettings, folder: RunFolder, callback: Callback) -> Trainer:
-    """Lightning's trainer for these settings.
+@contextmanager
+def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
+    """Say how to continue at Ctrl-C and at SIGTERM, which ends the process unless the caller handles it otherwise."""
+    stopped = f"Stopped. The last complete epoch is kept in {folder.path}; --resume continues."
 
-    Args:
-        settings: of the run.
-        folder: of the run; Lightning itself writes nothing there.
-        callback: what keeps the run: the recorder, or what only looks at it.
-    """
-    train = settings.train
-    return Trainer(
-        accelerator=train.accelerator,
-        devices=train.devices,
-        num_nodes=train.nodes,
-        strategy="ddp" if train.devices * train.nodes > 1 else "auto",
-        precision=_PRECISIONS[train.precision],
-        max_epochs=train.epochs,
-        accumulate_grad_batches=train.accumulate,
-        gradient_clip_val=settings.optim.clip,
-        plugins=[AtomicIO()],
-        callbacks=[callback],
-        default_root_dir=str(folder.path),
-        logger=False,
-        enable_checkpointing=isinstance(callback, Checkpoint),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-    )
+    def terminate(*_: object) -> None:
+        raise SystemExit(_TERMINATED)
+
+    in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
+    handled = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if handled:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)(stopped) from None
+    except SystemExit:
+        progress.close()
+        progress.say(stopped)
+        raise
+    finally:
+        progress.close()
+        if handled:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _keep_start(folder: RunFolder, source: Path) -> None:
@@ -146,62 +139,35 @@ def _keep_start(folder: RunFolder, source: Path) -> None:
         write_atomically(folder.start_weights, checkpoint_file(source).read_bytes())
 
 
-def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str, Any], watcher: Watcher) -> None:
+def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str, Any]) -> None:
     """Make the folder, or bring it back to the end of the last complete epoch."""
     if not folder.exists():
         folder.begin(settings, environment)
-    if not folder.state_file.is_file():
-        folder.rewind(-1)
-        return
-    epoch = complete_epochs(folder.state_file)
-    folder.rewind(epoch)
-    watcher.say(f"Resuming the run in {folder.path} after epoch {epoch} of {settings.train.epochs}.")
+    folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
 
 
-def complete_epochs(state_file: Path) -> int:
-    """How many epochs were complete when a trainer's state was written.
-
-    Raises:
-        ValueError: if the file is not a trainer's state.
-    """
-    epoch = read_state(state_file).get("epoch")
-    if not isinstance(epoch, int):
-        raise ValueError(bad("state", "must say its epoch", repr(epoch), origin=str(state_file)))
-    return epoch + 1
-
-
-def train_model(settings: RunSettings, data: Splits, trainer: Trainer, folder: RunFolder) -> None:
-    """Train from what the folder holds: a trainer's state, weights to begin with or nothing, to the trainer's end."""
-    train = settings.train
-    model = first_model(folder, settings)
-    if isinstance(settings.model, ResNetSettings):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
-    measured: dict[str, ImageSet] = {"validation": data.validation, "test": data.test}
-    splits = [name for name in measured if len(measured[name]) and (name != "test" or train.test_curve)]
-    batches = EpochBatches(data.train, train, trainer)
-    module = TrainingModule(
-        model,
-        settings,
-        mean=data.mean,
-        std=data.std,
-        steps_per_epoch=len(batches) // train.accumulate,
-        splits=splits,
-    )
-    if train.compile:
-        model.compile()
-    state = folder.state_file
-    loaders = [evaluation_batches(measured[name], train, trainer) for name in splits]
-    try:
-        trainer.fit(module, batches, loaders or None, ckpt_path=str(state) if state.is_file() else None)
-    except SystemExit as end:  # what Lightning makes of Ctrl-C (status 1) and of SIGTERM (status 0)
-        if isinstance(end.__context__, KeyboardInterrupt):
-            raise type(end.__context__)(stopped(folder)) from None
-        raise SystemExit(_TERMINATED) from None
+def _train(
+    settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, progress: TrainingProgress
+) -> Recorder:
+    """Train from what the folder holds: a training state, weights to begin with or nothing, to the last epoch."""
+    loop = TrainingLoop(settings, first_model(folder, settings), data, device)
+    state = read_state(folder.state_file) if folder.state_file.is_file() else {}
+    if state:
+        loop.load_state(state)
+        progress.say(f"Resuming the run in {folder.path} after epoch {loop.epoch} of {settings.train.epochs}.")
+    with closing(Recorder(folder, loop, data.classes, progress, state)) as recorder:
+        progress.begin(loop.epoch)
+        while loop.epoch < settings.train.epochs:
+            loop.train_epoch(recorder.after_step)
+            recorder.after_epoch(loop.evaluate())
+        progress.close()
+    return recorder
 
 
-def _measure(settings: RunSettings, data: Splits, recorder: Recorder, device: torch.device) -> dict[str, Any]:
+def _measure(
+    settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
+) -> dict[str, Any]:
     """Scores of the last epoch and of the one chosen on held-out images, from the weights files."""
-    folder = recorder.folder
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)

@@ -89,6 +89,7 @@ def measure_start(run: RunFolder) -> None:
     with writing(run):
         data = load_data(replace(settings.data, download=False))
         model = load_model(run.start_weights).model
-        with numerics(settings):
-            result["start"] = {"epoch": 0, **measure(model, settings, data, device_of(settings.train.accelerator))}
+        device = device_of(settings.train.accelerator)
+        with numerics(device):
+            result["start"] = {"epoch": 0, **measure(model, settings, data, device)}
         write_json(run.result_file, result)

@@ -4,7 +4,6 @@ Weight decay pulls a parameter towards 0. For a weight that is a prior; for the 
 your own pixel", for its spread "look everywhere". An encoding names such parameters in ``undecayed``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,10 +64,3 @@ def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimi
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.momentum, optim.second_beta))
     return torch.optim.SGD(groups, lr=optim.learning_rate, momentum=optim.momentum, nesterov=optim.nesterov)
-
-
-def make_scheduler(
-    optimiser: torch.optim.Optimizer, factor: Callable[[int], float]
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """A scheduler whose learning rate at step t is ``factor(t)`` times the optimiser's own."""
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, factor)

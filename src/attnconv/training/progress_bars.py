@@ -1,4 +1,4 @@
-"""What a person sees while data are fetched and a run trains: bars on a terminal, single lines everywhere else."""
+"""Progress of downloads and of trainings: bars on a terminal, single lines everywhere else."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +19,8 @@ from attnconv.training.run_folder import MetricsLine
 
 
 @final
-class Watcher:
-    """Shows how far a run is, on standard error.
+class TrainingProgress:
+    """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere.
 
     Args:
         epochs: of the whole run.
@@ -33,54 +33,45 @@ class Watcher:
         self, epochs: int, steps_per_epoch: int, *, shown: bool = True, console: Console | None = None
     ) -> None:
         self._console = Console(stderr=True) if console is None else console
-        self._epochs, self._steps = epochs, steps_per_epoch
-        self._shown = shown
-        self._bar: Progress | None = None
-        if shown and self._console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[news]}"),
-            )
-            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
+        self._epochs, self._steps, self._shown = epochs, steps_per_epoch, shown
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[news]}"),
+        )
+        hidden = not (shown and self._console.is_terminal)
+        self._bar = Progress(*columns, console=self._console, refresh_per_second=4, disable=hidden)
 
     def begin(self, done: int) -> None:
         """Training starts after this many complete epochs."""
-        if self._bar is not None:
-            self._task = self._bar.add_task("training", total=self._epochs * self._steps, news="")
-            self._bar.update(self._task, completed=done * self._steps)
-            self._bar.start()
+        total = self._epochs * self._steps
+        self._task = self._bar.add_task("training", total=total, completed=done * self._steps, news="")
+        self._bar.start()
 
     def step(self, step: int, epoch: int) -> None:
         """This many optimiser steps are done, the last one in this epoch (from 1)."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
+        self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
 
     def epoch(self, lines: Sequence[MetricsLine]) -> None:
         """An epoch is complete; these are its lines of metrics."""
         news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
-        if self._bar is not None:
-            self._bar.update(self._task, news=news)
-        elif self._shown and lines:
-            first = lines[0]
-            width = len(str(self._epochs))
+        self._bar.update(self._task, news=news)
+        if self._shown and self._bar.disable:
+            first, width = lines[0], len(str(self._epochs))
             about = f"loss {first['loss']:.4f}   rate {first['lr']:.2g}   {first['seconds']:.0f} s"
-            # Not Console.print: a log file gets the line as it is, without wrapping.
-            self._console.file.write(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}\n")
-            self._console.file.flush()
+            self.say(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}")
 
     def say(self, text: str) -> None:
-        """One line of news, outside the bar."""
+        """Print one line, above the bar; a log file gets it as it is, without wrapping."""
         if self._shown:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def end(self) -> None:
-        """Take the bar away; the last news stay. May be called more than once."""
-        if self._bar is not None:
-            self._bar.stop()
+    def close(self) -> None:
+        """Take the bar away; its last state stays. May be called more than once."""
+        self._bar.stop()
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from attnconv.data.settings import settle
 from attnconv.models.checkpoint import check_tensors, read_checkpoint
 from attnconv.models.model_loader import LoadedModel, checkpoint_file
 from attnconv.models.settings import AttentionSettings
-from attnconv.training.process_rank import is_first_process
+from attnconv.training.processes import is_first_process, local_rank
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, RunSettings, SettingsError
 from attnconv.training.settings_json import from_plain, to_plain
-from attnconv.training.trainer_state import read_state
+from attnconv.training.training_state import read_state
 
 # Moving the data, or fetching it, changes nothing about a run, nor does how often it is written, or curves beside it.
 _FREE = (
@@ -32,9 +32,9 @@ def machine_problems(settings: RunSettings) -> list[str]:
     """What the settings ask of this machine that it does not have, in the spelling of the flags."""
     train, found = settings.train, missing_accelerator(settings.train.accelerator)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if train.accelerator in ("auto", "cuda") and cuda and train.devices > torch.cuda.device_count():
+    if train.accelerator in ("auto", "cuda") and cuda and local_rank() >= torch.cuda.device_count():
         requirement = f"must be at most the {torch.cuda.device_count()} GPUs of this machine"
-        found.append(bad("--devices", requirement, train.devices))
+        found.append(bad("torchrun --nproc-per-node", requirement, f"{local_rank() + 1} or more"))
     if train.accelerator == "auto" and mps and not cuda and train.precision == "64":
         fix = "Pass --accelerator cpu."
         found.append(bad("--precision", "must be 32 or bf16 on mps, which has no 64-bit numbers", "'64'", fix))
@@ -138,7 +138,8 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
             where = f"the run in {folder.path}"
             raise FileNotFoundError(bad("state", f"must be there to resume {where}", f"nothing at {file}", fix))
         return  # killed before its first epoch was complete
-    run = read_state(file).get("run")
+    state = read_state(file)
+    run = state.get("run")
     if not isinstance(run, Mapping) or not isinstance(run.get("settings"), Mapping):
         raise ValueError(bad("state", "must name its run", repr(run), fix, origin=str(file)))
     _refuse_changes(from_plain(run["settings"], origin=f"from {file}"), settings, origin=f"state {file}")
@@ -146,6 +147,9 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
         raise ValueError(
             bad("state", f"must be of the run in {folder.path}", "that of another run", fix, origin=str(file))
         )
+    if "model" not in state:
+        fix = "Resume it with the version of attnconv that wrote it."
+        raise ValueError(bad("state", "must be of this version", "one of an earlier version", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:

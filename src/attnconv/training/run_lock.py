@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv._util.file_lock import locked
-from attnconv.training.process_rank import is_first_process
+from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 
 

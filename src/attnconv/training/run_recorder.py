@@ -1,27 +1,26 @@
-"""What is kept of a run while it trains: a Lightning callback that writes the run folder.
+"""What is kept of a run while it trains: the lines, the weights and the state in its folder, and curves.
 
-After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the trainer's state. The
+After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the training state. The
 state is what makes an epoch count. A kill before it is written leaves the one before; whatever was already written of
 lost epochs is dropped when the run is resumed, and they are computed again, with the same bits.
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
-
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.head_records import head_record
-from attnconv.training.lightning_module import TrainingModule
-from attnconv.training.progress_bars import Watcher
+from attnconv.training.loop import TrainingLoop
+from attnconv.training.processes import is_first_process
+from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, MetricsLine, RunFolder, append_line
 from attnconv.training.settings_json import to_plain
+from attnconv.training.training_state import save_state
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -32,13 +31,15 @@ class DivergedError(ArithmeticError):
 
 
 @final
-class Recorder(Checkpoint):
+class Recorder:
     """Writes metrics, heads, weights and state; stops a run that diverges.
 
     Args:
         folder: of the run; only the first process writes to it.
+        loop: what trains.
         classes: names of the classes, for the weights files.
-        watcher: what a person sees.
+        progress: what a person sees.
+        state: that the run goes on from; empty for a new one.
 
     Attributes:
         best: the epoch with the highest accuracy on held-out images so far, the latest of equals (its learning rate was
@@ -46,196 +47,123 @@ class Recorder(Checkpoint):
         seconds: spent in training by this run, over all of its resumptions.
     """
 
-    def __init__(self, folder: RunFolder, classes: tuple[str, ...], watcher: Watcher) -> None:
-        super().__init__()
-        self.folder = folder
-        self.classes = classes
-        self.watcher = watcher
-        self.best: tuple[int, float] = (0, -1.0)
-        self.seconds = 0.0
-        self._clock = 0.0
-        self._board: "SummaryWriter | None" = None
+    def __init__(
+        self,
+        folder: RunFolder,
+        loop: TrainingLoop,
+        classes: tuple[str, ...],
+        progress: TrainingProgress,
+        state: Mapping[str, Any],
+    ) -> None:
+        self._folder, self._loop, self._classes, self._progress = folder, loop, classes, progress
+        self.best: tuple[int, float] = (state.get("best_epoch", 0), state.get("best_accuracy", -1.0))
+        self.seconds: float = state.get("seconds", 0.0)
+        self._clock = time.monotonic()
+        self._writes = is_first_process()
+        self._curves = self._writes and loop.settings.train.tensorboard
+        self._board: SummaryWriter | None = None
         self._waiting: list[tuple[list[MetricsLine], HeadsLine]] = []
         self._best_weights: bytes | None = None
+        if self._writes and loop.epoch == 0:
+            append_line(folder.heads_file, head_record(loop.model, 0))
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the trainer's state keeps of this callback, in plain values."""
-        return {"best_epoch": self.best[0], "best_accuracy": self.best[1], "seconds": self.seconds}
+    def after_step(self) -> None:
+        """Every few optimiser steps, look at the loss of the images since the last time."""
+        loop = self._loop
+        self._progress.step(loop.step, loop.epoch + 1)
+        if loop.step % loop.settings.train.log_every == 0:
+            loss = loop.recent_loss()
+            self._refuse_divergence(loss, loop.epoch)
+            self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = (int(state_dict["best_epoch"]), float(state_dict["best_accuracy"]))
-        self.seconds = float(state_dict["seconds"])
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = _ours(pl_module)
-        self._clock = time.monotonic()
-        if not trainer.is_global_zero:
-            return
-        self.watcher.begin(trainer.current_epoch)
-        if trainer.current_epoch == 0:
-            append_line(self.folder.heads_file, head_record(module.model, 0))
-        if module.settings.train.tensorboard:
-            from torch.utils.tensorboard.writer import SummaryWriter  # takes a second: only where it is used
-
-            with self._curves_may_fail():
-                self._board = SummaryWriter(str(self.folder.tensorboard), purge_step=trainer.global_step + 1)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        module = _ours(pl_module)
-        train = module.settings.train
-        if (batch_idx + 1) % train.accumulate:
-            return
-        if trainer.is_global_zero:
-            self.watcher.step(trainer.global_step, trainer.current_epoch + 1)
-        if trainer.global_step % train.log_every == 0:
-            point = module.take("window")
-            self._refuse_divergence(point, trainer, module)
-            self._draw(
-                {"train/loss of steps": point.loss, "learning rate": _rate(trainer, module)}, trainer.global_step
-            )
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module = _ours(pl_module)
-        scores = {split: module.take(split) for split in ("train", *module.splits)}
-        self._refuse_divergence(scores["train"], trainer, module)
+    def after_epoch(self, scores: Mapping[str, Score]) -> None:
+        """Note what an epoch came to, and write all that was noted where that is due."""
+        epoch, train = self._loop.epoch, self._loop.settings.train
+        self._refuse_divergence(scores["train"].loss, epoch - 1)
         now = time.monotonic()
-        self.seconds += now - self._clock
-        self._clock = now
-        epoch = trainer.current_epoch + 1
+        self.seconds, self._clock = self.seconds + now - self._clock, now
         improved = "validation" in scores and scores["validation"].accuracy >= self.best[1]
         if improved:
             self.best = (epoch, scores["validation"].accuracy)
-        due = _due(epoch, module)
-        if trainer.is_global_zero:
-            self._note(module, self._lines(scores, trainer, module, epoch), epoch)
-            if improved or due:
-                weights = self._weights(module, scores, epoch)
-                self._best_weights = weights if improved else self._best_weights
-                if due:
-                    self._write(weights)
-        if due:
-            trainer.save_checkpoint(self.folder.state_file)
+        due = epoch % train.checkpoint_every == 0 or epoch == train.epochs
+        if not self._writes:
+            return
+        self._note(scores)
+        if improved or due:
+            weights = self._weights(scores)
+            self._best_weights = weights if improved else self._best_weights
+            if due:
+                self._write(weights)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
+    def close(self) -> None:
+        """Close the file of the curves."""
+        if self._board is not None:
+            with suppress(OSError):  # all of it was flushed
+                self._board.close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close()
-        if isinstance(exception, SystemExit) and trainer.is_global_zero:  # SIGTERM; Ctrl-C says it as an exception
-            self.watcher.say(stopped(self.folder))
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Tie the trainer's state to its run."""
-        if trainer.is_global_zero:
-            settings = to_plain(_ours(pl_module).settings)
-            checkpoint["run"] = {"name": self.folder.record().get("run"), "settings": settings}
-
-    def _lines(
-        self, scores: dict[str, Score], trainer: Trainer, module: TrainingModule, epoch: int
-    ) -> list[MetricsLine]:
-        rate = _rate(trainer, module)
-        return [
+    def _note(self, scores: Mapping[str, Score]) -> None:
+        """An epoch's lines, for the next time that something is written; they are shown at once."""
+        lines: list[MetricsLine] = [
             {
-                "step": trainer.global_step,
-                "epoch": epoch,
+                "step": self._loop.step,
+                "epoch": self._loop.epoch,
                 "split": split,
                 "loss": result.loss,
                 "accuracy": result.accuracy,
-                "lr": rate,
+                "lr": self._loop.learning_rate,
                 "seconds": round(self.seconds, 3),
             }
             for split, result in scores.items()
         ]
+        self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
+        self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
+        self._progress.epoch(lines)
 
-    def _note(self, module: TrainingModule, lines: list[MetricsLine], epoch: int) -> None:
-        """An epoch's lines, for the next time that something is written; the curves are shown at once."""
-        self._waiting.append((lines, head_record(module.model, epoch)))
-        for line in lines:
-            values = {f"{line['split']}/{name}": line[name] for name in ("loss", "accuracy")}
-            self._draw(values, line["step"], flush=True)
-        self.watcher.epoch(lines)
-
-    def _weights(self, module: TrainingModule, scores: dict[str, Score], epoch: int) -> bytes:
+    def _weights(self, scores: Mapping[str, Score]) -> bytes:
+        loop = self._loop
         accuracy = {split: result.accuracy for split, result in scores.items()}
-        extra = {"preset": module.settings.preset, "epoch": epoch, "accuracy": accuracy}
+        extra = {"preset": loop.settings.preset, "epoch": loop.epoch, "accuracy": accuracy}
         return weights_bytes(
-            module.model,
-            module.settings.model,
-            classes=self.classes,
-            mean=module.mean,
-            std=module.std,
-            extra=extra,
+            loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
         )
 
     def _write(self, weights: bytes) -> None:
-        """All that was noted since the last time, the weights of now, and the best ones where they are new."""
+        """All that was noted since the last time, the weights of now, the best ones where they are new, the state."""
         for lines, heads in self._waiting:
             for line in lines:
-                append_line(self.folder.metrics_file, line)
-            append_line(self.folder.heads_file, heads)
-        write_atomically(self.folder.last_weights, weights)
+                append_line(self._folder.metrics_file, line)
+            append_line(self._folder.heads_file, heads)
+        write_atomically(self._folder.last_weights, weights)
         if self._best_weights is not None:
-            write_atomically(self.folder.best_weights, self._best_weights)
+            write_atomically(self._folder.best_weights, self._best_weights)
         self._waiting, self._best_weights = [], None
+        run = {"name": self._folder.record().get("run"), "settings": to_plain(self._loop.settings)}
+        best = {"best_epoch": self.best[0], "best_accuracy": self.best[1]}
+        save_state(self._folder.state_file, {**self._loop.state(), **best, "seconds": self.seconds, "run": run})
 
-    def _refuse_divergence(self, point: Score, trainer: Trainer, module: TrainingModule) -> None:
-        if abs(point.loss) < float("inf"):  # false for NaN
+    def _refuse_divergence(self, loss: float, complete: int) -> None:
+        if abs(loss) < float("inf"):  # false for NaN
             return
-        epoch, every = trainer.current_epoch, module.settings.train.checkpoint_every
-        last = epoch // every * every
-        kept = f"The weights of epoch {last} are kept in {self.folder.last_weights}." if last else "None were kept."
-        got = (
-            f"{point.loss} at step {trainer.global_step} (epoch {epoch + 1}, learning rate {_rate(trainer, module):g})"
-        )
+        every, rate = self._loop.settings.train.checkpoint_every, self._loop.learning_rate
+        last = complete // every * every
+        kept = f"The weights of epoch {last} are kept in {self._folder.last_weights}." if last else "None were kept."
+        got = f"{loss} at step {self._loop.step} (epoch {complete + 1}, learning rate {rate:g})"
         fix = f"Lower --optim.learning-rate, raise --schedule.warmup, or set --optim.clip. {kept}"
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
-    def _draw(self, values: Mapping[str, float], step: int, *, flush: bool = False) -> None:
-        """Points of TensorBoard's curves, where there are any."""
-        if self._board is None:
+    def _draw(self, values: Mapping[str, float]) -> None:
+        """Points of TensorBoard's curves. The same numbers are in `metrics.jsonl`: a run goes on without the curves."""
+        if not self._curves:
             return
-        with self._curves_may_fail():
+        from torch.utils.tensorboard.writer import SummaryWriter  # takes half a second: only where it is used
+
+        folder, step = self._folder.tensorboard, self._loop.step
+        try:
+            if self._board is None:
+                self._board = SummaryWriter(str(folder), purge_step=step)
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
-            if flush:
-                self._board.flush()
-
-    @contextmanager
-    def _curves_may_fail(self) -> Iterator[None]:
-        """The same numbers are in `metrics.jsonl`: where the curves cannot be written, the run goes on without them."""
-        try:
-            yield
+            self._board.flush()
         except OSError as error:
-            self._board = None
-            text = f"TensorBoard: no curves in {self.folder.tensorboard} from now on ({error.strerror or error})."
-            self.watcher.say(text)
-
-    def _close(self) -> None:
-        self.watcher.end()
-        if self._board is not None:
-            with self._curves_may_fail():
-                self._board.close()
-            self._board = None
-
-
-def stopped(folder: RunFolder) -> str:
-    """What is said when a training ends before its time."""
-    return f"Stopped. The last complete epoch is kept in {folder.path}; --resume continues."
-
-
-def _rate(trainer: Trainer, module: TrainingModule) -> float:
-    """The learning rate of the last optimiser step."""
-    return module.settings.optim.learning_rate * module.rate_factor(max(0, trainer.global_step - 1))
-
-
-def _due(epoch: int, module: TrainingModule) -> bool:
-    """Whether something is written after an epoch, counted from 1."""
-    train = module.settings.train
-    return epoch % train.checkpoint_every == 0 or epoch == train.epochs
-
-
-def _ours(module: LightningModule) -> TrainingModule:
-    assert isinstance(module, TrainingModule)  # fit builds both
-    return module
+            self._curves, self._board = False, None
+            self._progress.say(f"TensorBoard: no curves in {folder} from now on ({error.strerror or error}).")

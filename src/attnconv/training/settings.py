@@ -14,6 +14,7 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_real, is_whole
 from attnconv.data.settings import AugmentSettings, DataSettings, problems as data_problems
 from attnconv.models.settings import ModelSettings, problems as model_problems
+from attnconv.training.processes import world_size
 
 OptimiserName = Literal["sgd", "adamw"]
 ScheduleName = Literal["constant", "cosine", "linear", "steps"]
@@ -77,8 +78,6 @@ class TrainSettings:
         eval_batch_size: Images at once when measuring accuracy.
         precision: Numbers of 32 bits, bf16 in matrix products (mixed precision), or 64 bits.
         accelerator: Where to train; "auto" takes a GPU when there is one.
-        devices: Processes on this machine, one for each GPU, or sharing the CPU's cores.
-        nodes: Machines. Start the same command on each of them through torchrun.
         seed: All randomness is a function of this, the epoch and the sample, at least 0.
         compile: Compile the model with torch.compile before training: slower to start, then faster.
         test_curve: Also measure the test set after every epoch. The choice of an epoch never looks at it.
@@ -96,8 +95,6 @@ class TrainSettings:
     eval_batch_size: int = 500
     precision: PrecisionName = "32"
     accelerator: AcceleratorName = "auto"
-    devices: int = 1
-    nodes: int = 1
     seed: int = 42
     compile: bool = False
     test_curve: bool = False
@@ -117,7 +114,7 @@ class RunSettings:
         augment: what is done to training images.
         optim: the optimiser.
         schedule: the learning rate over the run.
-        train: length, precision, devices, seed.
+        train: length, precision, device, seed.
     """
 
     preset: str
@@ -148,11 +145,11 @@ def problems(settings: RunSettings) -> list[str]:
 
     Example:
         >>> from attnconv.models.presets import PRESETS
-        >>> wrong = TrainSettings(epochs=0, batch_size=10, devices=3)
+        >>> wrong = TrainSettings(epochs=0, batch_size=10, accumulate=3)
         >>> for line in problems(RunSettings(preset="quadratic", model=PRESETS["quadratic"], train=wrong)):
         ...     print(line)
         --epochs: must be a whole number of at least 1, got 0.
-        --batch-size: must be a multiple of 3 (devices x nodes x accumulate), got 10. Take 12.
+        --batch-size: must be a multiple of 3 (processes x accumulate), got 10. Take 12.
     """
     found = [line.replace("--model.", "--", 1) for line in model_problems(settings.model)]
     found += data_problems(settings.data) + data_problems(settings.augment)
@@ -198,27 +195,18 @@ def _schedule_problems(schedule: ScheduleSettings, epochs: Any) -> list[str]:
 
 def _train_problems(train: TrainSettings) -> list[str]:
     check = _Checks(train, "--")
-    for name in (
-        "epochs",
-        "batch_size",
-        "accumulate",
-        "eval_batch_size",
-        "devices",
-        "nodes",
-        "log_every",
-        "checkpoint_every",
-    ):
+    for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "log_every", "checkpoint_every"):
         check.whole(name, 1)
     check.whole("seed", 0)
     if check.good("seed") and train.seed >= 2**63:
         check.add("seed", "must be below 2^63")
     check.choice("precision", get_args(PrecisionName))
     check.choice("accelerator", get_args(AcceleratorName))
-    if check.good("batch_size", "accumulate", "devices", "nodes"):
-        parts = train.devices * train.nodes * train.accumulate
+    if check.good("batch_size", "accumulate"):
+        parts = world_size() * train.accumulate
         if train.batch_size % parts:
             fix = f"Take {math.ceil(train.batch_size / parts) * parts}."
-            check.add("batch_size", f"must be a multiple of {parts} (devices x nodes x accumulate)", fix=fix)
+            check.add("batch_size", f"must be a multiple of {parts} (processes x accumulate)", fix=fix)
     if train.accelerator == "mps" and train.precision == "64":
         check.add(
             "precision", "must be 32 or bf16 on mps, which has no 64-bit numbers", fix="Or pass --accelerator cpu."

@@ -89,6 +89,8 @@ def _group(cls: type[T], values: Any, group: str, origin: str, found: list[str])
     before = len(found)
     read: dict[str, Any] = {}
     for name, value in values.items():
+        if (group, name) in (("train", "devices"), ("train", "nodes")):  # of earlier versions; torchrun knows both
+            continue
         if name not in known:
             fix = f"Known are {', '.join(known)}."
             found.append(bad(f"{group}.{name}", "must be a known setting", repr(value), fix, origin=origin))

@@ -1,4 +1,4 @@
-"""The trainer's own state on disk: written in one step, checked as a whole, read without executing anything.
+"""The training state on disk: written in one step, checked as a whole, read without executing anything.
 
 attnconv state 1 sha256 HEX   a line with the checksum of all that follows
 what torch.save wrote         a dictionary; under `run` it names its run and holds that run's settings
@@ -6,15 +6,13 @@ what torch.save wrote         a dictionary; under `run` it names its run and hol
 
 import hashlib
 import io
-import os
 import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
-from lightning.pytorch.plugins.io import CheckpointIO
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
@@ -22,41 +20,15 @@ from attnconv._util.errors import bad
 _HEAD = b"attnconv state 1 sha256 "
 
 
-@final
-class AtomicIO(CheckpointIO):
-    """How Lightning writes and reads ``state.ckpt``.
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace a state by a new one in one step.
 
-    A file is either the new state or the one before it, whatever happens during the save. Reading goes through torch's
-    weights-only unpickler, which knows tensors and plain values and calls nothing.
+    Raises:
+        OSError: if it cannot be written; the state before it is as it was.
     """
-
-    def save_checkpoint(
-        self,
-        checkpoint: dict[str, Any],
-        path: str | os.PathLike[str],
-        storage_options: Any = None,
-    ) -> None:
-        """Replace the file by a new state.
-
-        Raises:
-            OSError: if it cannot be written; the state before it is as it was.
-        """
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        write_atomically(Path(path), sealed(buffer.getvalue()))
-
-    def load_checkpoint(
-        self,
-        path: str | os.PathLike[str],
-        map_location: Any = "cpu",  # always the CPU; Lightning moves tensors on from there
-        weights_only: bool | None = None,  # always true
-    ) -> dict[str, Any]:
-        """Read a state. See ``read_state``."""
-        return read_state(Path(path))
-
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a state."""
-        Path(path).unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_atomically(path, sealed(buffer.getvalue()))
 
 
 def sealed(content: bytes) -> bytes:
@@ -65,7 +37,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The trainer's state, of tensors and plain values only.
+    """Read a state of tensors and plain values only.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -99,5 +71,5 @@ def read_state(path: Path) -> dict[str, Any]:
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(bad("state", "must be a whole file that torch wrote", first, fix, origin=str(path))) from error
     if not isinstance(state, Mapping):
-        raise ValueError(bad("state", "must hold the trainer's state", type(state).__name__, fix, origin=str(path)))
+        raise ValueError(bad("state", "must hold a training state", type(state).__name__, fix, origin=str(path)))
     return dict(state)

@@ -1,0 +1,214 @@
+"""The training loop, in plain torch.
+
+    for each epoch:
+        for each optimiser step:
+            for each part of the batch: augment, mix, forward pass, cross-entropy, backward pass
+            clip the gradient, set the learning rate, update the parameters
+        evaluate
+
+Under torchrun each process computes its share of every batch, and DistributedDataParallel averages the gradients.
+
+All randomness is a function of the seed and of where the run is: the order of images of (seed, epoch), augmentation of
+(seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator, and a resumed run
+continues bit for bit.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from attnconv.data.augmentation import augment
+from attnconv.data.batches import Batch, Batches
+from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.mixup import mix
+from attnconv.models.settings import ResNetSettings
+from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
+from attnconv.training.optimisers import make_optimiser
+from attnconv.training.processes import all_sum, rank, world_size
+from attnconv.training.schedules import factor
+from attnconv.training.settings import RunSettings
+
+_PART = 1 / 4  # of a GPU's free memory that a set of images may take
+
+
+@final
+class TrainingLoop:
+    """Trains a model on a set of images and evaluates it.
+
+    Args:
+        settings: of the run.
+        model: normalised images to logits; it is moved to the device.
+        data: the images. Those that do not fill a batch are left out, other ones in every epoch.
+        device: of this process.
+
+    Attributes:
+        epoch: complete epochs.
+        step: optimiser steps taken.
+        steps_per_epoch: optimiser steps of one epoch.
+    """
+
+    def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
+        train = settings.train
+        self.settings, self.device = settings, device
+        self.mean, self.std = data.mean, data.std
+        self.epoch = self.step = 0
+        self.steps_per_epoch = len(data.train) // train.batch_size
+        self.model = model.to(device=device, dtype=dtype_of(train.precision))
+        if isinstance(settings.model, ResNetSettings):
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
+        if train.compile:
+            self.model.compile()
+        self._parallel = DistributedDataParallel(self.model) if world_size() > 1 else None
+        self._optimiser = make_optimiser(self.model, settings.optim)
+        self._rates = [group["lr"] for group in self._optimiser.param_groups]
+        self._batches = Batches(
+            nearby(data.train, device),
+            batch_size=train.batch_size // train.accumulate,
+            seed=train.seed,
+            shuffle=True,
+            rank=rank(),
+            world=world_size(),
+            drop_last=True,
+        )
+        measured = {"validation": data.validation, **({"test": data.test} if train.test_curve else {})}
+        self._measured = {name: nearby(images, device) for name, images in measured.items() if len(images)}
+        self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
+
+    def train_epoch(self, on_step: Callable[[], None]) -> None:
+        """Take the steps of one epoch.
+
+        Args:
+            on_step: called after each of them.
+        """
+        self.model.train()
+        self._epoch_sums.zero_()
+        for batches in self.epoch_batches():
+            self.train_step(batches)
+            on_step()
+        self.epoch += 1
+
+    def epoch_batches(self) -> Iterator[Iterator[Batch]]:
+        """For each optimiser step of the epoch, the batches that it accumulates."""
+        self._batches.set_epoch(self.epoch)
+        batches = iter(self._batches)
+        for _ in range(self.steps_per_epoch):
+            yield itertools.islice(batches, self.settings.train.accumulate)
+
+    def train_step(self, batches: Iterator[Batch]) -> None:
+        """Take one optimiser step along the mean gradient of the batches."""
+        accumulate, clip = self.settings.train.accumulate, self.settings.optim.clip
+        self._optimiser.zero_grad()
+        for part, batch in enumerate(batches):
+            last = part + 1 == accumulate  # gradients are averaged once
+            with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
+                loss = self._loss(batch.to(self.device), self.step % self.steps_per_epoch * accumulate + part)
+                (loss / accumulate).backward()
+        if clip is not None:
+            parameters = [value for group in self._optimiser.param_groups for value in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, clip)
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self._rate_factor(self.step)
+        self._optimiser.step()
+        self.step += 1
+
+    def _loss(self, batch: Batch, index: int) -> Float[Tensor, ""]:
+        """The loss of a batch, the ``index``-th of its epoch."""
+        train, changes = self.settings.train, self.settings.augment
+        seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
+        with autocast(train.precision, self.device):
+            images = augment(batch.images, batch.uniforms, settings=changes, mean=self.mean, std=self.std)
+            images, targets = images.to(dtype_of(train.precision)), batch.labels
+            if changes.mixup > 0.0 or changes.cutmix > 0.0:
+                classes = self.settings.model.classes
+                images, mixed = mix(images, batch.labels, batch.uniforms, settings=changes, classes=classes)
+                targets = mixed.to(images.dtype)
+            logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is not in half precision
+            with torch.no_grad():
+                sums = tally(logits, batch.labels)
+                self._epoch_sums += sums
+                self._recent_sums += sums
+            return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
+
+    def evaluate(self) -> dict[str, Score]:
+        """Evaluate after an epoch: scores of its training images, as they were met, and of the other sets."""
+        train, world = self.settings.train, world_size()
+        scores = {"train": score(all_sum(self._epoch_sums))}
+        for name, images in self._measured.items():
+            size = max(1, train.eval_batch_size // world) * world
+            batches = Batches(images, batch_size=size, rank=rank(), world=world)
+            sums = tally_batches(
+                self.model, batches, mean=self.mean, std=self.std, precision=train.precision, device=self.device
+            )
+            scores[name] = score(all_sum(sums))
+        return scores
+
+    def recent_loss(self) -> float:
+        """Mean loss of the training images since the last call."""
+        sums = all_sum(self._recent_sums)
+        self._recent_sums.zero_()
+        return score(sums).loss
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the last step."""
+        return self.settings.optim.learning_rate * self._rate_factor(max(0, self.step - 1))
+
+    def _rate_factor(self, step: int) -> float:
+        epochs = self.settings.train.epochs
+        return factor(self.settings.schedule, step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
+
+    def state(self) -> dict[str, Any]:
+        """What continues the training after a complete epoch, as plain values and tensors."""
+        return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self._optimiser.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self.epoch, self.step = state["epoch"], state["epoch"] * self.steps_per_epoch
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimizer"])
+
+
+def nearby(images: ImageSet, device: torch.device) -> ImageSet:
+    """A set on the GPU, where a batch is one gather and no copy; as it is where that would take a quarter of the room.
+
+    Example:
+        >>> digits = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))
+        >>> nearby(digits, torch.device("cpu")) is digits
+        True
+    """
+    if device.type != "cuda":
+        return images
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.to(device) if images.images.nbytes + images.labels.nbytes <= _PART * free else images
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` of the CPU and one device only; of every other kind it keeps a stack trace, a millisecond.
+
+    Args:
+        seed: 63 bits.
+        device: where the model computes.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
+    """Seed of torch's generator for one forward pass: another one for each batch and process.
+
+    Example:
+        >>> len({step_seed(42, epoch, batch, rank) for epoch in (0, 1) for batch in (0, 1) for rank in (0, 1)})
+        8
+    """
+    return int(np.random.SeedSequence((seed, epoch, batch, rank)).generate_state(1, np.uint64)[0]) >> 1  # 63 bits
