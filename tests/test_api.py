@@ -66,7 +66,8 @@ def test_operators_say_what_they_are_and_take_lists_of_queries() -> None:
         operator.rows([0, -1])
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes are constants of a trace
+@pytest.mark.usefixtures("unhooked")  # sizes are tensors in a trace
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # and constants of it
 @pytest.mark.parametrize("dims", LAYERS)
 @pytest.mark.parametrize("backend", ["auto", "structured", "dense", "reference"])
 @pytest.mark.parametrize("encoding", ENCODING_NAMES)
@@ -78,6 +79,7 @@ def test_every_layer_can_be_traced(encoding: str, backend: str, dims: int) -> No
     torch.testing.assert_close(traced(x), layer(x), **tolerance(torch.float32, scale=10))
 
 
+@pytest.mark.usefixtures("unhooked")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_recast_convolution_can_be_traced() -> None:
     conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
@@ -86,9 +88,10 @@ def test_a_recast_convolution_can_be_traced() -> None:
     torch.testing.assert_close(traced(x), conv(x), **tolerance(torch.float32, scale=10))
 
 
+@pytest.mark.usefixtures("unhooked")
 @pytest.mark.parametrize("name", ["quadratic-digits", "resnet-digits"])
 def test_features_can_be_taken_by_symbolic_tracing(name: str) -> None:
-    model = build("quadratic-digits" if name == "quadratic-digits" else "resnet18", image_channels=1, classes=10).eval()
+    model = build(name).eval()
     graph = torch.fx.symbolic_trace(model)
     names = {node.target for node in graph.graph.nodes if node.op == "call_module"}
     assert "head" in names

@@ -157,7 +157,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     status, _, err = call(capsys, "prune", "resnet-digits")
     assert (status, "model: must be an attention model" in err) == (1, True)
     status, _, err = call(capsys, "prune", "learned-small")
-    assert (status, "attention: must have a Quadratic or GeneralizedQuadratic encoding" in err) == (1, True)
+    assert (status, "attention: must have Gaussian heads" in err) == (1, True)
     words = ["train", "quadratic-digits", "--start-from", str(tmp_path / "none.safetensors")]
     status, _, err = call(capsys, *words, "--out", str(tmp_path / "x"))
     assert (status, "none.safetensors" in err) == (1, True)

@@ -103,6 +103,7 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
     One query in the middle of an image of (2 height - 1) x (2 width - 1) tokens sees every shift once.
 
     Example:
+        >>> from attnconv import Quadratic
         >>> encoding = Quadratic(3)
         >>> {name: tuple(tensor.shape) for name, tensor in position_tensors(encoding, (4, 5)).items()}
         {'shift_scores': (3, 7, 9), 'centres': (3, 2), 'precision': (3, 2, 2)}

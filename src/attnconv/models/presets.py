@@ -94,7 +94,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Example:
         >>> list_models("*-digits")
-        ['quadratic-digits', 'learned-digits']
+        ['quadratic-digits', 'resnet-digits']
     """
     return fnmatch.filter(PRESETS, pattern)
 

@@ -50,6 +50,7 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
         ValueError: The encoding has no Gaussians, the criterion has no such name, or a parameter is not finite.
 
     Example:
+        >>> from attnconv import GeneralizedQuadratic
         >>> encoding = GeneralizedQuadratic(3)
         >>> stretched = torch.tensor([[1.0, 1.0], [1.0, 0.01], [0.0, 0.0]])
         >>> _ = encoding.root_precision.data.copy_(torch.diag_embed(stretched))
@@ -78,6 +79,7 @@ def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]
         ValueError: The encoding has no Gaussians, or a parameter is not finite.
 
     Example:
+        >>> from attnconv import GeneralizedQuadratic
         >>> encoding = GeneralizedQuadratic(2)
         >>> _ = encoding.root_precision.data.copy_(torch.diag_embed(torch.tensor([[1.0, 1.0], [2.0, 1.0]])))
         >>> condition_numbers(encoding).tolist()
