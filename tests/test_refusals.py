@@ -59,7 +59,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"heads\[''\]: .*got \[None\]": lambda: prune_heads(layer(), {"": None}),  # type: ignore[dict-item]
     r"score: .*got dict": lambda: heads_to_prune(layer(), {}, count=1),  # type: ignore[arg-type]
     r"score: .*got NoneType": lambda: heads_to_prune(layer(), lambda *_: None, count=1),  # type: ignore[arg-type]
-    r"encoding: .*got .*meta": lambda: condition_numbers(Quadratic(3).to("meta")),
+    r"attention: .*got .*meta": lambda: condition_numbers(Quadratic(3).to("meta")),
     r"checkpoint: .*got dict": lambda: load_weights(build(SETTINGS), {}),  # type: ignore[arg-type]
     r"model: .*got LazyLinear": lambda: load_weights(nn.LazyLinear(2), Checkpoint({}, SETTINGS)),
     r"x: .*got bytes": lambda: to_conv(layer(), 3, x=b"0"),  # type: ignore[arg-type]

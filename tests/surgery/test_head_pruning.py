@@ -87,7 +87,7 @@ class TestDegenerateHeads:
         with pytest.raises(ValueError, match=r"attention: .*got LearnedRelative"):
             degenerate_heads(SelfAttention2d(3, 4, 2, encoding="learned"))
         encoding.root_precision.data[1, 0, 0] = float("nan")
-        with pytest.raises(ValueError, match=r"encoding: .*got NaN"):
+        with pytest.raises(ValueError, match=r"attention: .*got NaN"):
             degenerate_heads(encoding)
 
 

@@ -234,6 +234,26 @@ class JointEncoding(Encoding):
             return {POSITION: below_largest(scores).to(score_dtype(x.dtype))[None]}
 
 
+def gaussians_of(encoding: object, argument: str) -> Gaussians:
+    """The heads of what was given as an encoding with Gaussian heads.
+
+    Args:
+        encoding: What was given.
+        argument: The argument's name.
+
+    Raises:
+        TypeError: It is no encoding.
+        ValueError: Its heads are no Gaussians.
+    """
+    if not isinstance(encoding, Encoding):
+        raise TypeError(bad(argument, "must be an encoding", type(encoding).__name__))
+    heads = encoding.gaussians()
+    if heads is None:
+        requirement = "must have Gaussian heads, as Quadratic and GeneralizedQuadratic have"
+        raise ValueError(bad(argument, requirement, type(encoding).__name__))
+    return heads
+
+
 def separable_operator(
     grid: Grid,
     x: Float[Tensor, "b *sizes c"],

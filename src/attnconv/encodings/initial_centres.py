@@ -11,9 +11,8 @@ import math
 
 import torch
 
-from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding
+from attnconv.encodings.base import Encoding, gaussians_of
 
 NEIGHBOUR_SPREAD = 2.0
 
@@ -48,6 +47,7 @@ def start_at_neighbours(encoding: Encoding) -> None:
         encoding: Of Gaussian heads.
 
     Raises:
+        TypeError: It is no encoding.
         ValueError: Its heads are no Gaussians.
 
     Example:
@@ -57,9 +57,7 @@ def start_at_neighbours(encoding: Encoding) -> None:
         >>> sorted(map(tuple, encoding.centres.int().tolist()))[:4]
         [(-1, -1), (-1, 0), (-1, 1), (0, -1)]
     """
-    found = encoding.gaussians()
-    if found is None:
-        raise ValueError(bad("encoding", "must have Gaussian heads", type(encoding).__name__))
+    found = gaussians_of(encoding, "encoding")
     with torch.no_grad():
         found.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))
         found.spread.mul_(NEIGHBOUR_SPREAD)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
 from attnconv._util.value_checks import is_index, is_real, whole
-from attnconv.encodings.base import Encoding
+from attnconv.encodings.base import Encoding, gaussians_of
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.settings import AttentionSettings
 
@@ -212,11 +212,8 @@ def _root_eigenvalues(encoding: Encoding) -> Float[Tensor, "h dims"]:
 
     Of S itself, since rounding S S^T would hide condition numbers above 1 / eps.
     """
-    heads = encoding.gaussians()
-    if heads is None:
-        requirement = "must have Gaussian heads, as Quadratic and GeneralizedQuadratic encodings have"
-        raise ValueError(bad("attention", requirement, type(encoding).__name__))
-    return torch.linalg.svdvals(_finite("encoding", heads.root_precision))
+    heads = gaussians_of(encoding, "attention")
+    return torch.linalg.svdvals(_finite("attention", heads.root_precision))
 
 
 def _finite(name: str, parameter: Tensor) -> Tensor:
