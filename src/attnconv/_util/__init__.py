@@ -1,1 +1,1 @@
-"""What several rooms need and no user: errors, checks, files."""
+"""Internal helpers: errors, checks of arguments, files."""

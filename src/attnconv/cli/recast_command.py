@@ -97,11 +97,7 @@ def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
         torch.export.save(exported, arguments.export)
         print(f"Program: {arguments.export}")
     if arguments.onnx is not None:
-        try:
-            program = torch.onnx.export(model, (twice,), dynamo=True, verbose=False, dynamic_shapes=dynamic)
-        except ImportError as error:
-            fix = "Install them with: pip install 'attnconv[onnx]'."
-            raise ImportError(bad("--onnx", "needs the packages onnx and onnxscript", str(error), fix)) from error
+        program = torch.onnx.export(model, (twice,), dynamo=True, verbose=False, dynamic_shapes=dynamic)
         assert program is not None
         program.save(arguments.onnx)
         print(f"ONNX: {arguments.onnx}")

@@ -61,8 +61,8 @@ class Gaussians:
 class Encoding(nn.Module, abc.ABC):
     """How much each head's query likes each key, as a function of positions and perhaps of content.
 
-    Everything that the library does with heads, it asks of the encoding: `plan`, error bounds, pruning, head records
-    and the explorer work for a class of your own that answers as ours do.
+    `plan`, error bounds, pruning, head records and the explorer use the methods below and never the class, so they work
+    with an encoding of your own.
 
     Args:
         heads: Number of heads h, at least 1.
@@ -113,10 +113,10 @@ class Encoding(nn.Module, abc.ABC):
         None where that is not known; by default it is known of Gaussians along the axes.
         """
         heads = self.gaussians()
-        if heads is None or heads.centres.is_meta or heads.alpha is None:
+        if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:
             return None
         centres = heads.centres.detach().cpu().double()
-        return mass_off_nearest(heads.alpha, centres - centres.round())
+        return mass_off_nearest(alpha, centres - centres.round())
 
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
         """The shift that each head attends alone, or None where a head is soft. Looks at values.

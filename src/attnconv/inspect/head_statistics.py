@@ -91,7 +91,7 @@ def layer_statistics(
         block: Rows at a time, at least 1; None for as many as make 2^22 probabilities over all heads and images.
 
     Raises:
-        TypeError: `block` is no whole number, or `queries` no tensor of them.
+        TypeError: `block` is no whole number, or `queries` are none.
         ValueError: `block` is below 1, or `queries` is empty or outside the grid.
 
     Example:

@@ -115,10 +115,10 @@ class Geometry:
 
 
 def check_groups(inputs: int, outputs: int, groups: int, head_channels: int | None) -> None:
-    """Refuse channel groups that do not divide the channels, or that factored weights do not have.
+    """Check the channel groups of a layer.
 
     Raises:
-        ValueError: As said.
+        ValueError: They do not divide the channels, or the weights are factored.
     """
     if inputs % groups or outputs % groups:
         got = f"groups={groups} for {inputs} -> {outputs} channels"

@@ -26,9 +26,10 @@ from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, per_axis
 from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded
 from attnconv.layers.geometry import Geometry, check_groups
-from attnconv.layers.planning import Backend, Plan, anchor, check_running, has_two_forms
+from attnconv.layers.planning import Backend, Plan, anchor, check_running
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
+from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.planner import fastest
 from attnconv.operators.shift import Shift
 
@@ -339,7 +340,8 @@ class SelfAttention(nn.Module, abc.ABC):
             )
         operator = self.encoding.operator(grid, pixels)
         dense = self._plan == "dense" or self.backend == "dense"
-        if self._plan is None and self.backend == "auto" and has_two_forms(operator, pixels):
+        known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
+        if self._plan is None and self.backend == "auto" and known and isinstance(operator, Kronecker):
             dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"
         return Dense.of(operator) if dense else operator
 
