@@ -64,8 +64,8 @@ class SelfAttention(nn.Module, abc.ABC):
     Attributes:
         encoding: The encoding, with its parameters.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
-        value_weight, output_weight: Factored weights (heads, in_channels, head_channels) and
-            (heads, head_channels, out_channels); None if merged.
+        value_weight: Factored weights W_val (heads, in_channels, head_channels); None if merged.
+        output_weight: Factored weights W_out (heads, head_channels, out_channels); None if merged.
         bias: (out_channels,), or None.
         called: The layer's name in a model, quoted in messages about its input; `recast` sets it.
 
