@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from attnconv.data.cifar import CIFARS, Cifar
+from attnconv.data.cifar_facts import CIFARS, Cifar
 from attnconv.data.download import Remote
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,7 +57,7 @@ def png(image: Bytes) -> bytes:
 def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
     """A data set of 12 + 8 training and 10 test images, with the facts that describe it and the pickles by name."""
     real = CIFARS[name]
-    key = real.labels["fine"].key
+    key = f"{real.labels['fine'].column}s"
     sizes = {"data_batch_1": 12, "data_batch_2": 8, "test_batch": 10}
     files = {
         member: python2_pickle(pixels(rows, seed), [row % 10 for row in range(rows)], key)
@@ -65,16 +65,14 @@ def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
     }
     test = {"test_batch": hashlib.md5(files["test_batch"]).hexdigest()}
     train = {name: hashlib.md5(content).hexdigest() for name, content in files.items() if name not in test}
-    official = dataclasses.replace(real.official, train=train, test=test)
-    facts = dataclasses.replace(real, official=official, rows={"train": 20, "test": 10})
-    return with_archive(facts, tar_gz(official.folder, files)), files
+    facts = dataclasses.replace(real, train=train, test=test, rows={"train": 20, "test": 10})
+    return with_archive(facts, tar_gz(real.folder, files)), files
 
 
-def with_archive(facts: Cifar, archive: bytes, url: str | None = None) -> Cifar:
+def with_archive(facts: Cifar, archive: bytes) -> Cifar:
     """The same facts, with another archive at home."""
-    url = facts.official.remote.url if url is None else url
-    remote = Remote(url, len(archive), hashlib.sha256(archive).hexdigest())
-    return dataclasses.replace(facts, official=dataclasses.replace(facts.official, remote=remote))
+    remote = Remote(facts.archive.url, len(archive), hashlib.sha256(archive).hexdigest())
+    return dataclasses.replace(facts, archive=remote)
 
 
 def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:

@@ -1,14 +1,12 @@
-"""Batches: every image once, the same global batches on any number of processes, and resuming in between."""
+"""Batches: every image once, the same global batches on any number of processes."""
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attnconv.data.augmentation import augment
 from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet
 from attnconv.data.random_numbers import uniform
-from attnconv.data.settings import AugmentSettings
 
 
 def numbered(n: int) -> ImageSet:
@@ -52,14 +50,6 @@ class TestOrder:
         assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5]
         assert len(batches) == 4
 
-    def test_resuming_inside_an_epoch(self) -> None:
-        whole = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
-        rest = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
-        for batches, start in ((whole, 0), (rest, 3)):
-            batches.set_epoch(6, start=start)
-        assert [samples_of(b) for b in rest] == [samples_of(b) for b in whole][3:]
-        assert len(rest) == len(whole)
-
 
 class TestProcesses:
     @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 4), st.booleans())
@@ -94,18 +84,6 @@ class TestRandomNumbers:
             for batch in batches:
                 assert torch.equal(batch.uniforms, wanted[samples_of(batch)])
 
-    def test_a_resumed_epoch_goes_on_with_the_same_images(self) -> None:
-        """Bit for bit, with augmentation."""
-
-        def changed(start: int) -> list[torch.Tensor]:
-            batches = Batches(numbered(23), batch_size=5, seed=1, shuffle=True)
-            batches.set_epoch(6, start=start)
-            settings = AugmentSettings("none", padding=1, cutout=1)
-            return [augment(b.images, b.uniforms, settings=settings, mean=(0.5,), std=(0.2,)) for b in batches]
-
-        for rest, whole in zip(changed(3), changed(0)[3:], strict=True):
-            assert torch.equal(rest, whole)
-
 
 class TestBadInput:
     def test_batch_size(self) -> None:
@@ -120,10 +98,3 @@ class TestBadInput:
     def test_rank(self, rank: int) -> None:
         with pytest.raises(ValueError, match=rf"rank: .*got {rank}"):
             Batches(numbered(9), batch_size=4, rank=rank, world=2)
-
-    def test_epoch_and_start(self) -> None:
-        batches = Batches(numbered(9), batch_size=4)
-        with pytest.raises(ValueError, match=r"epoch: .*got -1"):
-            batches.set_epoch(-1)
-        with pytest.raises(ValueError, match=r"start: .*got 4"):
-            batches.set_epoch(0, start=4)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from attnconv.data import cifar as module
-from attnconv.data.cifar import CIFARS, Cifar, read_cifar
-from attnconv.data.decoded_cache import Tensors
+from attnconv.data.cifar import read_cifar
+from attnconv.data.cifar_facts import CIFARS, Cifar
 from attnconv.data.download import Remote
+from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
-from tests.data.making import pixels, png, small_cifar, tar_gz, write_hub_folder, write_parquet
+from tests.data.making import pixels, small_cifar, tar_gz, write_hub_folder
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ def settings_for(root: Path, **changes: Any) -> DataSettings:
 def put_archive(root: Path, name: str = "cifar10") -> Path:
     facts, files = small_cifar(name)
     root.mkdir(exist_ok=True)
-    path = root / facts.official.archive
-    path.write_bytes(tar_gz(facts.official.folder, files))
+    path = root / facts.archive.name
+    path.write_bytes(tar_gz(facts.folder, files))
     return path
 
 
@@ -38,44 +39,45 @@ def put_folder(folder: Path, name: str = "cifar10") -> None:
         (folder / file).write_bytes(content)
 
 
-def assert_is_small_cifar(tensors: Tensors) -> None:
+def assert_is_small_cifar(sets: dict[str, ImageSet]) -> None:
     images = [torch.from_numpy(pixels(rows, seed)) for seed, rows in enumerate((12, 8, 10))]
-    assert torch.equal(tensors["train_images"], torch.cat(images[:2]))
-    assert torch.equal(tensors["test_images"], images[2])
-    assert tensors["train_labels"].tolist() == [*range(10), 0, 1, *range(8)]
+    assert torch.equal(sets["train"].images, torch.cat(images[:2]))
+    assert torch.equal(sets["test"].images, images[2])
+    assert sets["train"].labels.tolist() == [*range(10), 0, 1, *range(8)]
+    assert sets["test"].labels.tolist() == list(range(10))
 
 
 class TestForms:
     def test_the_archive(self, facts: Cifar, tmp_path: Path) -> None:
         put_archive(tmp_path)
-        tensors, source = read_cifar(facts, settings_for(tmp_path))
-        assert_is_small_cifar(tensors)
+        sets, source = read_cifar(facts, settings_for(tmp_path))
+        assert_is_small_cifar(sets)
         assert source == "CIFAR-10 from the official archive cifar-10-python.tar.gz"
 
     @pytest.mark.parametrize("inside", [True, False])
     def test_the_unpacked_archive_as_a_child_or_as_the_root(self, inside: bool, facts: Cifar, tmp_path: Path) -> None:
         folder = tmp_path / "cifar-10-batches-py" if inside else tmp_path / "anything"
         put_folder(folder)
-        tensors, source = read_cifar(facts, settings_for(tmp_path if inside else folder))
-        assert_is_small_cifar(tensors)
+        sets, source = read_cifar(facts, settings_for(tmp_path if inside else folder))
+        assert_is_small_cifar(sets)
         assert source == f"CIFAR-10 from the unpacked official archive {folder.name}"
 
     @pytest.mark.parametrize("place", ["", "data", "plain_text", "cifar10"])
     def test_parquet(self, place: str, facts: Cifar, tmp_path: Path) -> None:
         write_hub_folder(tmp_path / place)
-        tensors, source = read_cifar(facts, settings_for(tmp_path))
-        assert_is_small_cifar(tensors)
+        sets, source = read_cifar(facts, settings_for(tmp_path))
+        assert_is_small_cifar(sets)
         assert source == "CIFAR-10 from 3 parquet files"
 
     def test_cifar_100_with_both_kinds_of_labels(self, tmp_path: Path) -> None:
         facts = small_cifar("cifar100")[0]
         put_archive(tmp_path / "archive", "cifar100")
-        tensors, source = read_cifar(facts, settings_for(tmp_path / "archive", name="cifar100"))
-        assert_is_small_cifar(tensors)
+        sets, source = read_cifar(facts, settings_for(tmp_path / "archive", name="cifar100"))
+        assert_is_small_cifar(sets)
         assert source == "CIFAR-100 from the official archive cifar-100-python.tar.gz"
         write_hub_folder(tmp_path / "hub", column="coarse_label")
-        tensors, _ = read_cifar(facts, settings_for(tmp_path / "hub", name="cifar100", labels="coarse"))
-        assert_is_small_cifar(tensors)
+        sets, _ = read_cifar(facts, settings_for(tmp_path / "hub", name="cifar100", labels="coarse"))
+        assert_is_small_cifar(sets)
 
     def test_a_home_folder(self, facts: Cifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -83,42 +85,16 @@ class TestForms:
         assert_is_small_cifar(read_cifar(facts, settings_for(Path("~/images")))[0])
 
 
-class TestCaching:
-    def test_decoded_once_and_nothing_written_beside_the_data(
-        self, facts: Cifar, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write_hub_folder(tmp_path)
-        before = sorted(tmp_path.iterdir())
-        first, _ = read_cifar(facts, settings_for(tmp_path))
-        assert len(list(own_cache.iterdir())) == 1
-
-        def twice(*_: object) -> Tensors:
-            raise AssertionError("decoded a second time")
-
-        monkeypatch.setattr(module, "read_parquet", twice)
-        second, _ = read_cifar(facts, settings_for(tmp_path))
-        assert all(torch.equal(first[name], second[name]) for name in first)
-        assert sorted(tmp_path.iterdir()) == before
-
-    def test_changed_data_are_decoded_again(self, facts: Cifar, tmp_path: Path) -> None:
-        write_hub_folder(tmp_path)
-        read_cifar(facts, settings_for(tmp_path))
-        others = pixels(10, 77)
-        write_parquet(tmp_path / "test-00000-of-00001.parquet", [png(image) for image in others], list(range(10)))
-        tensors, _ = read_cifar(facts, settings_for(tmp_path))
-        assert torch.equal(tensors["test_images"], torch.from_numpy(others))
-
-    def test_damage_is_found_even_when_the_cache_has_it(self, facts: Cifar, tmp_path: Path) -> None:
-        path = put_archive(tmp_path)
-        read_cifar(facts, settings_for(tmp_path))
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz: .*got .*half downloaded"):
-            read_cifar(facts, settings_for(tmp_path))
+def test_nothing_is_written_beside_the_data(facts: Cifar, tmp_path: Path) -> None:
+    write_hub_folder(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    read_cifar(facts, settings_for(tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
 
 
 class TestMissing:
     def test_an_empty_folder_says_what_to_put_where(self, tmp_path: Path) -> None:
-        remote = CIFARS["cifar10"].official.remote
+        remote = CIFARS["cifar10"].archive
         expected = (
             rf"--data\.root: must hold CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
             rf"train-\*\.parquet in {tmp_path} \(--data\.download is off\)\. Put cifar-10-python\.tar\.gz "
@@ -150,7 +126,7 @@ class TestMissing:
 
     def test_what_is_downloaded_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         facts, files = small_cifar()
-        content = tar_gz(facts.official.folder, files)
+        content = tar_gz(facts.folder, files)
 
         def fetched(remote: Remote, target: Path, **_: object) -> Path:
             target.parent.mkdir(parents=True)
@@ -158,8 +134,8 @@ class TestMissing:
             return target
 
         monkeypatch.setattr(module, "fetch", fetched)
-        tensors, _ = read_cifar(facts, settings_for(tmp_path / "new", download=True))
-        assert_is_small_cifar(tensors)
+        sets, _ = read_cifar(facts, settings_for(tmp_path / "new", download=True))
+        assert_is_small_cifar(sets)
 
     def test_a_half_unpacked_archive_is_not_replaced_silently(self, facts: Cifar, tmp_path: Path) -> None:
         put_folder(tmp_path / "cifar-10-batches-py")

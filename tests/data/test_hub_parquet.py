@@ -12,14 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from attnconv.data.hub_parquet import check_parquet, parquet_files, read_parquet
+from attnconv.data.hub_parquet import parquet_files, read_parquet
+from attnconv.data.image_set import ImageSet
 from tests.data.making import pixels, png, write_hub_folder, write_parquet
+from tests.data.test_cifar import assert_is_small_cifar
 
 ROWS = {"train": 20, "test": 10}
 TEST = "test-00000-of-00001.parquet"
 
 
-def read(folder: Path, labels: str = "label") -> dict[str, torch.Tensor]:
+def read(folder: Path, labels: str = "label") -> dict[str, ImageSet]:
     files = parquet_files(folder)
     assert files is not None
     return read_parquet(files, labels, ROWS)
@@ -29,27 +31,15 @@ class TestReading:
     @pytest.mark.parametrize("column", ["label", "fine_label"])
     def test_images_and_labels(self, column: str, tmp_path: Path) -> None:
         write_hub_folder(tmp_path, column=column)
-        tensors = read(tmp_path, column)
-        train = np.concatenate([pixels(12, 0), pixels(8, 1)])
-        assert torch.equal(tensors["train_images"], torch.from_numpy(train))
-        assert torch.equal(tensors["test_images"], torch.from_numpy(pixels(10, 2)))
-        assert tensors["train_labels"].tolist() == [*range(10), 0, 1, *range(8)]
-        assert tensors["train_images"].is_contiguous()
+        sets = read(tmp_path, column)
+        assert_is_small_cifar(sets)
+        assert sets["train"].images.is_contiguous()
 
     def test_several_row_groups(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         table = pq.read_table(tmp_path / TEST)
         pq.write_table(table, tmp_path / TEST, row_group_size=3)
-        assert torch.equal(read(tmp_path)["test_images"], torch.from_numpy(pixels(10, 2)))
-
-    def test_the_checksum_tells_contents_apart(self, tmp_path: Path) -> None:
-        write_hub_folder(tmp_path)
-        files = parquet_files(tmp_path)
-        assert files is not None
-        before = check_parquet(files)
-        images = [png(image) for image in pixels(10, 77)]
-        write_parquet(tmp_path / TEST, images, [0] * 10)
-        assert check_parquet(files) != before
+        assert torch.equal(read(tmp_path)["test"].images, torch.from_numpy(pixels(10, 2)))
 
     def test_a_folder_without_parquet_is_something_else(self, tmp_path: Path) -> None:
         assert parquet_files(tmp_path) is None
@@ -61,7 +51,7 @@ class TestIncomplete:
         write_hub_folder(tmp_path)
         (tmp_path / "train-00001-of-00002.parquet").unlink()
         expected = (
-            r"must hold all 2 files of train, got a folder without train-00001-of-00002\.parquet\. .*half downloaded"
+            r"must hold all files of train, got a folder without train-00001-of-00002\.parquet\. .*half downloaded"
         )
         with pytest.raises(ValueError, match=expected):
             parquet_files(tmp_path)
@@ -69,9 +59,7 @@ class TestIncomplete:
     def test_a_missing_split(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / TEST).unlink()
-        with pytest.raises(
-            ValueError, match=r"must hold test-\*\.parquet beside the other files, got a folder without it"
-        ):
+        with pytest.raises(ValueError, match=r"must hold all files of test, got a folder without test-\*\.parquet"):
             parquet_files(tmp_path)
 
     def test_a_wrong_number_of_rows(self, tmp_path: Path) -> None:
@@ -95,7 +83,7 @@ class TestDamaged:
     def test_a_file(self, harm: Callable[[bytes], bytes], tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / TEST).write_bytes(harm((tmp_path / TEST).read_bytes()))
-        with pytest.raises(ValueError, match=rf"{TEST}: must be a whole parquet file, got"):
+        with pytest.raises(ValueError, match=rf"{TEST}: must be a whole parquet file .*got "):
             read(tmp_path)
 
     def test_a_broken_image(self, tmp_path: Path) -> None:
@@ -120,7 +108,7 @@ class TestDamaged:
         write_hub_folder(tmp_path)
         good = png(pixels(1)[0])
         write_parquet(tmp_path / TEST, [good] * 9 + [None], [0] * 10)
-        with pytest.raises(ValueError, match=r"row 9 of .*: .*got nothing"):
+        with pytest.raises(ValueError, match=r"row 9 of .*: must be a whole image"):
             read(tmp_path)
         write_parquet(tmp_path / TEST, [good] * 10, [0] * 8 + [None, None])
         with pytest.raises(ValueError, match=r"must have a label in every row of 'label', got 2 without"):
@@ -131,32 +119,24 @@ class TestColumns:
     def test_a_missing_column(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [png(image) for image in pixels(10)], [0] * 10, image="image")
-        with pytest.raises(ValueError, match=rf"{TEST}: .*got image, label"):
+        with pytest.raises(ValueError, match=rf"{TEST}: .*'img'.*got .*img"):
             read(tmp_path)
-        with pytest.raises(ValueError, match=r"must have the column 'fine_label', got img, label"):
+        with pytest.raises(ValueError, match=r"train-.*: .*'fine_label'.*got .*fine_label"):
             read(tmp_path, "fine_label")
 
     @pytest.mark.parametrize(
-        ("columns", "message"),
+        "columns",
         [
-            (
-                {"img": pa.array([b"x"] * 10), "label": pa.array([0] * 10)},
-                r"a struct of bytes and path .*'img', got binary",
-            ),
-            (
-                {"img": pa.array([{"bytes": "x"}] * 10), "label": pa.array([0] * 10)},
-                r"a struct of bytes and path .*'img', got struct<bytes: string>",
-            ),
-            (
-                {"img": pa.array([{"bytes": b"x"}] * 10), "label": pa.array(["cat"] * 10)},
-                r"integers in the column 'label', got string",
-            ),
+            {"img": pa.array([b"x"] * 10), "label": pa.array([0] * 10)},
+            {"img": pa.array([{"bytes": 7}] * 10), "label": pa.array([0] * 10)},
+            {"img": pa.array([{"bytes": b"x"}] * 10), "label": pa.array(["cat"] * 10)},
         ],
+        ids=["bytes", "numbers", "words"],
     )
-    def test_a_column_of_another_type(self, columns: dict[str, pa.Array], message: str, tmp_path: Path) -> None:
+    def test_a_column_of_another_type(self, columns: dict[str, pa.Array], tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         pq.write_table(pa.table(columns), tmp_path / TEST)
-        with pytest.raises(ValueError, match=rf"{TEST}: must have {message}"):
+        with pytest.raises(ValueError, match=rf"{TEST}: must be a whole parquet file .*'img'.*'label'"):
             read(tmp_path)
 
 

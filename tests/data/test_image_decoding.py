@@ -21,8 +21,8 @@ from attnconv.data.image_decoding import (
     _png_bytes,
     fit_picture,
     open_picture,
+    read_image,
 )
-from attnconv.data.image_folder import read_image
 from benchmarks.measure import memory_of
 from tests.data.making import pixels, png, png_chunk, png_of
 

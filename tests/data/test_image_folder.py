@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from attnconv.data import image_folder as module
-from attnconv.data.image_folder import read_folders, read_image
+from attnconv.data.image_decoding import read_image
+from attnconv.data.image_folder import read_folders
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels
 
@@ -74,17 +75,6 @@ class TestLayouts:
         (tmp_path / ".git").mkdir()
         (tmp_path / "readme.md").write_text("")
         assert sizes(tmp_path) == {"train": 8, "test": 2}
-
-    def test_the_cache_notices_a_changed_file(self, tmp_path: Path, own_cache: Path) -> None:
-        two_classes(tmp_path / "train", 3)
-        two_classes(tmp_path / "test", 1)
-        read_folders(settings_for(tmp_path))
-        assert len(list(own_cache.iterdir())) == 2
-        read_folders(settings_for(tmp_path))
-        assert len(list(own_cache.iterdir())) == 2
-        changed = put(tmp_path / "test" / "red" / "0.png", (1, 2, 3))
-        os.utime(changed, ns=(1, 1))
-        assert read_folders(settings_for(tmp_path))[0]["test"].images[1, :, 0, 0].tolist() == [1, 2, 3]
 
 
 class TestNames:

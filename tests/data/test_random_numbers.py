@@ -52,11 +52,11 @@ class TestUniform:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ((-1, 0, 1), r"seed: must be 0 to 2\^63 - 1, got -1"),
-            ((2**63, 0, 1), r"seed: must be 0 to 2\^63 - 1, got 9223372036854775808"),
-            ((0, -2, 1), r"epoch: must be 0 to 2\^32 - 1, got -2"),
-            ((0, 2**32, 1), r"epoch: must be 0 to 2\^32 - 1, got 4294967296"),
-            ((0, 0, -3), r"n: must be at least 0, got -3"),
+            ((-1, 0, 1), r"seed: .*got -1"),
+            ((2**63, 0, 1), r"seed: .*got 9223372036854775808"),
+            ((0, -2, 1), r"epoch: .*got -2"),
+            ((0, 2**32, 1), r"epoch: .*got 4294967296"),
+            ((0, 0, -3), r"n: .*got -3"),
         ],
     )
     def test_ranges(self, arguments: tuple[int, int, int], message: str) -> None:

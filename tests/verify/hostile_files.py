@@ -26,7 +26,8 @@ from attnconv.cli import main as command
 from attnconv.convert import recast
 from attnconv.data.cifar import read_cifar
 from attnconv.data.hub_parquet import parquet_files, read_parquet
-from attnconv.data.image_folder import read_folders, read_image
+from attnconv.data.image_decoding import read_image
+from attnconv.data.image_folder import read_folders
 from attnconv.data.settings import DataSettings
 from attnconv.models.checkpoint import read_checkpoint, save_weights
 from attnconv.models.factory import build
@@ -314,7 +315,7 @@ def parquet(folder: Path, draw: random.Random) -> Case:
     assert files is not None
     wanted = torch.from_numpy(pixels(10, 2))
     return Case(
-        path, lambda: read_parquet(files, "label", rows), lambda found: torch.equal(found["test_images"], wanted)
+        path, lambda: read_parquet(files, "label", rows), lambda found: torch.equal(found["test"].images, wanted)
     )
 
 
@@ -332,12 +333,12 @@ def cifar(folder: Path, draw: random.Random) -> Case:
     """One of the archive's pickles harmed, or replaced by a program: its checksum is another."""
     facts, files = small_cifar()
     member = draw.choice(list(files))
-    (folder / facts.official.folder).mkdir()
+    (folder / facts.folder).mkdir()
     for name, content in files.items():
-        (folder / facts.official.folder / name).write_bytes(content)
-    path = folder / facts.official.folder / member
+        (folder / facts.folder / name).write_bytes(content)
+    path = folder / facts.folder / member
     path.write_bytes(harmed(files[member], draw) if draw.random() < 0.5 else _program(draw))
-    settings = DataSettings(name="cifar10", root=str(folder), download=False, cache="off")
+    settings = DataSettings(name="cifar10", root=str(folder), download=False)
     unharmed = path.read_bytes() == files[member]
     return Case(path, lambda: read_cifar(facts, settings), lambda _: unharmed)
 
@@ -368,7 +369,7 @@ def names(folder: Path, draw: random.Random) -> Case:
     broken = draw.random() < 0.5
     if broken:
         path.write_bytes(harmed(png_of(4, 4), draw)[:60])
-    settings = DataSettings(name="folder", root=str(folder), image_size=4, cache=str(folder / ".cache"))
+    settings = DataSettings(name="folder", root=str(folder), image_size=4)
 
     def right(found: Any) -> bool:
         return not broken and "".join(found[1]).isprintable() and len(found[0]["train"]) == 5

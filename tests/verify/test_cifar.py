@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnconv.data.cifar import CIFARS, read_cifar
+from attnconv.data.cifar import read_cifar
+from attnconv.data.cifar_facts import CIFARS
 from attnconv.data.image_set import channel_statistics
 from attnconv.data.settings import DataSettings
 
@@ -16,11 +17,12 @@ def test_cifar_10(shared_data: Path) -> None:
     if not root.is_dir():
         pytest.skip("the shared data folder holds no cifar10")
     facts = CIFARS["cifar10"]
-    tensors, _ = read_cifar(facts, DataSettings(root=str(root), download=False, cache="off"))
-    assert torch.bincount(tensors["train_labels"]).tolist() == [5000] * 10
-    assert torch.bincount(tensors["test_labels"]).tolist() == [1000] * 10
-    own_deviation = tensors["train_images"][::25].flatten(2).float().div(255).std(dim=2).mean(dim=0)
+    sets, _ = read_cifar(facts, DataSettings(root=str(root), download=False))
+    train, test = sets["train"], sets["test"]
+    assert torch.bincount(train.labels).tolist() == [5000] * 10
+    assert torch.bincount(test.labels).tolist() == [1000] * 10
+    own_deviation = train.images[::25].flatten(2).float().div(255).std(dim=2).mean(dim=0)
     assert facts.paper_std is not None
     torch.testing.assert_close(own_deviation, torch.tensor(facts.paper_std), rtol=0.01, atol=0)
-    measured = channel_statistics(tensors["train_images"])
+    measured = channel_statistics(train.images)
     torch.testing.assert_close(torch.tensor(measured), torch.tensor((facts.mean, facts.std)), rtol=0, atol=1e-4)

@@ -27,7 +27,7 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
     import torch
 
     from attnconv.data.augmentation import normalise
-    from attnconv.data.image_folder import read_image
+    from attnconv.data.image_decoding import read_image
     from attnconv.theory.conv_taps import is_convolution
 
     if size is not None and size < 1:

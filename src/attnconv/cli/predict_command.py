@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     import torch
 
     from attnconv.data.augmentation import normalise
-    from attnconv.data.image_folder import read_image
+    from attnconv.data.image_decoding import read_image
     from attnconv.models.model_loader import load
 
     if arguments.top < 1:

@@ -3,7 +3,7 @@ from .batches import (
     Batch as Batch,
     Batches as Batches,
 )
-from .image_folder import read_image as read_image
+from .image_decoding import read_image as read_image
 from .image_set import (
     ImageSet as ImageSet,
     Splits as Splits,

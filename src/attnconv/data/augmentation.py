@@ -1,11 +1,8 @@
-"""Random changes to whole batches of images, on the device the images are on.
+"""Random crops, mirroring, colour jitter and cutout for whole batches, on the device of the images.
 
-A batch goes through crop and mirror (one gather on bytes), colour, normalisation and cutout; there is no loop over
-images. An image's changes are a function of its row of random numbers, which depends only on (seed, epoch, sample), see
-`attnconv.data.random_numbers`: it is changed in the same way in every batch, in every process and on every device.
-
-The black border of a shifted crop is black before normalisation, as in the paper's code; cutout's square is zero after
-it, the mean colour.
+The changes to an image depend only on its row of random numbers (see `attnconv.data.random_numbers`), so they are the
+same in every batch, in every process and on every device. The border of a shifted crop is black before normalisation,
+as in the paper's code; the square of cutout is zero after it, the mean colour.
 """
 
 import torch
@@ -15,10 +12,9 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.data.random_numbers import below
-from attnconv.data.settings import Augmentation, AugmentSettings, CropBorder, settle
+from attnconv.data.settings import Augmentation, AugmentSettings, settle
 
-# ITU-R BT.601 luma: what "grey" means when contrast and saturation change.
-_LUMA = (0.299, 0.587, 0.114)
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def augment(
@@ -29,20 +25,17 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Change a batch at random and normalise it.
+    """Augment and normalise a batch.
 
     Args:
-        images: pixels as bytes.
-        uniforms: rows of `uniform` for these images, as `Batch.uniforms` has them.
-        settings: which changes, how strong.
-        mean: mean of each channel, of pixels scaled to [0, 1].
-        std: deviation of each channel, positive.
-
-    Returns:
-        The batch as normalised floats, of the same shape and on the same device.
+        images: Pixels as bytes.
+        uniforms: Rows of `uniform` for these images, as in `Batch.uniforms`.
+        settings: Which changes, how strong.
+        mean: Mean of each channel, of pixels scaled to [0, 1].
+        std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: if the images are smaller than the settings ask, or the constants do not fit the channels.
+        ValueError: The images are smaller than the settings require, or the constants do not fit the channels.
 
     Example:
         >>> batch = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
@@ -52,14 +45,12 @@ def augment(
     """
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))
-    if not chosen.random:
-        return normalise(images, mean, std)
-    # Every change has columns of its own: one that is switched off leaves the others as they are.
-    row, column, mirror, cut_row, cut_column, brightness, contrast, saturation = uniforms[:, :8].unbind(dim=1)
+    # Every change has its own columns: switching one off leaves the others as they are.
+    row, column, mirror, cut_row, cut_column, *colour = uniforms[:, :8].unbind(dim=1)
     if chosen.padding > 0 or chosen.flip:
         images = _crop(images, row, column, mirror, chosen)
     if chosen.jitter > 0.0:
-        factors = (1.0 - chosen.jitter + 2.0 * chosen.jitter * part for part in (brightness, contrast, saturation))
+        factors = (1.0 - chosen.jitter + 2.0 * chosen.jitter * draw for draw in colour)
         pixels = _normalise(_jitter(images.to(torch.float32) / 255, *factors), mean, std)
     else:
         pixels = normalise(images, mean, std)
@@ -72,18 +63,15 @@ def augment(
 def normalise(
     images: UInt8[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Turn bytes into floats of mean 0 and deviation 1: (x / 255 - mean) / std per channel; nothing random.
+    """Normalise bytes to (x / 255 - mean) / std per channel.
 
     Args:
-        images: pixels as bytes.
-        mean: mean of each channel, of pixels scaled to [0, 1].
-        std: deviation of each channel, positive.
-
-    Returns:
-        The images as float32, on the same device.
+        images: Pixels as bytes.
+        mean: Mean of each channel, of pixels scaled to [0, 1].
+        std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: if the constants do not fit the channels.
+        ValueError: The constants do not fit the channels.
 
     Example:
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
@@ -95,9 +83,9 @@ def normalise(
 def _normalise(
     pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """(pixels - mean) / std in place: the pixels are always a fresh tensor of this module.
+    """Compute (pixels - mean) / std in place.
 
-    Channel by channel: constants in a tensor would be copied to the device, and a GPU's queue runs empty for that.
+    Channel by channel: constants in a tensor would be copied to the device, which stalls a GPU.
     """
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
@@ -117,31 +105,28 @@ def _crop(
     mirror: Float32[Tensor, " b"],
     chosen: Augmentation,
 ) -> UInt8[Tensor, "b c height width"]:
-    """Shift each image by up to ``padding`` pixels along each axis and mirror it, by one gather.
+    """Shift each image by up to `padding` pixels along each axis and mirror it, by one gather.
 
     Pixel (i, j) of the result is pixel (i + row - p, j' + column - p) of the image, j' = width - 1 - j when mirrored.
-    A black pixel is appended to each image; whatever falls outside looks there.
     """
     b, c, height, width = images.shape
     shifts, p = 2 * chosen.padding + 1, chosen.padding
     i, j = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
     if chosen.flip:
         j = torch.where(mirror[:, None] < 0.5, width - 1 - j, j)  # (b, width)
-    rows, row_inside = _border(below(row, shifts)[:, None] + i - p, height, chosen.border)
-    columns, column_inside = _border(below(column, shifts)[:, None] + j - p, width, chosen.border)
-    inside = row_inside[:, :, None] & column_inside[:, None, :]
-    places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], height * width)
+    rows, columns = below(row, shifts)[:, None] + i - p, below(column, shifts)[:, None] + j - p
+    if chosen.border == "reflect":
+        rows, columns = _reflected(rows, height), _reflected(columns, width)
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    black = height * width  # the place of a black pixel that is appended to each image
+    places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], black)
     places = places.view(b, 1, height * width).expand(b, c, height * width)
     return F.pad(images.flatten(2), (0, 1)).gather(2, places).view(b, c, height, width)
 
 
-def _border(
-    positions: Int64[Tensor, "b n"], size: int, border: CropBorder
-) -> tuple[Int64[Tensor, "b n"], Bool[Tensor, "b n"]]:
-    """Positions inside the image for positions that may lie outside, and whether each one shows the image."""
-    if border == "reflect":  # -1 -> 1, size -> size - 2: the edge itself is not repeated
-        return (size - 1) - ((size - 1) - positions.abs()).abs(), torch.ones_like(positions, dtype=torch.bool)
-    return positions, (positions >= 0) & (positions < size)
+def _reflected(positions: Int64[Tensor, "b n"], size: int) -> Int64[Tensor, "b n"]:
+    """Reflect positions at both edges: -1 -> 1, size -> size - 2."""
+    return (size - 1) - ((size - 1) - positions.abs()).abs()
 
 
 def _jitter(
@@ -156,7 +141,7 @@ def _jitter(
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
-    """The luma of colour images; the mean of the channels for any other number of them."""
+    """Luma of colour images; the mean of the channels for any other number of them."""
     if pixels.shape[1] != 3:
         return pixels.mean(dim=1, keepdim=True)
     red, green, blue = pixels.split(1, dim=1)

@@ -1,15 +1,15 @@
-"""Open pictures that nobody vouches for. Every picture file of the library is opened here.
+"""Open untrusted image files. Every image file of the library is opened here.
 
-Before a pixel is decoded, its header is held to
+Before a pixel is decoded, these are checked:
 
     format    one of `FORMATS`; Pillow tries no other, so its rarer decoders, and the programs they start, are out of
               reach
-    size      at most `LARGEST_PICTURE` pixels and `LONGEST_SIDE` in each direction (a picture of one pixel's width
+    size      at most `LARGEST_PICTURE` pixels and `LONGEST_SIDE` in each direction (an image of one pixel's width
               takes Pillow up to 50 bytes a pixel); WebP at most `LARGEST_WEBP` pixels
     depth     8 bits a channel: of more Pillow would cut some off
-    PNG       the checksums of its chunks, and that its data fill every row, which Pillow does not ask
+    PNG       the checksums of its chunks, and that its data fill every row, which Pillow does not check
 
-Pillow keeps 4 bytes a pixel, and up to 10 while it drops transparency: 800 MB for the largest picture. Pictures above
+Pillow keeps 4 bytes a pixel, and up to 10 while it drops transparency: 800 MB for the largest image. Images above
 `LARGE_PICTURE` are decoded one at a time, however many threads ask.
 """
 
@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,19 +46,8 @@ _TURNS = {
 }
 _SIDEWAYS = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
 # Pillow's decoders raise all of these for broken files.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-)
+_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError)
+_BROKEN += (ArithmeticError, AttributeError, RuntimeError, struct.error, zlib.error)
 _DEEP = re.compile(r";16[BLN]")  # in the layout that a file's pixels have; `BGR;16` has 5 or 6 bits a channel
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of colour
 _PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
@@ -69,42 +57,38 @@ _one_large = threading.Lock()
 
 
 class PictureError(ValueError):
-    """The picture is broken, or not of 8 bits a channel."""
+    """The image is broken, or not of 8 bits a channel."""
 
 
 class UnsupportedTypeError(PictureError):
-    """The bytes are no picture of a format that is taken."""
+    """The bytes are not an image of a supported format."""
 
 
 class TooLargeError(PictureError):
-    """The picture has too many bytes or pixels."""
+    """The image has too many bytes or pixels."""
 
 
 @contextmanager
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open a picture and check its header; what Pillow raises inside the `with` block becomes a `PictureError`.
+    """Open an image and check its header; errors of Pillow inside the `with` block become a `PictureError`.
 
     Args:
         source: A file, or its content.
-        name: What errors call it; the file's path by default.
-        formats: Which of `FORMATS` are taken.
+        name: Name in errors; the file's path by default.
+        formats: Which of `FORMATS` are accepted.
         largest: The most pixels that it may have.
 
     Raises:
         UnsupportedTypeError: It is not of one of the formats.
         TooLargeError: It has more pixels than `largest`, or in one direction more than `LONGEST_SIDE`.
-        PictureError: There is no such file, or the picture is broken, or not of 8 bits a channel.
+        PictureError: There is no such file, or the image is broken, or not of 8 bits a channel.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
     try:
-        with (
-            _opened(source, name) as file,
-            Image.open(file, formats=formats) as image,
-        ):
-            _check_size(image, name, largest)
-            _check_depth(image, name)
+        with _opened(source, name) as file, Image.open(file, formats=formats) as image:
+            _check_header(image, name, largest)
             if image.format == "PNG":
                 place = file.tell()
                 _check_png(file)
@@ -131,12 +115,36 @@ def _opened(source: Path | str | bytes, name: str) -> io.BytesIO | io.BufferedRe
     return Path(source).open("rb")
 
 
+def read_image(
+    path: Path | str, size: int | tuple[int, int], *, channels: int = 3
+) -> UInt8[Tensor, "channels height width"]:
+    """Read one image file, scaled to cover a square or rectangle and cropped to it about the centre.
+
+    Args:
+        path: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of at most 80,000,000 pixels (WebP 12,000,000) and 65,535 a side.
+        size: Height and width of the result in pixels, one number or two, at least 1.
+        channels: 3 for RGB, 1 for grey.
+
+    Returns:
+        The pixels as bytes.
+
+    Raises:
+        ValueError: The file is missing, broken, too large or not of 8 bits a channel, or an argument is wrong.
+    """
+    if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
+        raise ValueError(bad("size", "must be at least 1", size))
+    if channels not in (1, 3):
+        raise ValueError(bad("channels", "must be 1 or 3", channels))
+    with open_picture(path) as image:
+        return fit_picture(image, sizes, channels=channels)
+
+
 def fit_picture(
     image: Image.Image, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode an open picture: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
+    """Decode an open image: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
 
-    Of a picture with several frames this is the first, and of transparent pixels the colour below.
+    Of an image with several frames this is the first, and of transparent pixels the colour below.
 
     Args:
         image: From `open_picture`, inside its `with` block.
@@ -144,7 +152,7 @@ def fit_picture(
         channels: 3 for RGB, 1 for grey.
     """
     mode = "RGB" if channels == 3 else "L"
-    image.load()  # a PNG's EXIF may follow its pixels: what is wrong with those must come out first
+    image.load()  # a PNG's EXIF may follow its pixels, whose errors must come first
     if image.mode == "P" and image.palette is None:
         raise SyntaxError("no palette")
     turn = _turn(image)
@@ -161,20 +169,21 @@ def fit_picture(
 
 
 def enlargement(image: Image.Image, sizes: tuple[int, int]) -> float:
-    """By how much `fit_picture` enlarges a picture that it has decoded; below 1 where it shrinks it."""
+    """By how much `fit_picture` enlarges a decoded image; below 1 where it shrinks it."""
     width, height = image.size[::-1] if _turn(image) in _SIDEWAYS else image.size
     return max(sizes[0] / height, sizes[1] / width)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How to set a picture upright. EXIF that cannot be read turns nothing: the pixels are whole all the same."""
+    """How to turn an image upright. EXIF that cannot be read turns nothing: the pixels are whole all the same."""
     try:
         return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except _BROKEN:
         return None
 
 
-def _check_size(image: ImageFile.ImageFile, name: str, largest: int) -> None:
+def _check_header(image: ImageFile.ImageFile, name: str, largest: int) -> None:
+    """Refuse images with too many pixels or more than 8 bits a channel."""
     got = f"{image.width} x {image.height}"
     most = min(largest, LARGEST_WEBP) if image.format == "WEBP" else largest
     if image.width * image.height > most:
@@ -182,9 +191,6 @@ def _check_size(image: ImageFile.ImageFile, name: str, largest: int) -> None:
         raise TooLargeError(bad(name, requirement, got))
     if max(image.size) > LONGEST_SIDE:
         raise TooLargeError(bad(name, f"must have sides of at most {LONGEST_SIDE:,} pixels", got))
-
-
-def _check_depth(image: ImageFile.ImageFile, name: str) -> None:
     codec, arguments = (image.tile[0][0], image.tile[0][3]) if image.tile else ("", "")
     deep = codec == "ppm" and isinstance(arguments, tuple) and arguments[-1] > 255  # the largest value
     if image.mode[0] in "IF" or deep or _DEEP.search(str(arguments)):
@@ -192,43 +198,27 @@ def _check_depth(image: ImageFile.ImageFile, name: str) -> None:
 
 
 def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
-    """Hold a PNG's chunks to their checksums, and count the bytes that its pixels unpack to.
-
-    Raises:
-        SyntaxError: A checksum is wrong, or rows are missing.
-        struct.error: The file ends before its last chunk does.
-        zlib.error: The pixels cannot be unpacked.
-    """
+    """Verify the checksums of a PNG's chunks, and that its pixels unpack to as many bytes as its header says."""
+    size = file.seek(0, io.SEEK_END)
     file.seek(8)
     inflate, missing, kind = zlib.decompressobj(), 0, b""
     while kind != b"IEND":
         length, kind = struct.unpack(">I4s", file.read(8))
-        checksum = zlib.crc32(kind)
-        while length > 0:
-            piece = file.read(min(length, _PIECE))
-            if not piece:
-                raise SyntaxError(f"a chunk {kind.decode('ascii', 'replace')} that is cut off")
-            length -= len(piece)
-            checksum = zlib.crc32(piece, checksum)
-            if kind == b"IHDR":
-                missing = _png_bytes(piece)
-            elif kind == b"IDAT":
-                missing -= _inflated(inflate, piece, missing)
-        if struct.unpack(">I", file.read(4))[0] != checksum:
-            raise SyntaxError(f"a chunk {kind.decode('ascii', 'replace')} whose checksum does not fit")
+        name = kind.decode("ascii", "replace")
+        if length > size - file.tell():
+            raise SyntaxError(f"a chunk {name} that is cut off")
+        data = file.read(length)
+        if struct.unpack(">I", file.read(4))[0] != zlib.crc32(data, zlib.crc32(kind)):
+            raise SyntaxError(f"a chunk {name} whose checksum does not fit")
+        if kind == b"IHDR":
+            missing = _png_bytes(data)
+        while kind == b"IDAT" and missing > 0:
+            piece = inflate.decompress(data, _PIECE)
+            missing, data = missing - len(piece), inflate.unconsumed_tail
+            if not piece and not data:
+                break
     if missing > 0:
         raise SyntaxError(f"pixels of which {missing:,} bytes are missing")
-
-
-def _inflated(inflate: Any, piece: bytes, most: int) -> int:
-    """How many bytes a piece of a stream of `zlib.decompressobj` unpacks to; no more than `most` are unpacked."""
-    total = 0
-    while total < most and not inflate.eof:
-        count = len(inflate.decompress(piece, min(most - total, _PIECE)))
-        total, piece = total + count, inflate.unconsumed_tail
-        if count == 0 and not piece:
-            break
-    return total
 
 
 def _png_bytes(header: bytes) -> int:

@@ -1,7 +1,7 @@
-"""Image sets that live in memory, and how a training set is divided.
+"""Image sets in memory, and the division of a training set.
 
-All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB), so a set is two tensors; there are no workers,
-no decoding during training, and a batch is one gather. Pixels become floats only in `attnconv.data.augmentation`.
+All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. Pixels
+become floats only in `attnconv.data.augmentation`.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class ImageSet:
     """Labelled images in memory.
 
     Args:
-        images: pixels as bytes, 0 to 255.
-        labels: one class per image, 0 to classes - 1.
+        images: Pixels as bytes, 0 to 255.
+        labels: One class per image, 0 to classes - 1.
 
     Raises:
-        ValueError: if the shapes or dtypes do not fit, or a side or the number of channels is zero.
+        ValueError: The shapes or dtypes do not fit, or a side or the number of channels is zero.
 
     Example:
         >>> pair = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
@@ -36,11 +36,9 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
-        if self.images.ndim != 4 or 0 in shape[1:]:
-            requirement = "must have the shape (n, channels, height, width) with sides of at least 1"
-            raise ValueError(bad("images", requirement, shape))
-        if self.images.dtype != torch.uint8:
-            raise ValueError(bad("images", "must be uint8", self.images.dtype, "Give pixels as bytes, 0 to 255."))
+        if self.images.ndim != 4 or 0 in shape[1:] or self.images.dtype != torch.uint8:
+            got = f"shape {shape} of {self.images.dtype}"
+            raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
             raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one per image", got))
@@ -59,11 +57,11 @@ class ImageSet:
         return self.images.shape[2], self.images.shape[3]
 
     def take(self, samples: Int64[Tensor, " k"]) -> "ImageSet":
-        """The set of the chosen images, in the order given."""
+        """Select images by index, in the order given."""
         return ImageSet(self.images[samples], self.labels[samples])
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """The same set on another device."""
+        """Move the set to a device."""
         return ImageSet(self.images.to(device), self.labels.to(device))
 
 
@@ -72,13 +70,13 @@ class Splits:
     """A data set as a run sees it.
 
     Args:
-        train: images that weights learn from.
-        validation: images held out of the training set; models are selected and curves drawn by these. May be empty.
-        test: images that nothing is selected by.
-        classes: names of the classes, in the order of the labels.
-        mean: mean of each channel, of pixels scaled to [0, 1].
-        std: deviation of each channel, likewise.
-        source: where the images came from, in words, for reports.
+        train: Training images.
+        validation: Images held out of the training set, by which models are selected. May be empty.
+        test: Test images.
+        classes: Names of the classes, in the order of the labels.
+        mean: Mean of each channel, of pixels scaled to [0, 1].
+        std: Standard deviation of each channel, likewise.
+        source: Where the images came from, for reports.
     """
 
     train: ImageSet
@@ -95,21 +93,21 @@ def held_out(
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
     """Divide a training set in two: what stays, and what is held out.
 
-    The order is `permutation(seed, 0, n)` on a stream of its own; what is held out is its beginning or, stratified, the
+    The order is `permutation(seed, 0, n)` on its own stream; the images held out are its beginning or, stratified, the
     beginning of each class in it. Shares of classes are rounded by the largest remainder, so they differ from exact
     proportion by less than one image.
 
     Args:
-        labels: classes of the images.
-        count: how many images to hold out, 0 to n - 1.
-        seed: seed of the split, at least 0.
-        stratify: hold out the same share of every class.
+        labels: Classes of the images.
+        count: How many images to hold out, 0 to n - 1.
+        seed: Seed of the split, at least 0.
+        stratify: Hold out the same share of every class.
 
     Returns:
-        Numbers of the images that stay and of those held out, each ascending.
+        Indices of the images that stay and of those held out, each ascending.
 
     Raises:
-        ValueError: if the count leaves no image to train on.
+        ValueError: The count leaves no image to train on.
 
     Example:
         >>> held_out(torch.tensor([0, 1, 0, 1]), 2, seed=0)[1].shape
@@ -122,34 +120,29 @@ def held_out(
     order = permutation(seed, 0, n, stream=Stream.SPLIT)
     out = torch.zeros(n, dtype=torch.bool)
     if stratify:
-        for label, share in enumerate(_shares(torch.bincount(labels.cpu()), count)):
-            out[order[labels.cpu()[order] == label][:share]] = True
+        for label, share in enumerate(_shares(torch.bincount(labels), count)):
+            out[order[labels[order] == label][:share]] = True
     else:
         out[order[:count]] = True
     return (~out).nonzero()[:, 0], out.nonzero()[:, 0]
 
 
 def _shares(sizes: Int64[Tensor, " classes"], count: int) -> list[int]:
-    """Divide ``count`` in proportion to ``sizes`` by the largest remainder; ties go to the lower class."""
+    """Divide `count` in proportion to `sizes` by the largest remainder; ties go to the lower class."""
     total = max(int(sizes.sum()), 1)
     shares = sizes * count // total
-    remainders = sizes * count % total
-    most = torch.argsort(remainders, descending=True, stable=True)[: count - int(shares.sum())]
+    most = torch.argsort(sizes * count % total, descending=True, stable=True)[: count - int(shares.sum())]
     shares[most] += 1
     return [int(share) for share in shares]
 
 
 def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over all pixels, scaled to [0, 1], from exact integer sums.
+    """Compute the mean and deviation of each channel over all pixels, scaled to [0, 1], from exact integer sums.
 
-    Args:
-        images: at least one image.
-
-    Returns:
-        The means and the deviations. A constant channel gets the deviation 1, so that dividing by it changes nothing.
+    A constant channel gets the deviation 1.
 
     Raises:
-        ValueError: if there is no image.
+        ValueError: There is no image.
     """
     if len(images) == 0:
         raise ValueError(bad("images", "must hold at least one image to measure", f"shape {tuple(images.shape)}"))

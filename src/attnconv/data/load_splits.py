@@ -1,7 +1,8 @@
-"""The front door: settings in, splits out."""
+"""Load a data set and divide it into training, validation and test images."""
 
 from attnconv._util.errors import bad
-from attnconv.data.cifar import CIFARS, read_cifar
+from attnconv.data.cifar import read_cifar
+from attnconv.data.cifar_facts import CIFARS
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
@@ -14,17 +15,14 @@ _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     """Load a data set into memory and divide it.
 
-    Which images are held out is a function of ``split_seed``, ``validation`` and ``stratify`` alone.
+    Which images are held out depends only on `split_seed`, `validation` and `stratify`.
 
     Args:
-        settings: which data set, from where, and how it is divided.
-        progress: called with (bytes there, bytes in all) while an archive is fetched.
-
-    Returns:
-        The splits, the classes, and the constants that normalise the images.
+        settings: Which data set, from where, and how it is divided.
+        progress: Called with (bytes there, bytes in all) while an archive is downloaded.
 
     Raises:
-        ValueError: if the settings are wrong (all problems in one message), or the data are missing, incomplete or
+        ValueError: The settings are wrong (all problems in one message), or the data are missing, incomplete or
             damaged (the message names the file, what was expected, and what to do).
 
     Example:
@@ -50,20 +48,19 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
 
 
 def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
-    """Sets by name, of which ``validation`` may be missing; classes; and where they came from."""
+    """Sets by name, of which `validation` may be missing; classes; and where they came from."""
     if settings.name == "digits":
         train, test = read_digits()
         return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
         return *read_folders(settings), "image folders"
     facts = CIFARS[settings.name]
-    tensors, source = read_cifar(facts, settings, progress=progress)
-    sets = {name: ImageSet(tensors[f"{name}_images"], tensors[f"{name}_labels"]) for name in ("train", "test")}
+    sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source
 
 
 def _statistics(settings: DataSettings, whole: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the channels: known ones of CIFAR, else those of all training images."""
+    """Mean and deviation of the channels: published ones for CIFAR, else those of all training images."""
     if settings.name not in CIFARS:
         return channel_statistics(whole.images)
     facts = CIFARS[settings.name]
@@ -71,7 +68,7 @@ def _statistics(settings: DataSettings, whole: ImageSet) -> tuple[tuple[float, .
 
 
 def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:
-    """The part of the training set that ``--data.limit`` leaves."""
+    """The part of the training set that `limit` leaves."""
     if settings.limit is None or settings.limit == len(train):
         return train
     if settings.limit > len(train):

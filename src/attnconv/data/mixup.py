@@ -1,10 +1,9 @@
-"""Mixup and CutMix: pictures that are blends of two images, with labels that are blends as well.
+"""Mixup and CutMix: blend each image with another one of its batch, and their labels alike.
 
 Mixup (Zhang et al., 2018) blends all pixels: lambda x + (1 - lambda) x'. CutMix (Yun et al., 2019) pastes a rectangle
 of x' into x; lambda is then the part of x that is left. Both draw lambda from Beta(a, a).
 
-Whether and how an image is blended depends on (seed, epoch, sample); the partner depends on the other images in this
-process's batch. No other randomness of the library does.
+Whether and how an image is blended depends on (seed, epoch, sample); its partner depends on the batch.
 """
 
 import torch
@@ -24,21 +23,21 @@ def mix(
     settings: AugmentSettings,
     classes: int,
 ) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
-    """Blend each image of a batch with another one, and their labels alike.
+    """Apply mixup or CutMix to a batch.
 
     Args:
-        images: the batch after `attnconv.data.augmentation.augment`.
-        labels: its classes; checked on the CPU only.
-        uniforms: rows of `uniform` for these images, as `augment` got them.
-        settings: ``mixup`` and ``cutmix`` are looked at. With both on, each image takes one of them at random; with
-            both at 0 the images come back as they are.
-        classes: number of classes.
+        images: The batch after `attnconv.data.augmentation.augment`.
+        labels: Its classes; checked only on the CPU.
+        uniforms: Rows of `uniform` for these images, as for `augment`.
+        settings: Only `mixup` and `cutmix` are read. With both on, each image takes one of them at random; with both
+            at 0 the images are returned unchanged.
+        classes: Number of classes.
 
     Returns:
         The blended images, and a distribution over the classes for each.
 
     Raises:
-        ValueError: if a label is not one of the classes, or a parameter is outside [0, 1].
+        ValueError: A label is not one of the classes, or a parameter is outside [0, 1].
 
     Example:
         >>> chosen = AugmentSettings(mixup=0.2)
@@ -48,7 +47,7 @@ def mix(
         >>> soft.sum(dim=1)
         tensor([1., 1., 1., 1.])
     """
-    # On a GPU a look at them would wait for all work that it was handed.
+    # Reading labels on a GPU would wait for all of its work.
     if labels.device.type == "cpu" and len(labels) > 0 and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         got = f"{int(labels.min())} to {int(labels.max())}"
         raise ValueError(bad("labels", f"must be 0 to {classes - 1}", got))
@@ -74,20 +73,17 @@ def mix(
 
 
 def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
-    """Draws from Beta(a, a), 0 < a <= 1, by Jöhnk's rule: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+    """Draw from Beta(a, a), 0 < a <= 1, by Jöhnk's rule: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
     A pair (u, v) is accepted with probability at least 1/2; the first accepted of twelve is taken, and 1/2 where none
     is (once in 4096 at a = 1, practically never at a = 0.2).
 
     Args:
-        parameter: a, in (0, 1].
-        uniforms: numbers in [0, 1), first all u, then all v.
-
-    Returns:
-        One number in [0, 1] per row.
+        parameter: a.
+        uniforms: Numbers in [0, 1), first all u, then all v.
 
     Raises:
-        ValueError: if the parameter is outside (0, 1].
+        ValueError: The parameter is outside (0, 1].
     """
     if not 0.0 < parameter <= 1.0:
         raise ValueError(bad("parameter", "must be in (0, 1]", parameter))
@@ -100,7 +96,7 @@ def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tens
 
 
 def _partners(draws: Float32[Tensor, " b"]) -> Int64[Tensor, " b"]:
-    """One cycle through the batch in random order: everyone has a partner, nobody itself (in batches of 2 and up)."""
+    """One random cycle through the batch: in batches of two and more, no image is its own partner."""
     order = torch.argsort(draws, stable=True)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)

@@ -1,10 +1,10 @@
-"""Some pictures of a folder, for looking at a model rather than training one: no classes and no splits are asked for.
+"""Read some images of a folder, for inspecting a model: no classes and no splits.
 
 The folder holds images, or folders of images to any depth. Of several folders each gives its share, so that a few
 images of a folder of classes are not all of one class.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 from attnconv._util.errors import bad, printable
 from attnconv._util.value_checks import whole
 from attnconv.data.image_decoding import enlargement, fit_picture, open_picture
-from attnconv.data.image_folder import SUFFIXES, listed
+from attnconv.data.image_folder import SUFFIXES, is_image, listed
 
 MOST_ENLARGED = 2.0  # without a note
 NAMED = 10  # of those that are
@@ -26,13 +26,12 @@ NAMED = 10  # of those that are
 @final
 @dataclass(frozen=True, eq=False)
 class FolderPictures:
-    """Pictures of a folder.
+    """Images of a folder.
 
     Attributes:
         pixels: Bytes.
-        names: Of the files, below the folder, as they can be printed.
-        notes: What was wrong with each file that was passed over, and which files had to be enlarged more than twice,
-            which shows a model little of what it was made for.
+        names: Of the files, below the folder, escaped for printing.
+        notes: Why each file was skipped, and which files had to be enlarged more than twice.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
@@ -49,20 +48,20 @@ def read_pictures(
     skip_broken: bool = False,
     varied: bool = False,
 ) -> FolderPictures:
-    """Read some pictures of a folder, each scaled to cover a rectangle and cropped to it about the centre.
+    """Read some images of a folder, each scaled to cover a rectangle and cropped to it about the centre.
 
     Args:
         folder: Holds images, or folders of them.
         sizes: Height and width in pixels.
-        count: How many pictures to read at most, at least 1: in turn from each folder, by name.
+        count: How many images to read at most, at least 1: in turn from each folder, by name.
         channels: 3 for RGB, 1 for grey.
-        skip_broken: Take the next file in the place of one that cannot be read, instead of stopping.
-        varied: Whether a picture of one colour counts as broken: it tells nothing of a model.
+        skip_broken: Skip files that cannot be read, instead of raising.
+        varied: Whether an image of one colour counts as broken.
 
     Raises:
-        TypeError: `count` is no whole number.
-        ValueError: A size is below 1; the folder is missing or holds no image; files are broken (the message names them
-            all, as far as `count` reaches) and are not to be skipped; or none is whole.
+        TypeError: `count` is not a whole number.
+        ValueError: A size is below 1; the folder is missing or holds no image; files are broken (the message names
+            them) and are not to be skipped; or none is whole.
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()
     if min(sizes) < 1:
@@ -78,18 +77,19 @@ def read_pictures(
             break
         try:
             pixels, factor = _read(path, sizes, channels, varied)
-            images.append(pixels)
-            names.append(printable(path.relative_to(folder).as_posix()))
-            if factor > MOST_ENLARGED:
-                enlarged.append(f"{printable(path.name)} {factor:.1f} times")
         except ValueError as error:
             broken.append(str(error))
+            continue
+        images.append(pixels)
+        names.append(printable(path.relative_to(folder).as_posix()))
+        if factor > MOST_ENLARGED:
+            enlarged.append(f"{printable(path.name)} {factor:.1f} times")
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + listed(broken)
         raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
     if not images:
-        what = f"only broken ones:\n{listed(broken)}" if broken else "none"
-        raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", what))
+        got = f"only broken ones:\n{listed(broken)}" if broken else "none"
+        raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", got))
     notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
     if enlarged:
         more = f" and {len(enlarged) - NAMED} more" if len(enlarged) > NAMED else ""
@@ -98,7 +98,7 @@ def read_pictures(
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tuple[Tensor, float]:
-    """One picture, and by how much it is enlarged."""
+    """One image, and by how much it is enlarged."""
     with open_picture(path) as image:
         pixels, factor = fit_picture(image, sizes, channels=channels), enlargement(image, sizes)
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
@@ -111,7 +111,6 @@ def _in_turn(folder: Path) -> Iterator[Path]:
     by_folder: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden and path.is_file():
+        if is_image(path) and not hidden and path.is_file():
             by_folder.setdefault(path.parent, []).append(path)
-    rounds: Iterable[tuple[Path | None, ...]] = zip_longest(*by_folder.values())
-    return (path for some in rounds for path in some if path is not None)
+    return (path for some in zip_longest(*by_folder.values()) for path in some if path is not None)
