@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.convert import SOFT_ALPHA, recast
 from attnconv.data.load_splits import load as load_data
-from attnconv.models.model_loader import load as load_model, weights_of_run
+from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.run_folder import RunFolder
 from experiments.common import DeviceName, Images, device_of, kept, spread, write_results
@@ -184,7 +184,7 @@ def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, ra
         seed=seed,
     )
     values = {key: value for key, value in asdict(settings).items() if key not in _FREE}
-    weights = hashlib.sha256(weights_of_run(settings.run).read_bytes()).hexdigest()
+    weights = hashlib.sha256(checkpoint_file(settings.run).read_bytes()).hexdigest()
     on = [values, str(asdict(how)), device_of(settings.device).type, weights]
     result = kept(settings.kept, name, on, lambda: tune(name, copy.deepcopy(model), sets, how))
     return Tuned(rate, seed, Result(**result))

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from attnconv.cli import COMMANDS, main
-from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.model_loader import model_of
+from attnconv.models.checkpoint import model_of, read_checkpoint, save_weights
 from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder

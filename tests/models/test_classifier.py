@@ -250,9 +250,9 @@ def test_wrong_settings_are_named_together() -> None:
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"images: must be floating point, got torch\.uint8"),
         (torch.zeros(3, 8, 8), ValueError, r"images: must have shape .*, got shape \(3, 8, 8\)\. Add a batch axis"),
         (torch.zeros(2, 3, 8, 8, 1), ValueError, r"images: must have shape .*, got shape \(2, 3, 8, 8, 1\)"),
-        (torch.zeros(2, 1, 8, 8), ValueError, r"images: must have 3 channels at dimension 1, got shape \(2, 1, 8, 8\)"),
-        (torch.zeros(2, 3, 0, 8), ValueError, r"images: must have a height and .*, got shape \(2, 3, 0, 8\)"),
-        (torch.zeros(2, 3, 8, 7), ValueError, r"images: must have sides that 2 divides, got shape \(2, 3, 8, 7\)"),
+        (torch.zeros(2, 1, 8, 8), ValueError, r"images: must have shape .*, got shape \(2, 1, 8, 8\)"),
+        (torch.zeros(2, 3, 0, 8), ValueError, r"images: must have shape .*, got shape \(2, 3, 0, 8\)"),
+        (torch.zeros(2, 3, 8, 7), ValueError, r"images: .* that 2 divides, got shape \(2, 3, 8, 7\)"),
     ],
 )
 def test_wrong_images_are_refused(images: Tensor, error: type[Exception], message: str) -> None:

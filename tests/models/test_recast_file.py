@@ -12,7 +12,7 @@ from attnconv.convert import recast
 from attnconv.layers import SelfAttention
 from attnconv.models.factory import build
 from attnconv.models.model_loader import load
-from attnconv.models.recast_file import FORMAT_VERSION, save_recast
+from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import ResNetSettings
 
 SETTINGS = ResNetSettings(widths=(4, 4, 4, 4), blocks=(1, 1, 1, 1), image_size=16)
@@ -48,14 +48,14 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 
 def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "v.safetensors", format_version=FORMAT_VERSION + 1)
+    path = written(tmp_path / "v.safetensors", format_version=2)
     with pytest.raises(ValueError, match=r"checkpoint: .*got '2'"):
         load(path)
     path = written(tmp_path / "o.safetensors", only=["stem"])
     with pytest.raises(ValueError, match=r"checkpoint: .*got Error\(s\) in loading"):
         load(path)
     path = written(tmp_path / "m.safetensors", model=["resnet"])
-    with pytest.raises(ValueError, match=r"checkpoint: .*got AttributeError"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got .*resnet"):
         load(path)
     path = written(tmp_path / "c.safetensors", classes=["a", "b"])
     with pytest.raises(ValueError, match=r"classes: .*got \['a', 'b'\]"):

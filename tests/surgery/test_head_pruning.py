@@ -249,9 +249,8 @@ class TestPrunedModels:
         pruned = prune_heads(model, heads)
         after = settings_after_pruning(settings, pruned)
         assert after.heads == (7, 5, 8, 7, 3, 9)
-        assert parameters(pruned) == parameters(after) == 9_686_916
+        assert parameters(after) == sum(p.numel() for p in pruned.parameters()) == 9_686_916
         assert flops_paper(after) == 4_947_156_800
-        assert flops_paper(pruned, (3, 32, 32)) == 4_947_156_800
 
     def test_a_checkpoint_reloads_bit_for_bit(self, tmp_path: Path) -> None:
         model = build(SMALL).eval()

@@ -4,6 +4,9 @@
 satisfy, what arrived instead, and what to do, in that order and in one line.
 """
 
+import difflib
+from collections.abc import Iterable
+
 _LONGEST = 4000  # characters of a value in a message
 
 
@@ -32,6 +35,17 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
         value = f"{value[:_LONGEST]}... ({len(value):,} characters)"
     where = f" ({origin})" if origin else ""
     return printable(f"{argument}: {requirement}, got {value}{where}." + (f" {fix}" if fix else ""), lines=True)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The fix for a misspelt name: the known names that are most like it; empty if there are none.
+
+    Example:
+        >>> did_you_mean("quadratc", ["quadratic", "learned"])
+        'Did you mean quadratic?'
+    """
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def printable(text: str, *, lines: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The paper's image classifier, attention only: section 4.1 and the counts of its Tables 1 and 4.
+"""The paper's image classifier (section 4.1).
 
     positions   space to depth: a square of p x p pixels becomes one position of c p^2 channels (invertible)
     embedding   linear
@@ -6,9 +6,9 @@
                 MLP with exact GELU, residual, layer norm
     head        mean over positions, linear
 
-Nothing says where a position is except the relative scores inside the attention layers, so one model serves images of
-any size and shape that p divides. The hidden state lies in memory as (b, height, width, c), the form in which both the
-linear maps and the attention layers are fastest; the attention layers take and give (b, c, height, width) *views*.
+Positions enter only through the attention scores, so one model accepts images of any size that p divides. The hidden
+state is (b, height, width, c) in memory, in which both the linear maps and the attention layers are fastest; the
+attention layers take and return (b, c, height, width) *views*.
 """
 
 from typing import final
@@ -29,10 +29,10 @@ class AttentionClassifier(nn.Module):
     """Space to depth, linear embedding, attention blocks, mean over positions, linear head.
 
     Args:
-        settings: sizes, encoding, norms and dropouts. The default is the paper's quadratic model.
+        settings: Sizes, encoding, norms and dropouts. The default is the paper's quadratic model.
 
     Raises:
-        ValueError: if the settings are not legal; all problems are named together.
+        ValueError: The settings are not legal; the message lists all problems.
 
     Example:
         >>> import torch
@@ -59,8 +59,8 @@ class AttentionClassifier(nn.Module):
         """Logits of images (b, c, height, width); the downsampling divides height and width.
 
         Raises:
-            TypeError: if the images are not floating point.
-            ValueError: if their rank, number of channels or size is wrong.
+            TypeError: The images are not floating point.
+            ValueError: Their rank, number of channels or size is wrong.
         """
         check_images(images, channels=self.image_channels, multiple=self.downsampling)
         hidden = self.embedding(space_to_depth(images, self.downsampling))
@@ -77,8 +77,8 @@ class AttentionBlock(nn.Module):
         pre                 x <- x + branch(norm(x))
 
     Args:
-        settings: of the whole model.
-        heads: number of heads of this block.
+        settings: Of the whole model.
+        heads: Number of heads of this block.
     """
 
     def __init__(self, settings: AttentionSettings, heads: int) -> None:
@@ -123,10 +123,6 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
 
     Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square.
 
-    Args:
-        images: their sides are multiples of `side`.
-        side: side of the square of pixels that becomes one position, at least 1.
-
     Example:
         >>> import torch
         >>> space_to_depth(torch.arange(4.0).reshape(1, 1, 2, 2), 2).flatten().tolist()
@@ -137,7 +133,7 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
 
 
 def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
-    """A fresh encoding of the settings' name and sizes, for a layer with this many heads."""
+    """Build the encoding of a layer with this many heads."""
     encoding = encoding_named(
         settings.encoding,
         settings.width,

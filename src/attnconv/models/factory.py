@@ -1,4 +1,4 @@
-"""From settings, or the name of a preset, to a model with fresh parameters."""
+"""Build a model from its settings or the name of a preset."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from attnconv.models.settings import AttentionSettings, ModelSettings
 
 
 def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
-    """A model with fresh parameters, drawn from torch's global generator, on the default device in the default dtype.
+    """Build a model with fresh parameters, drawn from torch's global generator.
 
     Args:
-        settings: settings, or the name of a preset.
-        **changes: settings of the preset to change, as in `preset_settings`.
+        settings: Settings, or the name of a preset.
+        **changes: Settings in place of the preset's own, such as `classes=100`.
 
     Returns:
         The model in training mode: images (b, c, height, width) to logits (b, classes).
 
     Raises:
-        ValueError: if no preset has this name, or if the settings are not legal.
+        ValueError: No preset has this name, or the settings are not legal.
 
     Example:
         >>> sum(parameter.numel() for parameter in build("quadratic-digits").parameters())

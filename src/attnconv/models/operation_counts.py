@@ -1,130 +1,86 @@
-"""How many parameters a model has and how many operations it takes, from its settings alone, exactly.
+"""Parameters and operations of a model, computed exactly from its settings.
 
-    the paper's way     2 x multiply-adds of the linear and convolution modules only. The weighted sum (attention x
-                        values) and q.k are products of two activations and stay out.
-    everything counted  those products as well, for the dense form of attention, in which every query meets every key.
+    the paper's way     2 x multiply-adds of only the linear and convolution modules. The weighted sum (attention x
+                        values) and q.k are products of two activations and are left out.
+    everything          those products as well, for the dense form of attention, in which every query meets every key.
 
 An operation is one addition or one multiplication, for one image. Elementwise work (norms, softmax, GELU) is in
-neither. A model is seen as a list of `Part`s; `attnconv.models.flop_counter` counts a built module instead, and the
-tests hold the two against each other. Nothing here imports torch, so that the table of presets appears at once.
+neither. The tests compare both with what torch counts in the built model. Nothing here imports torch, so that the
+table of presets appears at once.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from attnconv._util.errors import bad
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
-if TYPE_CHECKING:
-    from torch import nn
-
 ImageShape: TypeAlias = tuple[int, int, int]  # channels, height, width
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of a model.
-
-    Attributes:
-        parameters: how many numbers it learns.
-        linear: multiply-adds of its linear maps, for one image.
-        products: multiply-adds of its products between activations, for one image.
-    """
+class Part(NamedTuple):
+    """A piece of a model: its parameters, and for one image the multiply-adds of linear maps and of products."""
 
     parameters: int
     linear: int = 0
     products: int = 0
 
 
-def parameters(model: "ModelSettings | str | nn.Module") -> int:
-    """Number of parameters of settings, of a preset, or of a module.
+def parameters(model: ModelSettings | str) -> int:
+    """Number of parameters of a model, given by its settings or as a preset's name.
 
     Example:
         >>> parameters("quadratic")
         12086844
     """
-    if isinstance(model, AttentionSettings | ResNetSettings | str):
-        settings = _settings(model)
-        return sum(part.parameters for part in parts(settings, default_shape(settings)))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(part.parameters for part in _parts(model, None))
 
 
-def flops_paper(model: "ModelSettings | str | nn.Module", image_shape: ImageShape | None = None) -> int:
+def flops_paper(model: ModelSettings | str, image_shape: ImageShape | None = None) -> int:
     """Operations for one image, counted in the paper's way.
 
     Args:
-        model: settings, a preset's name, or a module.
-        image_shape: (channels, height, width); None for the size in the settings. A module needs it.
+        model: Settings, or a preset's name.
+        image_shape: (channels, height, width); None for the size in the settings.
 
     Raises:
-        ValueError: if the model cannot take such images, or a module comes without their shape.
+        ValueError: The model does not accept such images.
 
     Example:
         >>> flops_paper("quadratic")
         6175956800
     """
-    if isinstance(model, AttentionSettings | ResNetSettings | str):
-        return 2 * sum(part.linear for part in _parts(model, image_shape))
-    from attnconv.models.flop_counter import measure_flops
-
-    return measure_flops(model, _required(image_shape)).paper
+    return 2 * sum(part.linear for part in _parts(model, image_shape))
 
 
-def flops_all(model: "ModelSettings | str | nn.Module", image_shape: ImageShape | None = None) -> int:
-    """Operations for one image with everything counted, attention in its dense form.
+def flops_all(model: ModelSettings | str, image_shape: ImageShape | None = None) -> int:
+    """Operations for one image, all of them, with attention in its dense form.
 
     Args:
-        model: settings, a preset's name, or a module.
-        image_shape: (channels, height, width); None for the size in the settings. A module needs it.
+        model: Settings, or a preset's name.
+        image_shape: (channels, height, width); None for the size in the settings.
 
     Raises:
-        ValueError: if the model cannot take such images, or a module comes without their shape.
+        ValueError: The model does not accept such images.
 
     Example:
         >>> flops_all("quadratic")
         9007112000
     """
-    if isinstance(model, AttentionSettings | ResNetSettings | str):
-        return 2 * sum(part.linear + part.products for part in _parts(model, image_shape))
-    from attnconv.models.flop_counter import measure_flops
-
-    return measure_flops(model, _required(image_shape)).everything
-
-
-def default_shape(settings: ModelSettings) -> ImageShape:
-    """(channels, height, width) of the images that the settings are made for."""
-    return settings.image_channels, settings.image_size, settings.image_size
-
-
-def parts(settings: ModelSettings, image_shape: ImageShape) -> Iterator[Part]:
-    """The pieces of a model, in order, each with its counts."""
-    if isinstance(settings, AttentionSettings):
-        return _classifier_parts(settings, image_shape)
-    return _resnet_parts(settings, image_shape)
-
-
-def _settings(model: ModelSettings | str) -> ModelSettings:
-    return preset_settings(model) if isinstance(model, str) else model
+    return 2 * sum(part.linear + part.products for part in _parts(model, image_shape))
 
 
 def _parts(model: ModelSettings | str, image_shape: ImageShape | None) -> Iterator[Part]:
-    settings = _settings(model)
-    shape = default_shape(settings) if image_shape is None else image_shape
+    settings = preset_settings(model) if isinstance(model, str) else model
+    shape = image_shape or (settings.image_channels, settings.image_size, settings.image_size)
     multiple = settings.downsampling if isinstance(settings, AttentionSettings) else 1
-    channels, *sides = shape
-    if channels != settings.image_channels or any(side < 1 or side % multiple for side in sides):
+    if shape[0] != settings.image_channels or any(side < 1 or side % multiple for side in shape[1:]):
         sizes = f"height and width at least 1 and divisible by {multiple}"
         raise ValueError(bad("image_shape", f"must be ({settings.image_channels}, height, width), {sizes}", shape))
-    return parts(settings, shape)
-
-
-def _required(image_shape: ImageShape | None) -> ImageShape:
-    if image_shape is None:
-        fix = "Pass (channels, height, width)."
-        raise ValueError(bad("image_shape", "must be given for a module, which does not know its images", None, fix))
-    return image_shape
+    if isinstance(settings, AttentionSettings):
+        return _classifier_parts(settings, shape)
+    return _resnet_parts(settings, shape)
 
 
 def _linear(inputs: int, outputs: int, times: int, *, bias: bool = True) -> Part:
@@ -153,21 +109,20 @@ def _classifier_parts(settings: AttentionSettings, image_shape: ImageShape) -> I
 
 def _attention_parts(settings: AttentionSettings, heads: int, positions: int) -> Iterator[Part]:
     """Values, their weighted sums, and the output: equation (11), merged or factored."""
-    hidden = settings.width
-    if settings.head_channels is None:
-        yield Part(0, products=heads * positions**2 * hidden)
-        yield _linear(heads * hidden, hidden, positions)
-    else:
-        yield _linear(hidden, heads * settings.head_channels, positions, bias=False)
-        yield Part(0, products=heads * positions**2 * settings.head_channels)
-        yield _linear(heads * settings.head_channels, hidden, positions)
+    hidden, channels = settings.width, settings.head_channels
+    if channels is not None:
+        yield _linear(hidden, heads * channels, positions, bias=False)
+    channels = channels or hidden
+    yield Part(0, products=heads * positions**2 * channels)
+    yield _linear(heads * channels, hidden, positions)
 
 
 def _encoding_part(settings: AttentionSettings, heads: int, rows: int, columns: int) -> Part:
     """Parameters and linear maps of an encoding, and its products q.k and q.r.
 
-    Scores that no image enters are computed once for all images and count as nothing, except in the learned encoding:
-    the authors' code applies its two linear maps to every pair of a query's and a key's row, and of their columns.
+    Scores that do not depend on the image are computed once for all images and count as nothing, except in the learned
+    encoding: the authors' code applies its two linear maps to every pair of a query's and a key's row, and of their
+    columns.
     """
     positions, width = rows * columns, settings.width
     table = 2 * settings.max_shift + 1
@@ -217,6 +172,6 @@ def _resnet_parts(settings: ResNetSettings, image_shape: ImageShape) -> Iterator
 
 
 def _convolution(inputs: int, outputs: int, side: int, positions: int) -> Iterator[Part]:
-    """A square convolution without bias and the batch norm behind it."""
+    """A square convolution without bias and its batch norm."""
     yield _linear(inputs * side**2, outputs, positions, bias=False)
     yield Part(2 * outputs)

@@ -1,58 +1,30 @@
 """Recast networks as files: the weights of `recast(model)`, and which model that was.
 
-One safetensors file; its header's map of strings says
+The header (see `weights_file`) holds
 
-    format            "attnconv-recast"
-    format_version    a whole number
-    model             JSON: {"settings": ..} of a preset or checkpoint, or {"spec": "torchvision:resnet18"}
-    alpha, only       JSON: the arguments of `recast`
-    classes, mean, std, attnconv_version    as in a checkpoint
+    model         {"settings": ..} of a preset or checkpoint, or {"spec": "torchvision:resnet18"}
+    alpha, only   the arguments of `recast`
+    classes, mean, std    as in a checkpoint
 
 To read one, the architecture is built afresh, recast, and given the weights. Nothing in a file is executed: where the
-model came from a function of the user's own (`package.module:function`), the file is refused with the line that loads
-it.
+model came from a user's function (`package.module:function`), the file is rejected with the line that loads it.
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
 from torch import nn
 
-import attnconv
-from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
-from attnconv._util.json_files import read_json
 from attnconv.convert import plan_shifts, recast
-from attnconv.models.checkpoint import check_about, read_tensors
+from attnconv.models.checkpoint import About, fresh, load_tensors, read_about
 from attnconv.models.factory import build
+from attnconv.models.library_models import LIBRARIES, library_model
 from attnconv.models.settings import ModelSettings, from_dict, to_dict
-from attnconv.models.weights_file_checks import in_order, read_metadata
+from attnconv.models.weights_file import WeightsFile, check_version, weights_content, write_weights
 
 FORMAT = "attnconv-recast"
-_LISTS = ("classes", "mean", "std")
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class RecastFile:
-    """What a recast file holds, the model rebuilt.
-
-    Attributes:
-        model: the recast network, in evaluation mode.
-        settings: of the preset or checkpoint that was recast; None for models from elsewhere.
-        classes, mean, std: as in a checkpoint.
-    """
-
-    model: nn.Module
-    settings: ModelSettings | None
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def save_recast(
@@ -64,79 +36,54 @@ def save_recast(
     only: Sequence[str] | None = None,
     about: dict[str, tuple[Any, ...]] | None = None,
 ) -> None:
-    """Write a recast network, whole or not at all.
+    """Write a recast network atomically.
 
     Args:
-        path: the file, usually `*.safetensors`; missing folders are made.
-        model: what `recast` returned.
-        origin: what was recast: settings of a model of this library, or the words that `load` took.
-        alpha: as it was given to `recast`.
-        only: as it was given to `recast`; patterns only.
+        path: The file, usually `*.safetensors`; missing folders are created.
+        model: What `recast` returned.
+        origin: What was recast: settings of a model of this library, or the argument of `load`.
+        alpha: As it was given to `recast`.
+        only: As it was given to `recast`; only patterns.
         about: `classes`, `mean` and `std` of a checkpoint, where they are known.
 
     Raises:
-        OSError: if the file cannot be written.
+        OSError: The file cannot be written.
     """
-    known = {"classes": (), "mean": (), "std": ()} | (about or {})
     source = {"spec": origin} if isinstance(origin, str) else {"settings": to_dict(origin)}
-    values = {"model": source, "alpha": alpha, "only": None if only is None else list(only), **known}
-    metadata = {name: json.dumps(value) for name, value in values.items()}
-    metadata |= {"format": FORMAT, "format_version": str(FORMAT_VERSION), "attnconv_version": attnconv.__version__}
+    description = {"model": source, "alpha": alpha, "only": None if only is None else list(only)}
+    description |= About(**(about or {}))._asdict()
     # Copies: the format has no two names for one tensor, and shared weights are shared again when they are loaded.
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, in_order(safetensors.torch.save(tensors, metadata)))
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    write_weights(path, weights_content(tensors, FORMAT, description))
 
 
-def is_recast(metadata: dict[str, str]) -> bool:
-    """Whether a weights file's map of strings is that of a recast network."""
-    return metadata.get("format") == FORMAT
+def rebuild(file: WeightsFile) -> tuple[nn.Module, ModelSettings | None, About]:
+    """Rebuild a recast network from its weights file.
 
-
-def read_recast(path: Path, build_named: Callable[[str], nn.Module]) -> RecastFile:
-    """Rebuild a recast network.
-
-    Args:
-        path: the file.
-        build_named: makes the model that words stand for; never called with a function's name.
+    Returns:
+        The network, the settings of the preset or checkpoint that was recast (None for models of libraries), and
+        its classes and normalisation.
 
     Raises:
-        ValueError: if the file is of a newer format, was made from a function of the user's own, says nonsense about
-            itself, or does not fit the model that it names.
+        ValueError: The file is of another version, was made from a user's function, or does not fit the model that it
+            names, or an entry of its header is wrong.
     """
-    metadata, origin = read_metadata(path), str(path)
-    if metadata.get("format_version") != str(FORMAT_VERSION):
-        got = repr(metadata.get("format_version"))
-        raise ValueError(bad("checkpoint", f"must have format version {FORMAT_VERSION}", got, origin=origin))
-    try:
-        values = {name: read_json(metadata[name]) for name in ("model", "alpha", "only", *_LISTS)}
-        source, spec = values["model"], values["model"].get("spec")
-    except (KeyError, ValueError, AttributeError) as error:
-        raise ValueError(bad("checkpoint", "must say what was recast", repr(error), origin=origin)) from error
-    kinds = {"alpha": (float, int, type(None)), "only": (list, type(None))} | dict.fromkeys(_LISTS, (list,))
-    wrong = [name for name, kind in kinds.items() if type(values[name]) not in kind]
-    if wrong or not (isinstance(spec, str) or isinstance(source.get("settings"), dict)):
-        name = wrong[0] if wrong else "model"
-        raise ValueError(bad(f"checkpoint: {name}", "must be what recast was given", repr(values[name]), origin=origin))
+    check_version(file)
+    origin, source = str(file.path), file.value("model", dict)
+    alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
+    spec = source.get("spec")
+    if not isinstance(spec, str) and not isinstance(source.get("settings"), dict):
+        raise ValueError(bad("checkpoint", "must name the model that was recast", repr(source), origin=origin))
     settings = None if isinstance(spec, str) else from_dict(source["settings"], origin=origin)
-    if isinstance(spec, str) and spec.partition(":")[0] not in ("timm", "torchvision", "hf"):
-        fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={values['alpha']}, only={values['only']}); "
-        fix += f"model.load_state_dict(safetensors.torch.load_file({path.name!r}))."
-        raise ValueError(
-            bad("checkpoint", "must name a model of a library; no function is run", spec, fix, origin=origin)
-        )
-    check_about(settings, values, origin=origin)
-    with torch.random.fork_rng(devices=[]):
-        base = build(settings) if settings is not None else build_named(str(spec))
-    tensors = read_tensors(path)
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    model = recast(base.to(dtypes.pop()) if len(dtypes) == 1 else base, alpha=values["alpha"], only=values["only"])
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        fix = "The model's library may have changed since."
-        raise ValueError(bad("checkpoint", "must fit the model it names", str(error), fix, origin=origin)) from error
+    library, _, name = (spec or "").partition(":")
+    if settings is None and library not in LIBRARIES:
+        fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
+        fix += f"model.load_state_dict(safetensors.torch.load_file({file.path.name!r}))."
+        requirement = "must name a model of a library; no function is called"
+        raise ValueError(bad("checkpoint", requirement, str(spec), fix, origin=origin))
+    about = read_about(file, settings)
+    base = fresh(lambda: build(settings) if settings else library_model(library, name)[0], file.tensors)
+    model = recast(base, alpha=alpha, only=only)
+    load_tensors(model, file.tensors, origin=origin)
     plan_shifts(model)
-    mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
-    return RecastFile(model.eval(), settings, tuple(values["classes"]), mean, std)
+    return model, settings, about

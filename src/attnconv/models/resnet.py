@@ -1,7 +1,6 @@
-"""The residual network for small images that the paper compares with.
+"""ResNet-18 of He et al. (2015) with the usual stem for CIFAR, one 3x3 convolution of stride 1 and no pooling.
 
-ResNet-18 of He et al. (2015) with the stem that is usual for CIFAR: one 3x3 convolution of stride 1 and no pooling, so
-that an image of 32 x 32 pixels is still 32 x 32 in the first stage and 4 x 4 in the last. 11,173,962 parameters.
+An image of 32 x 32 pixels is still 32 x 32 in the first stage and 4 x 4 in the last. 11,173,962 parameters.
 """
 
 from typing import final
@@ -19,10 +18,10 @@ class ResNet(nn.Module):
     """Stem, stages of basic blocks, mean over positions, linear head.
 
     Args:
-        settings: widths and numbers of blocks of the stages, and what the images and classes are.
+        settings: Widths and numbers of blocks of the stages, image channels and classes.
 
     Raises:
-        ValueError: if the settings are not legal; all problems are named together.
+        ValueError: The settings are not legal; the message lists all problems.
 
     Example:
         >>> import torch
@@ -52,12 +51,11 @@ class ResNet(nn.Module):
         """Logits of images (b, c, height, width) of any size.
 
         Raises:
-            TypeError: if the images are not floating point.
-            ValueError: if their rank or number of channels is wrong, or a side is 0.
+            TypeError: The images are not floating point.
+            ValueError: Their rank or number of channels is wrong, or a side is 0.
         """
         check_images(images, channels=self.image_channels)
-        hidden = F.relu(self.stem_norm(self.stem(images)))
-        hidden = self.stages(hidden)
+        hidden = self.stages(F.relu(self.stem_norm(self.stem(images))))
         logits: Tensor = self.head(hidden.mean((2, 3)))
         return logits
 
@@ -67,9 +65,9 @@ class BasicBlock(nn.Module):
     """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions.
 
     Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        stride: step of the first convolution. Where it is not 1, or the channels change, the shortcut is a 1x1
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        stride: Of the first convolution. Where it is not 1, or the channels change, the shortcut is a 1x1
             convolution with a norm; elsewhere it is the identity.
     """
 
