@@ -67,7 +67,7 @@ class TestForms:
         write_hub_folder(tmp_path / place)
         sets, source = read_cifar(facts, settings_for(tmp_path))
         assert_is_small_cifar(sets)
-        assert source == "CIFAR-10 from 3 parquet files"
+        assert source == "CIFAR-10 from parquet files"
 
     def test_cifar_100_with_both_kinds_of_labels(self, tmp_path: Path) -> None:
         facts = small_cifar("cifar100")[0]
@@ -128,10 +128,9 @@ class TestMissing:
         facts, files = small_cifar()
         content = tar_gz(facts.folder, files)
 
-        def fetched(remote: Remote, target: Path, **_: object) -> Path:
+        def fetched(remote: Remote, target: Path, **_: object) -> None:
             target.parent.mkdir(parents=True)
             target.write_bytes(content)
-            return target
 
         monkeypatch.setattr(module, "fetch", fetched)
         sets, _ = read_cifar(facts, settings_for(tmp_path / "new", download=True))

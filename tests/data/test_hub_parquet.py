@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from attnconv.data.hub_parquet import parquet_files, read_parquet
+from attnconv.data.hub_parquet import read_parquet
 from attnconv.data.image_set import ImageSet
 from tests.data.making import pixels, png, write_hub_folder, write_parquet
 from tests.data.test_cifar import assert_is_small_cifar
@@ -22,9 +22,9 @@ TEST = "test-00000-of-00001.parquet"
 
 
 def read(folder: Path, labels: str = "label") -> dict[str, ImageSet]:
-    files = parquet_files(folder)
-    assert files is not None
-    return read_parquet(files, labels, ROWS)
+    sets = read_parquet(folder, labels, ROWS)
+    assert sets is not None
+    return sets
 
 
 class TestReading:
@@ -42,25 +42,22 @@ class TestReading:
         assert torch.equal(read(tmp_path)["test"].images, torch.from_numpy(pixels(10, 2)))
 
     def test_a_folder_without_parquet_is_something_else(self, tmp_path: Path) -> None:
-        assert parquet_files(tmp_path) is None
-        assert parquet_files(tmp_path / "absent") is None
+        assert read_parquet(tmp_path, "label", ROWS) is None
+        assert read_parquet(tmp_path / "absent", "label", ROWS) is None
 
 
 class TestIncomplete:
     def test_a_missing_shard(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / "train-00001-of-00002.parquet").unlink()
-        expected = (
-            r"must hold all files of train, got a folder without train-00001-of-00002\.parquet\. .*half downloaded"
-        )
-        with pytest.raises(ValueError, match=expected):
-            parquet_files(tmp_path)
+        with pytest.raises(ValueError, match=r"20 rows of train, got 12 in train-00000-of-00002\.parquet.*half down"):
+            read(tmp_path)
 
     def test_a_missing_split(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / TEST).unlink()
-        with pytest.raises(ValueError, match=r"must hold all files of test, got a folder without test-\*\.parquet"):
-            parquet_files(tmp_path)
+        with pytest.raises(ValueError, match=r"10 rows of test, got 0 in no file\. .*half downloaded"):
+            read(tmp_path)
 
     def test_a_wrong_number_of_rows(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
@@ -150,19 +147,15 @@ class TestBombs:
         pq.write_table(nothing, tmp_path / TEST)
         del nothing
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
-        files = parquet_files(tmp_path)
-        assert files is not None
         with pytest.raises(ValueError, match=rf"must hold 10 rows of test, got 3,000,000 in {TEST}"):
-            read_parquet({"test": files["test"]}, "label", ROWS)
+            read_parquet(tmp_path, "label", {"test": 10})
 
     def test_bytes_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
-        files = parquet_files(tmp_path)
-        assert files is not None
         with pytest.raises(ValueError, match=r"10 rows of test that unpack to 81,920 bytes at most, got 8\d,\d+ in"):
-            read_parquet({"test": files["test"]}, "label", ROWS)
+            read_parquet(tmp_path, "label", {"test": 10})
 
     def test_one_value_of_many_rows_is_not_unpacked_for_all_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +172,6 @@ class TestBombs:
 
         monkeypatch.setattr("attnconv.data.hub_parquet._decode", decode)
         before = pa.total_allocated_bytes()
-        read_parquet({"test": [tmp_path / TEST]}, "label", {"test": 400})
+        read_parquet(tmp_path, "label", {"test": 400})
         assert len(taken) == 400
         assert max(taken) - before < 10_000_000

@@ -74,7 +74,7 @@ class TestCifar:
         splits = load(cifar)
         assert sizes(splits) == (15, 5, 10)
         assert splits.classes[3] == "cat"
-        assert splits.source == "CIFAR-10 from 3 parquet files"
+        assert splits.source == "CIFAR-10 from parquet files"
 
     @pytest.mark.parametrize(
         ("normalisation", "std"), [("paper", (0.2023, 0.1994, 0.2010)), ("measured", (0.2470, 0.2435, 0.2616))]

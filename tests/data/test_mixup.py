@@ -70,7 +70,7 @@ class TestMix:
     def test_labels_must_be_classes(self, label: int) -> None:
         images, labels, uniforms = batch()
         labels[5] = label
-        with pytest.raises(ValueError, match=rf"labels: .*got .*{label}"):
+        with pytest.raises(RuntimeError, match="Class values must be"):
             mix(images, labels, uniforms, settings=AugmentSettings(), classes=64)
 
 

@@ -17,7 +17,7 @@ from attnconv._util.errors import bad
 from attnconv.data.cifar_archive import read_archive
 from attnconv.data.cifar_facts import Cifar
 from attnconv.data.download import Progress, fetch
-from attnconv.data.hub_parquet import parquet_files, read_parquet
+from attnconv.data.hub_parquet import read_parquet
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
 
@@ -25,15 +25,7 @@ from attnconv.data.settings import DataSettings
 def read_cifar(
     facts: Cifar, settings: DataSettings, *, progress: Progress | None = None
 ) -> tuple[dict[str, ImageSet], str]:
-    """Find, check and read the data set.
-
-    Args:
-        facts: Which of the two, an entry of `CIFARS`.
-        settings: Where it is, which labels, whether to download.
-        progress: Called while the archive is downloaded.
-
-    Returns:
-        The sets `train` and `test`, and where they came from.
+    """Find, check and read the sets `train` and `test`, and name their source.
 
     Raises:
         ValueError: The folder does not hold the data and they cannot be downloaded, or its files are incomplete or
@@ -65,8 +57,8 @@ def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, I
         if path.exists():
             return read_archive(path, facts, f"{column}s"), f"the {form} {path.name}"
     for place in ("", "data", "plain_text", settings.name):
-        if (files := parquet_files(root / place)) is not None:
-            return read_parquet(files, column, facts.rows), f"{sum(map(len, files.values()))} parquet files"
+        if (sets := read_parquet(root / place, column, facts.rows)) is not None:
+            return sets, "parquet files"
     return None
 
 

@@ -21,15 +21,12 @@ from attnconv.data.image_set import ImageSet
 
 
 def read_archive(path: Path, facts: Cifar, labels: str) -> dict[str, ImageSet]:
-    """Check and read an archive, in memory, or the folder that it unpacks to.
+    """Check and read the sets `train` and `test` of an archive, in memory, or of the folder that it unpacks to.
 
     Args:
         path: The archive or the folder.
         facts: What is in it.
         labels: Key of the labels in the pickles: `labels`, `fine_labels` or `coarse_labels`.
-
-    Returns:
-        The sets `train` and `test`.
 
     Raises:
         ValueError: The archive has another size or checksum, or a pickle of the folder is missing or differs.

@@ -52,17 +52,14 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
     return digest.hexdigest()
 
 
-def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress | None = None) -> Path:
-    """Download a file unless it is there.
+def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress | None = None) -> None:
+    """Download a file to `target` unless it is there; its folder is created, and removed where nothing arrives.
 
     Args:
         remote: What to download.
-        target: Where to put it; its folder is created, and removed where nothing arrives.
+        target: Where to put it.
         attempts: Give up after so many requests in a row without a single new byte, at least 1.
         progress: Called after each piece.
-
-    Returns:
-        The target.
 
     Raises:
         ConnectionError: The file could not be downloaded; what has arrived is kept for the next time.
@@ -85,13 +82,12 @@ def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress
                 folder.rmdir()
     if target.is_file():
         part.unlink(missing_ok=True)
-        return target
+        return
     try:
         part.replace(target)
     except FileNotFoundError:  # a process that waited was faster
         if not target.is_file():
             raise
-    return target
 
 
 def _complete(remote: Remote, file: FileIO, *, attempts: int, progress: Progress | None) -> None:

@@ -7,7 +7,6 @@ A file of some kilobytes can unpack to many gigabytes. Its numbers of rows and b
 rows are unpacked a few at a time, since the format can store one value for many of them.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,60 +26,32 @@ LARGEST_ROW = 8192
 _AT_ONCE = 1 << 28
 """The most bytes that rows may have that are unpacked together, if each were as large as all of its group."""
 
-_SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.parquet")
 
-Files = dict[str, list[Path]]
-
-
-def parquet_files(folder: Path) -> Files | None:
-    """List the parquet files of a folder by split, `train` and `test`; None if it holds no parquet file.
-
-    Raises:
-        ValueError: A split or one of its numbered files is missing.
-    """
-    files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test")}
-    if not any(files.values()):
-        return None
-    for split, paths in files.items():
-        missing = sorted(_expected(paths) - {path.name for path in paths}) if paths else [f"{split}-*.parquet"]
-        if missing:
-            got = f"a folder without {', '.join(missing)}"
-            raise ValueError(bad(str(folder), f"must hold all files of {split}", got, "The folder is half downloaded."))
-    return files
-
-
-def _expected(paths: list[Path]) -> set[str]:
-    """Names of all files of a split, as the names that are there count them."""
-    shards = [found for path in paths if (found := _SHARD.fullmatch(path.name)) is not None]
-    totals = {(found["split"], int(found["total"])) for found in shards}
-    return {f"{split}-{number:05d}-of-{total:05d}.parquet" for split, total in totals for number in range(total)}
-
-
-def read_parquet(files: Files, labels: str, rows: dict[str, int]) -> dict[str, ImageSet]:
-    """Read images and labels.
+def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, ImageSet] | None:
+    """Read the image sets of a folder by split; None if it holds no parquet files.
 
     Args:
-        files: The files by split, from `parquet_files`.
+        folder: Holds the files.
         labels: The column of labels.
         rows: How many rows each split must have.
-
-    Returns:
-        The image sets by split.
 
     Raises:
         ValueError: A split has another number of rows or unpacks to too many bytes, a file is damaged or lacks a
             column, or an image cannot be decoded; the message names the file and the row.
     """
+    files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in rows}
+    if not any(files.values()):
+        return None
     sets = {}
     for split, paths in files.items():
-        _check_counts(split, paths, labels, rows[split])
+        _check_counts(folder, split, paths, labels, rows[split])
         images, numbers = zip(*(part for path in paths for part in _read(path, labels)), strict=True)
         pixels = torch.from_numpy(np.concatenate(images)).permute(0, 3, 1, 2).contiguous()
         sets[split] = ImageSet(pixels, torch.from_numpy(np.concatenate(numbers)))
     return sets
 
 
-def _check_counts(split: str, paths: list[Path], labels: str, rows: int) -> None:
+def _check_counts(folder: Path, split: str, paths: list[Path], labels: str, rows: int) -> None:
     """Compare the rows and bytes that the footers list with what a split must have, before anything is unpacked."""
     found = size = 0
     for path in paths:
@@ -88,12 +59,13 @@ def _check_counts(split: str, paths: list[Path], labels: str, rows: int) -> None
             groups = range(file.num_row_groups)
             found += sum(file.metadata.row_group(group).num_rows for group in groups)
             size += sum(_bytes(file, group) for group in groups)
-    folder, names = str(paths[0].parent), ", ".join(path.name for path in paths)
-    requirement = f"must hold {rows:,} rows of {split}"
+    requirement, names = f"must hold {rows:,} rows of {split}", ", ".join(path.name for path in paths) or "no file"
     if found != rows:
-        raise ValueError(bad(folder, requirement, f"{found:,} in {names}"))
+        fix = "The folder is half downloaded." if found < rows else ""
+        raise ValueError(bad(str(folder), requirement, f"{found:,} in {names}", fix))
     if size > (most := rows * LARGEST_ROW):
-        raise ValueError(bad(folder, f"{requirement} that unpack to {most:,} bytes at most", f"{size:,} in {names}"))
+        got = f"{size:,} in {names}"
+        raise ValueError(bad(str(folder), f"{requirement} that unpack to {most:,} bytes at most", got))
 
 
 def _bytes(file: pq.ParquetFile, group: int) -> int:

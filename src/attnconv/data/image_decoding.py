@@ -144,12 +144,8 @@ def fit_picture(
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an open image: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
 
-    Of an image with several frames this is the first, and of transparent pixels the colour below.
-
-    Args:
-        image: From `open_picture`, inside its `with` block.
-        sizes: Height and width of the result in pixels, at least 1.
-        channels: 3 for RGB, 1 for grey.
+    Of an image with several frames this is the first, and of transparent pixels the colour below. `sizes` are height
+    and width in pixels; one channel is grey, three are RGB.
     """
     mode = "RGB" if channels == 3 else "L"
     image.load()  # a PNG's EXIF may follow its pixels, whose errors must come first

@@ -30,9 +30,6 @@ LARGEST_SET = 16 << 30
 def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str, ...]]:
     """Read the image folders under a root.
 
-    Args:
-        settings: Root, image size and the seed of splits.
-
     Returns:
         The sets `train`, `test` and, where it has a folder, `validation`; and the names of the classes, which are
         those of the folders in alphabetical order, with escapes for what cannot be printed.

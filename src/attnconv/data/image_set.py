@@ -97,12 +97,6 @@ def held_out(
     beginning of each class in it. Shares of classes are rounded by the largest remainder, so they differ from exact
     proportion by less than one image.
 
-    Args:
-        labels: Classes of the images.
-        count: How many images to hold out, 0 to n - 1.
-        seed: Seed of the split, at least 0.
-        stratify: Hold out the same share of every class.
-
     Returns:
         Indices of the images that stay and of those held out, each ascending.
 
