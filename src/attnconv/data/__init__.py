@@ -1,8 +1,4 @@
-"""Image sets in memory, the splits they are used in, and augmentation on the device.
-
-``load(settings)`` reads a data set; ``attnconv.data.augmentation.augment`` prepares a batch. Importing this package, or
-its ``settings``, does not import torch.
-"""
+"""Data sets, their splits, and augmentation: `load(settings)` reads a data set into memory."""
 
 from attnconv._util.exports import attach
 

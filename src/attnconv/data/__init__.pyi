@@ -1,20 +1,10 @@
 from .augmentation import normalise as normalise
-from .batches import (
-    Batch as Batch,
-    Batches as Batches,
-)
 from .image_decoding import read_image as read_image
 from .image_set import (
     ImageSet as ImageSet,
     Splits as Splits,
 )
 from .load_splits import load as load
-from .mixup import mix as mix
-from .random_numbers import (
-    Stream as Stream,
-    permutation as permutation,
-    uniform as uniform,
-)
 from .sample_images import (
     FolderPictures as FolderPictures,
     read_pictures as read_pictures,

@@ -31,8 +31,8 @@ def augment(
         images: Pixels as bytes.
         uniforms: Rows of `uniform` for these images, as in `Batch.uniforms`.
         settings: Which changes, how strong.
-        mean: Mean of each channel, of pixels scaled to [0, 1].
-        std: Standard deviation of each channel, positive.
+        mean: As for `normalise`.
+        std: As for `normalise`.
 
     Raises:
         ValueError: The images are smaller than the settings require, or the constants do not fit the channels.

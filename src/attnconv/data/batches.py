@@ -34,15 +34,12 @@ class Batches:
     Args:
         dataset: The images; batches are on its device.
         batch_size: Images of a global batch, over all processes together; a multiple of `world`.
-        seed: Seed of the order and of the random numbers, at least 0.
+        seed: Seed of the order and of the random numbers.
         shuffle: Whether each epoch has its own random order; otherwise the set's order.
-        rank: Index of this process, 0 to world - 1.
+        rank: Index of this process.
         world: Number of processes.
         drop_last: Leave out an incomplete last batch. Training on several processes needs this: otherwise the last
             batch can be uneven, or empty on some processes.
-
-    Raises:
-        ValueError: A number is out of range, or `drop_last` would leave no batch at all.
 
     Example:
         >>> digits = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))

@@ -1,9 +1,7 @@
 """Scikit-learn's digits: 1797 handwritten digits of 8 x 8 grey pixels, inside the package, so nothing is fetched.
 
-They are the test part of the "optical recognition of handwritten digits" set (E. Alpaydin, C. Kaynak, 1998). Pixels
-count ink from 0 to 16 and are scaled to bytes, round(255 v / 16). The package has no split of its own; here it is
-fixed: 360 images, the same share of every digit, drawn once, are the test set. Writers appear on both sides, so
-accuracies compare with other random splits of this set and are higher than on new writers.
+Pixels count ink from 0 to 16 and are scaled to bytes, round(255 v / 16). The test set is fixed: 360 images, the same
+share of every digit. Writers appear on both sides, so accuracies are higher than on new writers.
 """
 
 import base64
@@ -23,7 +21,7 @@ _TEST = (
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """Training set (1437 images) and test set (360 images), always the same.
+    """Read the training set (1437 images) and the test set (360 images).
 
     Example:
         >>> train, test = read_digits()

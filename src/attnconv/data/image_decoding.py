@@ -72,7 +72,7 @@ class TooLargeError(PictureError):
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open an image and check its header; errors of Pillow inside the `with` block become a `PictureError`.
+    """Open an image and check it; errors of Pillow inside the `with` block become a `PictureError`.
 
     Args:
         source: A file, or its content.

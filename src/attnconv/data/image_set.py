@@ -91,14 +91,11 @@ class Splits:
 def held_out(
     labels: Int64[Tensor, " n"], count: int, *, seed: int, stratify: bool = True
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
-    """Divide a training set in two: what stays, and what is held out.
+    """Divide a training set: indices of the images that stay and of those held out, each ascending.
 
     The order is `permutation(seed, 0, n)` on its own stream; the images held out are its beginning or, stratified, the
     beginning of each class in it. Shares of classes are rounded by the largest remainder, so they differ from exact
     proportion by less than one image.
-
-    Returns:
-        Indices of the images that stay and of those held out, each ascending.
 
     Raises:
         ValueError: The count leaves no image to train on.
@@ -134,12 +131,7 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
     """Compute the mean and deviation of each channel over all pixels, scaled to [0, 1], from exact integer sums.
 
     A constant channel gets the deviation 1.
-
-    Raises:
-        ValueError: There is no image.
     """
-    if len(images) == 0:
-        raise ValueError(bad("images", "must hold at least one image to measure", f"shape {tuple(images.shape)}"))
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     for channel in images.unbind(1):

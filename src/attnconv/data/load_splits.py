@@ -15,8 +15,6 @@ _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     """Load a data set into memory and divide it.
 
-    Which images are held out depends only on `split_seed`, `validation` and `stratify`.
-
     Args:
         settings: Which data set, from where, and how it is divided.
         progress: Called with (bytes there, bytes in all) while an archive is downloaded.

@@ -27,7 +27,7 @@ def mix(
     """Apply mixup or CutMix to a batch.
 
     Args:
-        images: The batch after `attnconv.data.augmentation.augment`.
+        images: The batch after `augment`.
         labels: Its classes, 0 to classes - 1.
         uniforms: Rows of `uniform` for these images, as for `augment`.
         settings: Only `mixup` and `cutmix` are read. With both on, each image takes one of them at random; with both
@@ -74,14 +74,7 @@ def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tens
     """Draw from Beta(a, a), 0 < a <= 1, by Jöhnk's rule: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
     A pair (u, v) is accepted with probability at least 1/2; the first accepted of twelve is taken, and 1/2 where none
-    is (once in 4096 at a = 1, practically never at a = 0.2).
-
-    Args:
-        parameter: a.
-        uniforms: Numbers in [0, 1), first all u, then all v.
-
-    Raises:
-        ValueError: The parameter is outside (0, 1].
+    is (once in 4096 at a = 1, practically never at a = 0.2). `uniforms` holds first all u, then all v.
     """
     if not 0.0 < parameter <= 1.0:
         raise ValueError(bad("parameter", "must be in (0, 1]", parameter))

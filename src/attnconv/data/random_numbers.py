@@ -30,13 +30,7 @@ class Stream(IntEnum):
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
     """Draw uniform numbers in [0, 1) for augmentation, multiples of 2^-24, which float32 holds exactly.
 
-    Args:
-        seed: The run's seed, 0 to 2^63 - 1.
-        epoch: 0 to 2^32 - 1.
-        n: Number of samples. A sample's row does not depend on it.
-
-    Raises:
-        ValueError: An argument is out of range.
+    A sample's row does not depend on the number of samples, n. Seeds are 0 to 2^63 - 1, epochs 0 to 2^32 - 1.
 
     Example:
         >>> torch.equal(uniform(0, 3, 5), uniform(0, 3, 9)[:5])
@@ -53,15 +47,6 @@ def below(uniforms: Float32[Tensor, "*shape"], limit: int) -> Int64[Tensor, "*sh
 
 def permutation(seed: int, epoch: int, n: int, *, stream: Stream = Stream.SHUFFLE) -> Int64[Tensor, " n"]:
     """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them.
-
-    Args:
-        seed: The run's seed, 0 to 2^63 - 1.
-        epoch: 0 to 2^32 - 1.
-        n: Number of samples.
-        stream: What the order is for.
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Example:
         >>> permutation(seed=0, epoch=1, n=5).sort().values.tolist()

@@ -188,11 +188,7 @@ def load_tensors(
 
 
 def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, argument: str, origin: str = "") -> None:
-    """Check that tensors are finite and those of a model with these settings, without memory for a second model.
-
-    Raises:
-        ValueError: A name is missing or unknown, a shape differs, or a number is NaN or infinite.
-    """
+    """Check that tensors are finite and those of a model with these settings, without memory for a second model."""
     with torch.device("meta"):
         model = build(settings)
     wrong = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
@@ -211,12 +207,7 @@ def read_about(file: WeightsFile, settings: ModelSettings | None) -> About:
 
 
 def check_about(settings: ModelSettings | None, about: About, *, origin: str = "") -> None:
-    """Compare names and normalisation with the settings of their model, None for one of another library.
-
-    Raises:
-        ValueError: There are not as many names as classes; or mean and deviation are not one finite number for each
-            channel of the images, the deviation above 0.
-    """
+    """Compare names and normalisation with the settings of their model, None for one of another library."""
     classes, mean, std = about
     count = len(classes) if settings is None else settings.classes
     if classes and not (len(classes) == count and all(isinstance(name, str) for name in classes)):

@@ -56,12 +56,7 @@ class AttentionClassifier(nn.Module):
         self.head = nn.Linear(settings.width, settings.classes)
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
-        """Logits of images (b, c, height, width); the downsampling divides height and width.
-
-        Raises:
-            TypeError: The images are not floating point.
-            ValueError: Their rank, number of channels or size is wrong.
-        """
+        """Logits of images (b, c, height, width); the downsampling divides height and width."""
         check_images(images, channels=self.image_channels, multiple=self.downsampling)
         hidden = self.embedding(space_to_depth(images, self.downsampling))
         hidden = self.norm(self.blocks(hidden))
@@ -73,12 +68,8 @@ class AttentionClassifier(nn.Module):
 class AttentionBlock(nn.Module):
     """Attention and an MLP, each on a residual branch with a layer norm after the sum or before the branch.
 
-        post (the paper)    x <- norm(x + branch(x))
-        pre                 x <- x + branch(norm(x))
-
-    Args:
-        settings: Of the whole model.
-        heads: Number of heads of this block.
+    post (the paper)    x <- norm(x + branch(x))
+    pre                 x <- x + branch(norm(x))
     """
 
     def __init__(self, settings: AttentionSettings, heads: int) -> None:

@@ -8,18 +8,9 @@ from attnconv._util.errors import bad
 
 
 def check_images(images: Tensor, *, channels: int, multiple: int = 1) -> None:
-    """Reject tensors that are not (b, channels, height, width), floating point; an empty batch is legal.
+    """Reject images that are not floating point, (b, channels, height, width), with sides that `multiple` divides.
 
-    Only the shape and the dtype are read, so the check compiles away.
-
-    Args:
-        images: The tensor.
-        channels: Channels of the model's images.
-        multiple: Number that must divide height and width.
-
-    Raises:
-        TypeError: The images are not floating point.
-        ValueError: The rank, the channels, or the size is wrong.
+    An empty batch is legal. Only the shape and the dtype are read, so the check compiles away.
     """
     given: object = images
     if isinstance(given, torch.fx.Proxy):  # symbolic tracing: there is no shape yet

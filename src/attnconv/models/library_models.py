@@ -19,16 +19,7 @@ Found: TypeAlias = tuple[nn.Module, About]
 
 
 def library_model(library: str, name: str, *, pretrained: bool = False, size: Sizes = None) -> Found:
-    """Build a model of a library.
-
-    Args:
-        library: One of `LIBRARIES`.
-        name: Name of the model there.
-        pretrained: Download trained weights.
-        size: Height and width of the images, for models that are made for one size; None for their own.
-
-    Returns:
-        The model, and its classes and normalisation.
+    """Build a model of a library, with its classes and normalisation; arguments as in `attnconv.load`.
 
     Raises:
         ValueError: The library does not know the name, or cannot build the model for the size.

@@ -55,14 +55,7 @@ def flops_paper(model: ModelSettings | str, image_shape: ImageShape | None = Non
 
 
 def flops_all(model: ModelSettings | str, image_shape: ImageShape | None = None) -> int:
-    """Operations for one image, all of them, with attention in its dense form.
-
-    Args:
-        model: Settings, or a preset's name.
-        image_shape: (channels, height, width); None for the size in the settings.
-
-    Raises:
-        ValueError: The model does not accept such images.
+    """Operations for one image, all of them, with attention in its dense form; arguments as in `flops_paper`.
 
     Example:
         >>> flops_all("quadratic")

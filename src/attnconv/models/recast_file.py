@@ -65,8 +65,7 @@ def rebuild(file: WeightsFile) -> tuple[nn.Module, ModelSettings | None, About]:
         its classes and normalisation.
 
     Raises:
-        ValueError: The file is of another version, was made from a user's function, or does not fit the model that it
-            names, or an entry of its header is wrong.
+        ValueError: The file was made from a user's function, does not fit the model that it names, or is damaged.
     """
     check_version(file)
     origin, source = str(file.path), file.value("model", dict)

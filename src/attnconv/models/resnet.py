@@ -48,12 +48,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(before, settings.classes)
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
-        """Logits of images (b, c, height, width) of any size.
-
-        Raises:
-            TypeError: The images are not floating point.
-            ValueError: Their rank or number of channels is wrong, or a side is 0.
-        """
+        """Logits of images (b, c, height, width) of any size."""
         check_images(images, channels=self.image_channels)
         hidden = self.stages(F.relu(self.stem_norm(self.stem(images))))
         logits: Tensor = self.head(hidden.mean((2, 3)))
@@ -64,11 +59,8 @@ class ResNet(nn.Module):
 class BasicBlock(nn.Module):
     """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions.
 
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        stride: Of the first convolution. Where it is not 1, or the channels change, the shortcut is a 1x1
-            convolution with a norm; elsewhere it is the identity.
+    `stride` is that of the first one. Where it is not 1, or the channels change, the shortcut is a 1x1 convolution with
+    a norm; elsewhere it is the identity.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:

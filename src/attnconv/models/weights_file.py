@@ -38,15 +38,7 @@ class WeightsFile:
     tensors: dict[str, Tensor]
 
     def value(self, name: str, *kinds: type) -> Any:
-        """Decode an entry of the header.
-
-        Args:
-            name: Of the entry.
-            *kinds: Types that it may have.
-
-        Raises:
-            ValueError: It is missing, not JSON, or of another type.
-        """
+        """Decode an entry of the header, which must be JSON of one of these types."""
         text = self.metadata.get(name, "")
         try:
             value = read_json(text)
@@ -100,11 +92,7 @@ def _refusal(path: Path, error: str) -> str:
 
 
 def check_version(file: WeightsFile) -> None:
-    """Reject files of another version of the format.
-
-    Raises:
-        ValueError: The version is not `FORMAT_VERSION`.
-    """
+    """Reject files of another version of the format."""
     version = file.metadata.get("format_version")
     if version != FORMAT_VERSION:
         fix = (
@@ -116,13 +104,7 @@ def check_version(file: WeightsFile) -> None:
 
 
 def weights_content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:
-    """The bytes of a weights file, which are equal for equal contents.
-
-    Args:
-        tensors: By name; none is written twice.
-        form: The entry `format`.
-        description: The other entries, JSON values.
-    """
+    """The bytes of a weights file of a `format` with JSON values in its header; equal contents are equal bytes."""
     metadata = {name: json.dumps(value) for name, value in description.items()}
     metadata |= {"format": form, "format_version": FORMAT_VERSION, "attnconv_version": attnconv.__version__}
     content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
