@@ -57,6 +57,9 @@ def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.safetensors", model=["resnet"])
     with pytest.raises(ValueError, match=r"checkpoint: .*got .*resnet"):
         load(path)
+    path = written(tmp_path / "t.safetensors", model={"spec": 5, "settings": 7})
+    with pytest.raises(ValueError, match=r"checkpoint: .*got 5"):
+        load(path)
     path = written(tmp_path / "c.safetensors", classes=["a", "b"])
     with pytest.raises(ValueError, match=r"classes: .*got \['a', 'b'\]"):
         load(path)
@@ -64,5 +67,5 @@ def test_other_versions_and_other_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mean: .*got \[0\.5, 0\.5, nan\]"):
         load(path)
     path = written(tmp_path / "f.safetensors", model={"spec": "os:abort"})
-    with pytest.raises(ValueError, match=r"checkpoint: .*got os:abort"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got 'os:abort'"):
         load(path)

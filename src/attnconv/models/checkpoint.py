@@ -127,13 +127,13 @@ def checkpoint_of(file: WeightsFile) -> Checkpoint:
     if file.metadata.get("format") != FORMAT:
         fix = "Build the model, load these tensors into it, and write it with attnconv.models.save_weights."
         got = f"a safetensors file with the metadata {sorted(file.metadata)}"
-        raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=str(file.path)))
+        raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=file.source))
     check_version(file)
-    settings = from_dict(file.value("settings", dict), origin=f"from {file.path}")
+    settings = from_dict(file.value("settings", dict), origin=f"from {file.source}")
     about = read_about(file, settings)
-    check_tensors(file.tensors, settings, argument="checkpoint", origin=str(file.path))
+    check_tensors(file.tensors, settings, argument="checkpoint", origin=file.source)
     extra, version = file.value("extra", dict), file.metadata.get("attnconv_version", "")
-    return Checkpoint(file.tensors, settings, *about, extra, version, str(file.path))
+    return Checkpoint(file.tensors, settings, *about, extra, version, file.source)
 
 
 def model_of(checkpoint: Checkpoint) -> nn.Module:
@@ -202,7 +202,7 @@ def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, arg
 def read_about(file: WeightsFile, settings: ModelSettings | None) -> About:
     """Read and check `classes`, `mean` and `std` of a weights file; see `check_about`."""
     about = About(*(tuple(file.value(name, list)) for name in About._fields))
-    check_about(settings, about, origin=f"from {file.path}")
+    check_about(settings, about, origin=f"from {file.source}")
     return About(about.classes, tuple(map(float, about.mean)), tuple(map(float, about.std)))
 
 

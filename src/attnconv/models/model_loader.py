@@ -121,9 +121,9 @@ def _load_path(path: Path) -> LoadedModel:
     file = read_weights(checkpoint_file(path))
     if file.metadata.get("format") == recast_file.FORMAT:
         model, settings, about = recast_file.rebuild(file)
-        return LoadedModel(model.eval(), settings, *about, f"recast network {file.path}")
+        return LoadedModel(model.eval(), settings, *about, f"recast network {file.source}")
     found = checkpoint_of(file)
-    model, source = model_of(found), f"checkpoint {file.path}"
+    model, source = model_of(found), f"checkpoint {file.source}"
     return LoadedModel(model.eval(), found.settings, found.classes, found.mean, found.std, source)
 
 

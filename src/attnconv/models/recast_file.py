@@ -68,18 +68,17 @@ def rebuild(file: WeightsFile) -> tuple[nn.Module, ModelSettings | None, About]:
         ValueError: The file was made from a user's function, does not fit the model that it names, or is damaged.
     """
     check_version(file)
-    origin, source = str(file.path), file.value("model", dict)
+    source, origin = file.value("model", dict), file.source
     alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
-    spec = source.get("spec")
-    if not isinstance(spec, str) and not isinstance(source.get("settings"), dict):
-        raise ValueError(bad("checkpoint", "must name the model that was recast", repr(source), origin=origin))
-    settings = None if isinstance(spec, str) else from_dict(source["settings"], origin=origin)
-    library, _, name = (spec or "").partition(":")
-    if settings is None and library not in LIBRARIES:
+    spec, given, settings = source.get("spec"), source.get("settings"), None
+    library, _, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if isinstance(given, dict):
+        settings = from_dict(given, origin=origin)
+    elif library not in LIBRARIES:
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
-        fix += f"model.load_state_dict(safetensors.torch.load_file({file.path.name!r}))."
+        fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
         requirement = "must name a model of a library; no function is called"
-        raise ValueError(bad("checkpoint", requirement, str(spec), fix, origin=origin))
+        raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
     about = read_about(file, settings)
     base = fresh(lambda: build(settings) if settings else library_model(library, name)[0], file.tensors)
     model = recast(base, alpha=alpha, only=only)

@@ -10,6 +10,7 @@ The header's map of strings describes the tensors:
 Pickles, which `torch.save` writes, can execute anything: they are rejected unread, with the way to convert them.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,25 +32,20 @@ _PICKLE_STARTS = (b"PK\x03\x04", *(bytes([0x80, version]) for version in range(6
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """The contents of a weights file, read from `path`."""
+    """The contents of a weights file."""
 
-    path: Path
+    source: str
     metadata: Mapping[str, str]
     tensors: dict[str, Tensor]
 
     def value(self, name: str, *kinds: type) -> Any:
         """Decode an entry of the header, which must be JSON of one of these types."""
         text = self.metadata.get(name, "")
-        try:
-            value = read_json(text)
-            if type(value) in kinds:
+        with contextlib.suppress(ValueError):
+            if type(value := read_json(text)) in kinds:
                 return value
-        except ValueError:
-            pass
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(
-            bad("checkpoint", f"must hold JSON of type {names} under {name!r}", repr(text), origin=str(self.path))
-        )
+        requirement = f"must hold JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
+        raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -65,7 +61,7 @@ def read_weights(path: Path) -> WeightsFile:
     try:
         with safetensors.safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-            return WeightsFile(path, file.metadata() or {}, tensors)
+            return WeightsFile(str(path), file.metadata() or {}, tensors)
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(_refusal(path, str(error))) from error
 
@@ -74,33 +70,27 @@ def _refusal(path: Path, error: str) -> str:
     """Say why a file is not a weights file, and what to do."""
     with path.open("rb") as file:
         is_pickle = file.read(4).startswith(_PICKLE_STARTS) or path.suffix.lower() in PICKLE_SUFFIXES
-    requirement, got = "must be a whole safetensors file", error
-    fix = "If it was cut off while it was copied or downloaded, fetch it again."
-    if is_pickle:
-        requirement, got = (
-            "must be a safetensors file, for a pickle can execute anything",
-            "a pickle, which was not read",
-        )
-        fix = (
-            "Convert a torch.save file whose layers are those of a preset with "
-            f"`model.load_state_dict(torch.load({path.name!r}, weights_only=True))` and "
-            "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
-        )
-        if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
-            fix = f"Next to it is {beside[0]}; name that, or the run folder."
-    return bad("checkpoint", requirement, got, fix, origin=str(path))
+    if not is_pickle:
+        fix = "If it was cut off while it was copied or downloaded, fetch it again."
+        return bad("checkpoint", "must be a whole safetensors file", error, fix, origin=str(path))
+    fix = (
+        "Convert a torch.save file whose layers are those of a preset with "
+        f"`model.load_state_dict(torch.load({path.name!r}, weights_only=True))` and "
+        "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
+    )
+    if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
+        fix = f"Next to it is {beside[0]}; name that, or the run folder."
+    requirement = "must be a safetensors file, for a pickle can execute anything"
+    return bad("checkpoint", requirement, "a pickle, which was not read", fix, origin=str(path))
 
 
 def check_version(file: WeightsFile) -> None:
     """Reject files of another version of the format."""
-    version = file.metadata.get("format_version")
+    version, writer = file.metadata.get("format_version"), file.metadata.get("attnconv_version", "unknown")
     if version != FORMAT_VERSION:
-        fix = (
-            f"It was written by attnconv {file.metadata.get('attnconv_version', 'unknown')}; read it with that version."
-        )
-        raise ValueError(
-            bad("checkpoint", f"must have format version {FORMAT_VERSION}", repr(version), fix, origin=str(file.path))
-        )
+        fix = f"It was written by attnconv {writer}; read it with that version."
+        requirement = f"must have format version {FORMAT_VERSION}"
+        raise ValueError(bad("checkpoint", requirement, repr(version), fix, origin=file.source))
 
 
 def weights_content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:
