@@ -70,7 +70,7 @@ def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys
 def test_a_function_named_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "attention.safetensors"
     assert call(capsys, "recast", SMALL, "--out", str(file), "--image-size", "8", "--alpha", "3")[0] == 0
-    with pytest.raises(ValueError, match=r"checkpoint: must name a model of a library; no function is run, got tests"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got 'tests\.cli"):
         load(file)
 
 
