@@ -45,7 +45,7 @@ def size_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def measured(settings: ModelSettings, shape: tuple[int, int, int]) -> tuple[int, int]:
+def measured(settings: ModelSettings) -> tuple[int, int]:
     """Operations of the built model, in the paper's way and all of them, with attention in its dense form."""
     model, linear = on_meta(settings).eval(), 0
 
@@ -67,7 +67,7 @@ def measured(settings: ModelSettings, shape: tuple[int, int, int]) -> tuple[int,
         if isinstance(module, SelfAttention) and not module.encoding.reads_content:
             module.backend = "reference"
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, *shape, device="meta"))
+        model(torch.empty(1, settings.image_channels, settings.image_size, settings.image_size, device="meta"))
     return 2 * linear, counter.get_total_flops()
 
 
@@ -102,8 +102,7 @@ def test_operations_in_units_of_a_thousand_million(name: str, paper: float, ever
 @pytest.mark.parametrize("name", PRESETS)
 def test_formulas_equal_what_a_module_does(name: str) -> None:
     settings = PRESETS[name]
-    shape = (settings.image_channels, settings.image_size, settings.image_size)
-    paper, everything = measured(settings, shape)
+    paper, everything = measured(settings)
     assert flops_paper(settings) == paper
     # Scores of positions may be computed for each pair or for each shift, once for all images: the rest is exact.
     slack = 0 if name.startswith(("quadratic-small", "quadratic-16", "quadratic-digits", "resnet")) else 0.02
@@ -112,31 +111,23 @@ def test_formulas_equal_what_a_module_does(name: str) -> None:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("head_channels", [None, 5])
-def test_formulas_for_every_encoding_on_images_that_are_not_square(
-    encoding: EncodingName, head_channels: int | None
-) -> None:
+def test_formulas_for_every_encoding(encoding: EncodingName, head_channels: int | None) -> None:
     settings = AttentionSettings(
         encoding=encoding, layers=2, heads=(3, 2), width=16, mlp_width=24, key_channels=6, max_shift=3,
-        head_channels=head_channels, norm="pre",
+        head_channels=head_channels, norm="pre", image_size=12,
     )  # fmt: skip
-    paper, everything = measured(settings, (3, 8, 12))
+    paper, everything = measured(settings)
     assert size_of(build(settings)) == parameters(settings)
-    assert flops_paper(settings, (3, 8, 12)) == paper
+    assert flops_paper(settings) == paper
     if encoding.startswith("absolute") or encoding == "quadratic":
-        assert flops_all(settings, (3, 8, 12)) == everything
+        assert flops_all(settings) == everything
 
 
 def test_a_resnet_on_odd_images() -> None:
-    settings = ResNetSettings(widths=(4, 4, 8), blocks=(1, 2, 1))
-    assert measured(settings, (3, 9, 7)) == (flops_paper(settings, (3, 9, 7)), flops_all(settings, (3, 9, 7)))
+    settings = ResNetSettings(widths=(4, 4, 8), blocks=(1, 2, 1), image_size=9)
+    assert measured(settings) == (flops_paper(settings), flops_all(settings))
 
 
 def test_the_pruned_model_is_a_fifth_cheaper() -> None:
     assert pruned_settings().heads == (7, 5, 8, 7, 3, 9)
     assert flops_paper(pruned_settings()) == 4_947_156_800
-
-
-@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 31, 32), (3, 0, 32)])
-def test_images_that_the_model_cannot_take_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=rf"image_shape: .*got \({shape[0]}, {shape[1]}, 32\)"):
-        flops_paper("quadratic", shape)

@@ -10,13 +10,10 @@ table of presets appears at once.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from attnconv._util.errors import bad
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
-
-ImageShape: TypeAlias = tuple[int, int, int]  # channels, height, width
 
 
 class Part(NamedTuple):
@@ -34,46 +31,32 @@ def parameters(model: ModelSettings | str) -> int:
         >>> parameters("quadratic")
         12086844
     """
-    return sum(part.parameters for part in _parts(model, None))
+    return sum(part.parameters for part in _parts(model))
 
 
-def flops_paper(model: ModelSettings | str, image_shape: ImageShape | None = None) -> int:
-    """Operations for one image, counted in the paper's way.
-
-    Args:
-        model: Settings, or a preset's name.
-        image_shape: (channels, height, width); None for the size in the settings.
-
-    Raises:
-        ValueError: The model does not accept such images.
+def flops_paper(model: ModelSettings | str) -> int:
+    """Operations for one image of the settings' size, counted in the paper's way.
 
     Example:
         >>> flops_paper("quadratic")
         6175956800
     """
-    return 2 * sum(part.linear for part in _parts(model, image_shape))
+    return 2 * sum(part.linear for part in _parts(model))
 
 
-def flops_all(model: ModelSettings | str, image_shape: ImageShape | None = None) -> int:
-    """Operations for one image, all of them, with attention in its dense form; arguments as in `flops_paper`.
+def flops_all(model: ModelSettings | str) -> int:
+    """All operations for one image of the settings' size, with attention in its dense form.
 
     Example:
         >>> flops_all("quadratic")
         9007112000
     """
-    return 2 * sum(part.linear + part.products for part in _parts(model, image_shape))
+    return 2 * sum(part.linear + part.products for part in _parts(model))
 
 
-def _parts(model: ModelSettings | str, image_shape: ImageShape | None) -> Iterator[Part]:
+def _parts(model: ModelSettings | str) -> Iterator[Part]:
     settings = preset_settings(model) if isinstance(model, str) else model
-    shape = image_shape or (settings.image_channels, settings.image_size, settings.image_size)
-    multiple = settings.downsampling if isinstance(settings, AttentionSettings) else 1
-    if shape[0] != settings.image_channels or any(side < 1 or side % multiple for side in shape[1:]):
-        sizes = f"height and width at least 1 and divisible by {multiple}"
-        raise ValueError(bad("image_shape", f"must be ({settings.image_channels}, height, width), {sizes}", shape))
-    if isinstance(settings, AttentionSettings):
-        return _classifier_parts(settings, shape)
-    return _resnet_parts(settings, shape)
+    return _classifier_parts(settings) if isinstance(settings, AttentionSettings) else _resnet_parts(settings)
 
 
 def _linear(inputs: int, outputs: int, times: int, *, bias: bool = True) -> Part:
@@ -81,14 +64,12 @@ def _linear(inputs: int, outputs: int, times: int, *, bias: bool = True) -> Part
     return Part(inputs * outputs + outputs * bias, times * inputs * outputs)
 
 
-def _classifier_parts(settings: AttentionSettings, image_shape: ImageShape) -> Iterator[Part]:
-    channels, height, width = image_shape
-    rows, columns = height // settings.downsampling, width // settings.downsampling
-    positions, hidden = rows * columns, settings.width
-    norm = Part(2 * hidden)
-    yield _linear(channels * settings.downsampling**2, hidden, positions)
+def _classifier_parts(settings: AttentionSettings) -> Iterator[Part]:
+    side, hidden = settings.image_size // settings.downsampling, settings.width
+    positions, norm = side**2, Part(2 * hidden)
+    yield _linear(settings.image_channels * settings.downsampling**2, hidden, positions)
     for heads in settings.heads_per_layer:
-        yield _encoding_part(settings, heads, rows, columns)
+        yield _encoding_part(settings, heads, side)
         yield from _attention_parts(settings, heads, positions)
         yield _linear(hidden, hidden, positions)
         yield norm
@@ -110,14 +91,14 @@ def _attention_parts(settings: AttentionSettings, heads: int, positions: int) ->
     yield _linear(heads * channels, hidden, positions)
 
 
-def _encoding_part(settings: AttentionSettings, heads: int, rows: int, columns: int) -> Part:
+def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
     """Parameters and linear maps of an encoding, and its products q.k and q.r.
 
     Scores that do not depend on the image are computed once for all images and count as nothing, except in the learned
     encoding: the authors' code applies its two linear maps to every pair of a query's and a key's row, and of their
     columns.
     """
-    positions, width = rows * columns, settings.width
+    positions, width = side**2, settings.width
     table = 2 * settings.max_shift + 1
     key = width if settings.key_channels is None else settings.key_channels
     projection = width * heads * key  # one linear map to queries or keys
@@ -128,43 +109,41 @@ def _encoding_part(settings: AttentionSettings, heads: int, rows: int, columns: 
         case "quadratic-generalized":
             return Part(heads * 6)
         case "learned":
-            return Part(2 * table * width + 2 * width * heads, linear=(rows**2 + columns**2) * width * heads)
+            return Part(2 * table * width + 2 * width * heads, linear=2 * positions * width * heads)
         case "learned-content":
             learned = 2 * (projection + heads * key) + 2 * table * (key // 2)
-            relative = heads * positions * (rows + columns) * (key // 2)  # q.r: half of q meets each table
+            relative = heads * positions * 2 * side * (key // 2)  # q.r: half of q meets each table
             return Part(learned, linear=2 * positions * projection, products=content + relative)
         case "sinusoidal":
             # Equation (8): W^_key meets the query once, and the product meets the sinusoids of each row and column
             # shift. The term without content does the same with v, for every pair of rows and of columns.
-            relative = heads * positions * (rows + columns) * width + positions * projection
-            without_content = heads * (rows**2 + columns**2) * width + projection
+            relative = heads * positions * 2 * side * width + positions * projection
+            without_content = heads * 2 * positions * width + projection
             learned = 3 * projection + 2 * heads * key
             return Part(learned, linear=2 * positions * projection, products=content + relative + without_content)
         case "absolute-sinusoidal":
             return Part(2 * projection, linear=2 * positions * projection, products=content)
         case "absolute-learned":
-            table_of_positions = width * (settings.image_size // settings.downsampling) ** 2
-            return Part(2 * projection + table_of_positions, linear=2 * positions * projection, products=content)
+            return Part(2 * projection + positions * width, linear=2 * positions * projection, products=content)
 
 
-def _resnet_parts(settings: ResNetSettings, image_shape: ImageShape) -> Iterator[Part]:
-    channels, height, width = image_shape
-    before = settings.widths[0]
-    yield from _convolution(channels, before, 3, height * width)
+def _resnet_parts(settings: ResNetSettings) -> Iterator[Part]:
+    side, before = settings.image_size, settings.widths[0]
+    yield from _convolution(settings.image_channels, before, 3, side)
     for stage, (after, blocks) in enumerate(zip(settings.widths, settings.blocks, strict=True)):
         for block in range(blocks):
             halves = stage > 0 and block == 0
             if halves:
-                height, width = -(-height // 2), -(-width // 2)
-            yield from _convolution(before, after, 3, height * width)
-            yield from _convolution(after, after, 3, height * width)
+                side = -(-side // 2)
+            yield from _convolution(before, after, 3, side)
+            yield from _convolution(after, after, 3, side)
             if halves or before != after:
-                yield from _convolution(before, after, 1, height * width)
+                yield from _convolution(before, after, 1, side)
             before = after
     yield _linear(before, settings.classes, 1)
 
 
-def _convolution(inputs: int, outputs: int, side: int, positions: int) -> Iterator[Part]:
-    """A square convolution without bias and its batch norm."""
-    yield _linear(inputs * side**2, outputs, positions, bias=False)
+def _convolution(inputs: int, outputs: int, kernel: int, side: int) -> Iterator[Part]:
+    """A convolution without bias on an image of `side` x `side` pixels, and its batch norm."""
+    yield _linear(inputs * kernel**2, outputs, side**2, bias=False)
     yield Part(2 * outputs)
