@@ -93,8 +93,3 @@ class TestBadInput:
             Batches(numbered(9), batch_size=3, world=2)
         with pytest.raises(ValueError, match=r"batch_size: .*got 10"):
             Batches(numbered(9), batch_size=10, drop_last=True)
-
-    @pytest.mark.parametrize("rank", [-1, 2])
-    def test_rank(self, rank: int) -> None:
-        with pytest.raises(ValueError, match=rf"rank: .*got {rank}"):
-            Batches(numbered(9), batch_size=4, rank=rank, world=2)

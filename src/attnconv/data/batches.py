@@ -59,8 +59,6 @@ class Batches:
         world: int = 1,
         drop_last: bool = False,
     ) -> None:
-        if not 0 <= rank < world:
-            raise ValueError(bad("rank", f"must be 0 to world - 1 = {world - 1}", rank))
         if batch_size < 1 or batch_size % world:
             raise ValueError(bad("batch_size", f"must be a positive multiple of the {world} processes", batch_size))
         if drop_last and len(dataset) < batch_size:

@@ -5,7 +5,6 @@ from there (`Range`); when the size and the SHA-256 are right the file gets its 
 whole. Processes that download the same file wait for each other.
 """
 
-import contextlib
 import hashlib
 import http.client
 import logging
@@ -53,11 +52,11 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
 
 
 def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress | None = None) -> None:
-    """Download a file to `target` unless it is there; its folder is created, and removed where nothing arrives.
+    """Download a file unless it is there.
 
     Args:
         remote: What to download.
-        target: Where to put it.
+        target: Where to put it; missing folders are created.
         attempts: Give up after so many requests in a row without a single new byte, at least 1.
         progress: Called after each piece.
 
@@ -65,21 +64,10 @@ def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress
         ConnectionError: The file could not be downloaded; what has arrived is kept for the next time.
         ValueError: The size or the checksum is wrong; the download is discarded.
     """
-    absent = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
     part = target.with_name(target.name + ".part")
-    try:
-        with locked(part, wait=True) as file:
-            try:
-                if not target.is_file():  # else another process downloaded it while this one waited
-                    _complete(remote, file, attempts=attempts, progress=progress)
-            finally:
-                if file.seek(0, os.SEEK_END) == 0:
-                    with contextlib.suppress(OSError):  # Windows keeps open files
-                        part.unlink()
-    finally:
-        with contextlib.suppress(OSError):  # they hold what has arrived
-            for folder in absent:
-                folder.rmdir()
+    with locked(part, wait=True) as file:
+        if not target.is_file():  # else another process downloaded it while this one waited
+            _complete(remote, file, attempts=attempts, progress=progress)
     if target.is_file():
         part.unlink(missing_ok=True)
         return

@@ -68,33 +68,27 @@ def read_pictures(
         raise ValueError(bad("sizes", "must be at least 1", sizes))
     if not folder.is_dir():
         raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
-    images: list[Tensor] = []
-    names: list[str] = []
+    found: list[tuple[str, Tensor, float]] = []
     broken: list[str] = []
-    enlarged: list[str] = []
     for path in _in_turn(folder):
-        if len(images) + (0 if skip_broken else len(broken)) == count:
+        if len(found) + (0 if skip_broken else len(broken)) == count:
             break
         try:
-            pixels, factor = _read(path, sizes, channels, varied)
+            found.append((printable(path.relative_to(folder).as_posix()), *_read(path, sizes, channels, varied)))
         except ValueError as error:
             broken.append(str(error))
-            continue
-        images.append(pixels)
-        names.append(printable(path.relative_to(folder).as_posix()))
-        if factor > MOST_ENLARGED:
-            enlarged.append(f"{printable(path.name)} {factor:.1f} times")
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + listed(broken)
         raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
-    if not images:
+    if not found:
         got = f"only broken ones:\n{listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", got))
     notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
-    if enlarged:
+    if enlarged := [f"{name} {factor:.1f} times" for name, _, factor in found if factor > MOST_ENLARGED]:
         more = f" and {len(enlarged) - NAMED} more" if len(enlarged) > NAMED else ""
         notes.append(f"Enlarged to {sizes[0]} x {sizes[1]} pixels: {', '.join(enlarged[:NAMED])}{more}.")
-    return FolderPictures(torch.stack(images), tuple(names), tuple(notes))
+    names, images, _ = zip(*found, strict=True)
+    return FolderPictures(torch.stack(images), names, tuple(notes))
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tuple[Tensor, float]:

@@ -170,32 +170,26 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def load_tensors(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    *,
-    argument: str = "checkpoint",
-    origin: str = "",
-    assign: bool = False,
+    model: nn.Module, tensors: Mapping[str, Tensor], *, argument: str = "checkpoint", origin: str, assign: bool = False
 ) -> None:
     """`Module.load_state_dict`, whose errors become a `ValueError` with the argument's name."""
     try:
         model.load_state_dict(dict(tensors), assign=assign)
     except RuntimeError as error:
+        got = " ".join(str(error).split())
         fix = "They belong to a model of another preset, with other settings, or of another version of its library."
-        raise ValueError(
-            bad(argument, "must hold the tensors of its model", " ".join(str(error).split()), fix, origin=origin)
-        ) from error
+        raise ValueError(bad(argument, "must hold the tensors of its model", got, fix, origin=origin)) from error
 
 
 def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, argument: str, origin: str = "") -> None:
     """Check that tensors are finite and those of a model with these settings, without memory for a second model."""
-    with torch.device("meta"):
-        model = build(settings)
     wrong = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if wrong:
         fix = "The training that made it diverged; use an earlier checkpoint, or a lower learning rate."
         got = f"NaN or infinity in {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}"
         raise ValueError(bad(argument, "must hold only finite numbers", got, fix, origin=origin))
+    with torch.device("meta"):
+        model = build(settings)
     load_tensors(model, tensors, argument=argument, origin=origin, assign=True)
 
 
