@@ -163,7 +163,7 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
         ("quadratic-digits --queries 0", "--queries: must be at least 1, got 0"),
         ("quadratic-digits --size 8by8", "--size: must be N or HxW with numbers of at least 1, got '8by8'"),
         ("quadratic-digits --grid 0", "--grid: must be N or HxW with numbers of at least 1, got '0'"),
-        ("quadratic-small --size 7", "images: must have sides that 4 divides"),
+        ("quadratic-small --size 7", "that 4 divides, got shape (2, 3, 7, 7)"),
         ("quadratic-digits --data nowhere", "--data: must be a folder of pictures, digits or cifar10, got 'nowhere'"),
         ("quadratic-digits --layers none", "layers: must name modules in which attention is seen, got ['none']"),
         (
