@@ -25,8 +25,8 @@ from attnconv.paper.claim_measures import (
     recovery,
 )
 from attnconv.paper.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
+from attnconv.paper.number_format import Unit
 from attnconv.paper.training_plan import DROPPED, PRUNED, SOURCE
-from attnconv.report.number_format import Unit
 
 Rule: TypeAlias = Literal["votes", "no gain"]
 

@@ -16,7 +16,7 @@ from attnconv.models.preset_tables import Table, pruned_settings, table_2
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
 from attnconv.paper.models import PAPER_MODELS, PaperModel
-from attnconv.report.number_format import spoken
+from attnconv.paper.number_format import spoken
 from attnconv.training.recipes import recipe, table_rows
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings

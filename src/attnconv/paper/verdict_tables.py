@@ -9,8 +9,8 @@ from attnconv.inspect.layer_trends import LEVEL
 from attnconv.models.preset_tables import Table
 from attnconv.paper.claim_measures import Found
 from attnconv.paper.claims import MARGIN
+from attnconv.paper.number_format import Unit, spoken
 from attnconv.paper.verdicts import Observation
-from attnconv.report.number_format import Unit, spoken
 
 
 def table_of_observations(observations: Sequence[Observation]) -> Table:
