@@ -26,10 +26,8 @@ from attnconv.paper.tables import (
     table_of_hyper_parameters,
     table_of_trainings,
 )
-from attnconv.report import draw_mixture
-from attnconv.report.attention_maps import LayerMaps, draw_attention_maps
 from attnconv.training.run_folder import write_json
-from tests.report.making import SMALL, SMALL_RESNET, make_run, outside, overlaps
+from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
 from tests.report.test_run_report import EXTERNAL
 
@@ -180,29 +178,3 @@ class TestFixedShifts:
         assert not head.fixed
         values: Mapping[str, object] = values_of({"m": [head]})
         assert '"constancy": null' in json.dumps(values, allow_nan=False)
-
-
-class TestDrawing:
-    @pytest.mark.parametrize("heads", [1, 4, 9])
-    def test_texts_of_figure_1_do_not_meet(self, heads: int) -> None:
-        maps = torch.softmax(torch.randn(heads, 49), -1).reshape(heads, 7, 7)
-        figure = draw_mixture(maps, (3, 3), centres=[(0.0, -1.0)] * heads, title="a mixture")
-        words = [text.get_text() for text in figure.axes[0].texts]
-        assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(heads)]
-        assert overlaps(figure) == []
-        assert outside(figure) == []
-
-    def test_figure_1_refuses_what_it_cannot_draw(self) -> None:
-        with pytest.raises(ValueError, match=r"maps: .* got \(10, 2, 2\)"):
-            draw_mixture(np.ones((10, 2, 2)), (0, 0), centres=[(0.0, 0.0)] * 10, title="")
-        with pytest.raises(ValueError, match=r"centres: .* got 1"):
-            draw_mixture(np.ones((2, 2, 2)), (0, 0), centres=[(0.0, 0.0)], title="")
-
-    def test_a_picture_stands_above_its_maps(self) -> None:
-        layers = [LayerMaps.of("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
-        figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
-        assert overlaps(figure) == []
-        bare = draw_attention_maps(layers, title="t")
-        assert figure.get_size_inches()[1] > bare.get_size_inches()[1] + 1
-        with pytest.raises(ValueError, match=r"picture: .* got \(4, 4\)"):
-            draw_attention_maps(layers, title="t", picture=np.zeros((4, 4)))
