@@ -1,6 +1,6 @@
-"""The pruned model of a reproduction: which heads of the generalised one go, and the weights to train on."""
+"""The pruned model of a reproduction: which heads of the generalised model are removed, and the weights to train on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -11,39 +11,25 @@ from attnconv.training.settings import RunSettings
 if TYPE_CHECKING:
     from attnconv.surgery.head_pruning import Criterion
 
-_CRITERIA: tuple["Criterion", ...] = ("paper", "code")
-
 
 @final
 class NothingToPruneError(ValueError):
-    """Why there is no pruned model, in words."""
+    """There is no pruned model to train."""
 
 
-@final
-@dataclass(frozen=True)
-class PrunedStart:
-    """What the training of a pruned model begins with.
-
-    Attributes:
-        settings: Of its run, with the heads that are left.
-        weights: File of the pruned weights, beside the run's folder.
-        said: How many heads went, and by which threshold.
-    """
-
-    settings: RunSettings
-    weights: Path
-    said: str
-
-
-def pruned_start(planned: PlannedRun, source: RunFolder) -> PrunedStart:
+def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
     """Prune a trained model of its degenerate heads and write what is left.
 
     Heads are chosen by the paper's threshold and, where no head meets it, by that of the authors' code: short runs
     seldom stretch a head so far.
 
     Args:
-        planned: The run of the pruned model.
-        source: The run of the model before.
+        planned: Run of the pruned model.
+        source: Run of the model before.
+
+    Returns:
+        Settings of the run with the heads that are left, the file of the pruned weights (beside the run's folder), and
+        a sentence with the number of removed heads and the threshold.
 
     Raises:
         NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
@@ -58,11 +44,12 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> PrunedStart:
         raise NothingToPruneError(f"{name}: not trained, since {source.path.name} is not complete.")
     loaded = load(source.last_weights)
     layers = attention_layers(loaded.model)
-    for criterion in _CRITERIA:
+    criterion: Criterion = "paper"
+    removed = {layer: degenerate_heads(attention, criterion) for layer, attention in layers.items()}
+    if not any(removed.values()):
+        criterion = "code"
         removed = {layer: degenerate_heads(attention, criterion) for layer, attention in layers.items()}
-        if any(removed.values()):
-            break
-    else:
+    if not any(removed.values()):
         none = f"no head of {source.path.name} is degenerate, so nothing is pruned"
         raise NothingToPruneError(f"{name}: not trained, since {none}.")
     if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
@@ -75,4 +62,4 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> PrunedStart:
     classes, mean, std = loaded.classes, loaded.mean, loaded.std
     save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
     counts = [len(heads) for heads in removed.values()]
-    return PrunedStart(settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}.")
+    return settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."
