@@ -8,7 +8,6 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv.cli.parsing import parse
-from attnconv.cli.reproduce_pruned_model import NothingToPruneError, pruned_start
 from attnconv.paper import training_plan
 from attnconv.paper.models import PRUNED, SOURCE
 from attnconv.paper.training_plan import PlannedRun, ScaleName
@@ -83,7 +82,7 @@ def run(words: Sequence[str]) -> int:
     for planned in runs:
         try:
             notes += _train(planned, out)
-        except NothingToPruneError as reason:
+        except training_plan.NothingToPruneError as reason:
             notes.append(str(reason))
         except DivergedError as error:  # the other runs are still worth having
             failures.append(f"Failed: {planned.folder.path.name}: {error}")
@@ -109,12 +108,9 @@ def _write(arguments: Reproduce, out: Path, notes: list[str]) -> None:
 
     if arguments.scale != "paper":
         notes = [f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.", *notes]
-    command = ["attnconv", "reproduce", "--scale", arguments.scale]
-    defaults = Reproduce()
-    for name in ("seeds", "data_root"):
-        if (value := getattr(arguments, name)) != getattr(defaults, name):
-            command += [f"--{name.replace('_', '-')}", str(value)]
-    page = write_paper(training_plan.runs_in(out), out, command=shlex.join([*command, "--out", str(out)]), notes=notes)
+    options = ["--seeds", str(arguments.seeds), "--data-root", arguments.data_root, "--out", str(out)]
+    command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
+    page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
     print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
@@ -191,7 +187,7 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
     notes: list[str] = []
     if planned.name == PRUNED:
         source = RunFolder(out / "runs" / training_plan.folder_name(SOURCE, settings.train.seed))
-        settings, start, note = pruned_start(planned, source)
+        settings, start, note = training_plan.pruned_start(planned, source)
         notes.append(note)
     if is_first_process():
         epochs = (

@@ -1,4 +1,4 @@
-"""Which runs make up the study at a chosen scale, and how each is trained; free of torch.
+"""The runs of the study at a chosen scale, and how each is trained; torch is imported for pruning only.
 
     paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
     small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
@@ -171,3 +171,51 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
         schedule=ScheduleSettings(name="cosine", warmup=0.0),
         train=replace(settings.train, epochs=max(1, settings.train.epochs // 3)),
     )
+
+
+@final
+class NothingToPruneError(ValueError):
+    """There is no pruned model to train."""
+
+
+def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
+    """Remove the degenerate heads of a trained model: by the paper's threshold, else by that of its code.
+
+    Args:
+        planned: Run of the pruned model.
+        source: Run of the model before.
+
+    Returns:
+        Settings of the run with the heads that are left, file of the pruned weights, and a sentence about both.
+
+    Raises:
+        NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
+    """
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.models.model_loader import load
+    from attnconv.surgery import head_pruning
+
+    name = planned.folder.path.name
+    if source.result() is None:
+        raise NothingToPruneError(f"{name}: not trained, since {source.path.name} is not complete.")
+    loaded = load(source.last_weights)
+    layers = head_pruning.attention_layers(loaded.model)
+    criteria: tuple[head_pruning.Criterion, ...] = ("paper", "code")
+    for criterion in criteria:
+        removed = {layer: head_pruning.degenerate_heads(attention, criterion) for layer, attention in layers.items()}
+        if any(removed.values()):
+            break
+    else:
+        none = f"no head of {source.path.name} is degenerate, so nothing is pruned"
+        raise NothingToPruneError(f"{name}: not trained, since {none}.")
+    if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
+        raise NothingToPruneError(f"{name}: not trained, since every head of {', '.join(empty)} is degenerate.")
+    model = head_pruning.prune_heads(loaded.model, removed)
+    assert isinstance(loaded.settings, AttentionSettings)
+    settings = replace(planned.settings, model=head_pruning.settings_after_pruning(loaded.settings, model))
+    weights = planned.folder.path.with_name(f"{name}-start.safetensors")
+    extra = {"pruned": {layer: list(heads) for layer, heads in removed.items()}, "criterion": criterion}
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
+    counts = [len(heads) for heads in removed.values()]
+    return settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."
