@@ -15,7 +15,6 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
-from attnconv.paper import study_run
 from attnconv.paper.claims import CLAIMS, MARGIN, Claim
 from attnconv.paper.measures import Found
 from attnconv.paper.models import DROPPED, PRUNED, SOURCE
@@ -23,6 +22,7 @@ from attnconv.paper.observations import Observation, no_gain, observe, table_of_
 from attnconv.paper.study_run import StudyRun
 from attnconv.paper.tables import finite
 from attnconv.paper.training_plan import ALL_RUNS
+from attnconv.report import run_data
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, make_run
@@ -136,7 +136,7 @@ class TestHeads:
         assert answers({"quadratic": [run]})["fixed shifts: quadratic"].verdict == "not seen"
 
     def test_layers_that_there_are_not_cannot_be_judged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(study_run, "IMAGES", 4)
+        monkeypatch.setattr(run_data, "IMAGES", 4)
         run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))
         found = answers({"learned-content": [run]})
         assert found["fixed shifts: learned + content"].verdict == "cannot be said"  # layers 2 and 3 of two

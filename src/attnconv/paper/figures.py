@@ -12,17 +12,17 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.grid import Grid
-from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
+from attnconv.inspect.query_maps import mean_query_maps
 from attnconv.paper.models import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.paper.study_run import StudyRun
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
-from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, reading_order
+from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
 from attnconv.report.centres_over_training import draw_centres_over_training
 from attnconv.report.gaussian_contours import HeadGaussians
 from attnconv.report.head_centres import draw_centres
 from attnconv.report.head_mixture import draw_mixture
 from attnconv.report.kernel_factorisation import draw_factorisation
-from attnconv.report.run_data import curves_of, heads_of
+from attnconv.report.run_data import curves_of, heads_of, normalised, positions_of, test_data
 from attnconv.theory.expressibility import factorise
 
 ZOOM, LAYER = 7, 4  # positions of Figure 5, layer of Figure 3
@@ -68,7 +68,7 @@ def _movement(title: str, runs: Runs) -> Figure:
     history = _heads(run)
     layer = min(LAYER, len(history))
     title = f"{title}: heads of layer {layer} during training"
-    return draw_centres_over_training(history[layer - 1], title=title, sizes=run.positions)
+    return draw_centres_over_training(history[layer - 1], title=title, sizes=positions_of(run.folder))
 
 
 def _centres(title: str, runs: Runs) -> Figure:
@@ -76,7 +76,7 @@ def _centres(title: str, runs: Runs) -> Figure:
     ((name, run),) = runs.items()
     last = [epochs[-1] for epochs in _heads(run)]
     title = f"{title}: heads after epoch {last[0][0]}, {PAPER_MODELS[name].title}"
-    return draw_centres([heads for _, heads in last], title=title, sizes=run.positions)
+    return draw_centres([heads for _, heads in last], title=title, sizes=positions_of(run.folder))
 
 
 def _heads(run: StudyRun) -> list[list[tuple[int, HeadGaussians]]]:
@@ -89,10 +89,10 @@ def _heads(run: StudyRun) -> list[list[tuple[int, HeadGaussians]]]:
 def _zoomed(title: str, runs: Runs) -> Figure:
     """Figure 5: attention near the query."""
     run = runs["learned"]
-    side = min(run.positions)
+    side = min(positions_of(run.folder))
     zoom = min(ZOOM, side if side % 2 else side - 1)
     title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS['learned'].title}"
-    return draw_attention_maps(_rows(run.maps, 0), title=title, zoom=zoom)
+    return draw_attention_maps(maps_of_query(run.maps, 0), title=title, zoom=zoom)
 
 
 def _means(title: str, runs: Runs, *, query: int) -> Figure:
@@ -100,26 +100,19 @@ def _means(title: str, runs: Runs, *, query: int) -> Figure:
     run = runs[CONTENT]
     orders = [reading_order(layer.maps[0].numpy()) for layer in run.maps]
     title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[CONTENT].title}"
-    return draw_attention_maps(_rows(run.maps, query), title=title, orders=orders)
+    return draw_attention_maps(maps_of_query(run.maps, query), title=title, orders=orders)
 
 
 def _single(title: str, runs: Runs, *, label: int, place: tuple[float, float]) -> Figure:
     """Figures 8 to 10: attention on the first test image of a class; the paper does not say which images it shows."""
     run = runs[CONTENT]
-    data = run.test_data()
+    loaded, data = run.trained(), test_data(run.folder)
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
-    layers = mean_query_maps(run.trained().model, run.normalised(image), places=[place])
+    layers = mean_query_maps(loaded.model, normalised(image, loaded, data), places=[place])
     title = f"{title}: attention on one image ({data.classes[label]}, test image {index + 1})"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
-    return draw_attention_maps(_rows(layers, 0), title=title, picture=colours)
-
-
-def _rows(layers: Sequence[QueryMaps], query: int) -> list[LayerMaps]:
-    return [
-        LayerMaps(f"layer {number}", layer.maps[query].numpy(), layer.positions[query])
-        for number, layer in enumerate(layers, start=1)
-    ]
+    return draw_attention_maps(maps_of_query(layers, 0), title=title, picture=colours)
 
 
 def _mixture(title: str, _: Runs) -> Figure:

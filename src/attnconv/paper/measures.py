@@ -106,7 +106,7 @@ def gain(run: StudyRun, over: StudyRun) -> Found:
 def dip(pruned: StudyRun, source: StudyRun) -> Found:
     """Test accuracy right after pruning, minus that before; by layer the number of removed heads."""
     before, after = _score(source, "last"), _score(pruned, "start")
-    heads = zip(source.attention.heads_per_layer, pruned.attention.heads_per_layer, strict=True)
+    heads = zip(source.heads, pruned.heads, strict=True)
     removed = tuple(float(every - kept) for every, kept in heads)
     return Found(after - before, {"before": before, "pruned": after}, after < before, removed)
 

@@ -20,9 +20,9 @@ from attnconv.inspect.layer_trends import LEVEL
 from attnconv.models.preset_tables import Table
 from attnconv.paper.claims import CLAIMS, MARGIN, Claim
 from attnconv.paper.measures import Found
-from attnconv.paper.study_run import StudyRun
-from attnconv.paper.tables import PaperTable
 from attnconv.paper.number_format import Unit, spoken
+from attnconv.paper.study_run import Runs, StudyRun
+from attnconv.paper.tables import PaperTable
 
 Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
 
@@ -84,7 +84,7 @@ def no_gain(differences: Sequence[float]) -> Verdict:
     return "does not hold" if mean - error > 0 else "cannot be said"
 
 
-def observe(runs: Mapping[str, Sequence[StudyRun]], claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
+def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
     """Measure claims in the runs that are complete.
 
     Args:

@@ -19,10 +19,9 @@ from attnconv.paper import tables
 from attnconv.paper.figures import FIGURES
 from attnconv.paper.models import PAPER_MODELS
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
-from attnconv.paper.study_run import StudyRun
+from attnconv.paper.study_run import Runs, StudyRun
 from attnconv.paper.tables import PaperTable
 from attnconv.paper.training_plan import ALL_RUNS
-from attnconv.report.figure_style import save
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 
@@ -35,8 +34,6 @@ _FIXED = (
     "The paper reads from Figures 6 and 7 that heads of its layers 2 and 3 stand at a constant shift from the query. "
     "Here every head is asked at every query pixel; a model with content is averaged over test images first."
 )
-
-Runs = Mapping[str, Sequence[StudyRun]]
 
 
 def write_paper(
@@ -83,9 +80,7 @@ def write_paper(
         *figures,
         Section("Missing", notes=missing or ["Nothing."]),
     ]
-    page = Page(
-        title=_TITLE, lead=_lead(known), facts=_facts(known), sections=sections, tables=(), origin=(), notes=notes
-    )
+    page = Page(_TITLE, _lead(known), facts=_facts(known), sections=sections, notes=notes)
     write_text(out / "README.md", _markdown(page))
     path = out / "index.html"
     write_text(path, render(page))
@@ -109,11 +104,10 @@ def _figure(runs: Mapping[str, StudyRun], number: int, out: Path, command: str, 
         for ending in (".png", ".svg"):  # of an earlier call with other runs
             stem.with_suffix(ending).unlink(missing_ok=True)
         return Section(title, notes=notes)
-    png, svg = save(figure, stem)
     epochs = (f"{run.settings.preset} after epoch {run.folder.metrics()[-1]['epoch']}" for run in there.values())
     origin = f"From {', '.join(epochs)}." if there else "Needs no run."
-    width, alt = float(figure.get_size_inches()[0]), f"{title}. {planned.caption}"
-    return Section(title, pictures=[Picture(png, svg, width, alt, f"{planned.caption} {origin}")], notes=notes)
+    picture = Picture.saved(figure, stem, alt=f"{title}. {planned.caption}", caption=f"{planned.caption} {origin}")
+    return Section(title, pictures=[picture], notes=notes)
 
 
 def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[str, PaperTable]:

@@ -19,8 +19,8 @@ from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
 from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, at_fixed_shift
 from attnconv.paper.models import PAPER_MODELS
-from attnconv.paper.study_run import StudyRun
 from attnconv.paper.number_format import spoken
+from attnconv.paper.study_run import Runs, StudyRun
 from attnconv.training.recipes import recipe, table_rows
 
 # Table 2 of the paper, as printed.
@@ -53,8 +53,6 @@ ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
     ("the paper", "learned, quadratic", True, ("learned", "learned-content", "quadratic", "quadratic-generalized")),
 )
 
-Runs = Mapping[str, Sequence[StudyRun]]
-
 
 @final
 @dataclass(frozen=True)
@@ -82,12 +80,7 @@ def accuracies(runs: Sequence[StudyRun]) -> list[float]:
 def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours.
 
-    Args:
-        runs: Name, as in `PAPER_MODELS` -> runs of the model, one for each seed.
-        number: 1 or 4. Table 4 adds the generalised and the pruned model, and here the one with 16 heads.
-
-    Returns:
-        The table; a model without a complete run has dashes.
+    Table 4 adds the generalised and the pruned model, and here the one with 16 heads.
     """
     names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
     entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
@@ -153,14 +146,7 @@ def _counts(model: ModelSettings) -> dict[str, int]:
 
 
 def table_of_trainings(runs: Runs) -> PaperTable:
-    """Accuracy of each model's last and chosen epoch, and the time and devices of its training.
-
-    Args:
-        runs: As in `table_of_accuracy`.
-
-    Returns:
-        The table, with a row for each model that has a complete run.
-    """
+    """Accuracy of the last and the chosen epoch, and time and devices of the training, of models with complete runs."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         done = [run for run in runs.get(name, ()) if run.result]
@@ -194,11 +180,7 @@ def _device(record: Mapping[str, Any]) -> str:
 
 
 def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
-    """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run.
-
-    Args:
-        run: A run of an attention model; None leaves its column out.
-    """
+    """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
     columns = {"paper": dict(PAPER_TABLE_2)}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
     for name, settings in shown.items():
@@ -244,11 +226,7 @@ def table_of_counts() -> PaperTable:
 
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
-    """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift as the query moves.
-
-    Args:
-        models: Title of the model -> statistics of its layers.
-    """
+    """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
     rows, values = [], {}
     for title, layers in models.items():
         values[title] = [head for number, layer in enumerate(layers, start=1) for head in _heads(number, layer)]
