@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, final
+from typing import final
 
 import torch
 from matplotlib.figure import Figure
@@ -27,8 +27,6 @@ from attnconv.theory.expressibility import factorise
 
 ZOOM, LAYER = 7, 4  # positions of Figure 5, layer of Figure 3
 
-Runs: TypeAlias = Mapping[str, StudyRun]
-
 
 @final
 @dataclass(frozen=True)
@@ -36,46 +34,44 @@ class PaperFigure:
     """One figure of the paper.
 
     Attributes:
-        models: The models whose runs it shows; drawn of those that have a run.
+        models: Names of the models whose runs it shows.
         caption: How to read it.
-        draw: Function of its title and the runs.
+        draw: Function of the title and a run of each model; figures of several models are drawn of those with a run.
     """
 
     models: tuple[str, ...]
     caption: str
-    draw: Callable[[str, Runs], Figure]
+    draw: Callable[..., Figure]
 
 
-def _accuracy(title: str, runs: Runs) -> Figure:
+def _accuracy(title: str, *runs: StudyRun) -> Figure:
     """Figures 2 and 13; the pruned model continues the generalised one."""
-    curves = {name: {curve.split: curve for curve in curves_of(run.folder)} for name, run in runs.items()}
+    curves = {run.name: {curve.split: curve for curve in curves_of(run.folder)} for run in runs}
     common = [split for split in SPLITS if all(split in found for found in curves.values())]
     if not common:
-        raise ValueError(bad("runs", "must have curves of the same images", f"none that {', '.join(runs)} share"))
+        raise ValueError(bad("runs", "must have curves of the same images", f"none that {', '.join(curves)} share"))
     split = common[-1]
     shown = []
-    for name in runs:
-        curve, before = curves[name][split], curves.get(SOURCE, {}).get(split)
-        later = float(before.epochs[-1]) if name == PRUNED and before is not None else 0.0
-        shown.append(Curve(PAPER_MODELS[name].title, split, curve.epochs + later, curve.accuracy))
-    data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs.values()))
+    for name, found in curves.items():
+        continues = name == PRUNED and SOURCE in curves
+        epochs = found[split].epochs + (curves[SOURCE][split].epochs[-1] if continues else 0)
+        shown.append(Curve(PAPER_MODELS[name].title, split, epochs, found[split].accuracy))
+    data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     return draw_accuracy(shown, title=f"{title}: {split} accuracy on {data}")
 
 
-def _movement(title: str, runs: Runs) -> Figure:
+def _movement(title: str, run: StudyRun) -> Figure:
     """Figure 3: the heads of one layer during training."""
-    (run,) = runs.values()
     history = _heads(run)
     layer = min(LAYER, len(history))
     title = f"{title}: heads of layer {layer} during training"
     return draw_centres_over_training(history[layer - 1], title=title, sizes=positions_of(run.folder))
 
 
-def _centres(title: str, runs: Runs) -> Figure:
+def _centres(title: str, run: StudyRun) -> Figure:
     """Figures 4, 12 and 14: the heads of each layer after training."""
-    ((name, run),) = runs.items()
     last = [epochs[-1] for epochs in _heads(run)]
-    title = f"{title}: heads after epoch {last[0][0]}, {PAPER_MODELS[name].title}"
+    title = f"{title}: heads after epoch {last[0][0]}, {PAPER_MODELS[run.name].title}"
     return draw_centres([heads for _, heads in last], title=title, sizes=positions_of(run.folder))
 
 
@@ -86,26 +82,23 @@ def _heads(run: StudyRun) -> list[list[tuple[int, HeadGaussians]]]:
     return history
 
 
-def _zoomed(title: str, runs: Runs) -> Figure:
+def _zoomed(title: str, run: StudyRun) -> Figure:
     """Figure 5: attention near the query."""
-    run = runs["learned"]
     side = min(positions_of(run.folder))
     zoom = min(ZOOM, side if side % 2 else side - 1)
-    title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS['learned'].title}"
+    title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS[run.name].title}"
     return draw_attention_maps(maps_of_query(run.maps, 0), title=title, zoom=zoom)
 
 
-def _means(title: str, runs: Runs, *, query: int) -> Figure:
-    """Figures 6 and 7: mean attention of a query, its heads in the order of the first query's."""
-    run = runs[CONTENT]
+def _means(title: str, run: StudyRun, *, query: int) -> Figure:
+    """Figures 6 and 7: mean attention of a query, with the heads in the order of the first query's."""
     orders = [reading_order(layer.maps[0].numpy()) for layer in run.maps]
-    title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[CONTENT].title}"
+    title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[run.name].title}"
     return draw_attention_maps(maps_of_query(run.maps, query), title=title, orders=orders)
 
 
-def _single(title: str, runs: Runs, *, label: int, place: tuple[float, float]) -> Figure:
+def _single(title: str, run: StudyRun, *, label: int, place: tuple[float, float]) -> Figure:
     """Figures 8 to 10: attention on the first test image of a class; the paper does not say which images it shows."""
-    run = runs[CONTENT]
     loaded, data = run.trained(), test_data(run.folder)
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
@@ -115,13 +108,13 @@ def _single(title: str, runs: Runs, *, label: int, place: tuple[float, float]) -
     return draw_attention_maps(maps_of_query(layers, 0), title=title, picture=colours)
 
 
-def _mixture(title: str, _: Runs) -> Figure:
+def _mixture(title: str) -> Figure:
     centres, query, sizes = [(-1.0, -2.0), (-1.0, 1.0), (1.0, 0.0), (2.0, 2.0)], (3, 3), (7, 7)
     maps = _attention(centres, 2.0, sizes)[:, query[0] * sizes[1] + query[1]].reshape(-1, *sizes).numpy()
     return draw_mixture(maps, query, centres=centres, title=f"{title}: multi-head self-attention at one query pixel q")
 
 
-def _factorisation(title: str, _: Runs) -> Figure:
+def _factorisation(title: str) -> Figure:
     rows = _attention([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.5)], 23.0, (4, 4))
     found = factorise(rows, 2, query=(1, 1), sizes=(4, 4))
     return draw_factorisation(found, title=f"{title}: a 2 x 2 kernel from five heads at one query")

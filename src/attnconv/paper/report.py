@@ -96,7 +96,7 @@ def _figure(runs: Mapping[str, StudyRun], number: int, out: Path, command: str, 
     stem, figure = out / "figures" / f"figure-{number:02d}", None
     if there or not planned.models:
         try:
-            figure = planned.draw(title, there)
+            figure = planned.draw(title, *there.values())
         except (OSError, ValueError) as error:
             notes.append(f"{title} could not be drawn: {error}")
     missing += notes
