@@ -42,8 +42,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.errors import bad
-from attnconv.cli.reproduce_pruned_model import NothingToPruneError, pruned_start
-from attnconv.paper.training_plan import DROPPED, FIRST_SEED, PRUNED, RUNS, SOURCE, PlannedRun, plan_runs
+from attnconv.paper.models import DROPPED, PRUNED, SOURCE
+from attnconv.paper.training_plan import ALL_RUNS, FIRST_SEED, NothingToPruneError, PlannedRun, plan_runs, pruned_start
 from attnconv.training.run_folder import RunFolder
 from experiments.paper_export import RECIPE_RUNS, export, join
 from experiments.recipe_candidates import over_epochs
@@ -180,8 +180,7 @@ def note_of(run: PlannedRun) -> Path:
 def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
     """The runs of the paper's models, the most wanted first."""
     seeds = max(arguments.seeds, arguments.other_seeds)
-    names = (*RUNS, DROPPED)
-    planned = plan_runs(arguments.scale, arguments.out, names=names, seeds=seeds, data_root=arguments.data_root)
+    planned = plan_runs(arguments.scale, arguments.out, names=ALL_RUNS, seeds=seeds, data_root=arguments.data_root)
     known = {(run.name, run.settings.train.seed): run for run in planned}
     several = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     others = range(FIRST_SEED, FIRST_SEED + arguments.other_seeds)
@@ -326,11 +325,10 @@ def train_job(arguments: argparse.Namespace) -> None:
         if source.folder.result() is None:
             raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
         try:
-            begun = pruned_start(run, source.folder)
+            settings, start, _ = pruned_start(run, source.folder)
         except NothingToPruneError as reason:
             note_of(run).write_text(f"{reason}\n", encoding="utf-8")
             return
-        settings, start = begun.settings, begun.weights
     command = ["python", "-m", "experiments.paper_on_gpu", *sys.argv[1:]]
     measure_start(fit(settings, run.folder.path, resume=True, start_from=start, command=command))
 

@@ -26,7 +26,7 @@ from attnconv._util.errors import bad
 from attnconv.inspect import RunningStatistics, visit_operators
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.paper.fixed_shifts import heads_over_shifts
+from attnconv.paper.measures import at_fixed_shift
 from experiments.common import DeviceName, autocast, device_of, kept, spread, write_results
 from experiments.sequence_figure import draw_shifts
 from experiments.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
@@ -231,12 +231,12 @@ def look(network: nn.Module, task: Task) -> list[Looked]:
         running.setdefault(name, RunningStatistics()).add(operator)
 
     visit_operators(network, sequences, take)
-    scores = [statistics.result().convolution_score for statistics in running.values()]
-    heads = heads_over_shifts(network, sequences, batch_size=LOOKED_AT)
-    return [
-        ([(h.shift[0], h.mass, h.constancy, h.fixed) for h in heads if h.layer == number], score)
-        for number, score in enumerate(scores, start=1)
-    ]
+    found = []
+    for layer in (statistics.result() for statistics in running.values()):
+        columns = (layer.best_shift[:, 0], layer.shift_mass, layer.constancy, at_fixed_shift(layer))
+        heads = list(zip(*(column.tolist() for column in columns), strict=True))
+        found.append((heads, layer.convolution_score))
+    return found
 
 
 def found_of_teacher(layers: Sequence[Layer]) -> tuple[int, int]:

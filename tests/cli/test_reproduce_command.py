@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnconv import paper
-from attnconv.cli import main, reproduce_command as command
+from attnconv.cli import main
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.paper import training_plan
@@ -107,7 +107,7 @@ def test_every_model_that_is_to_be_trained_is_timed_once(
     words = ("reproduce", "--time", "--seeds", "3", "--only", "quadratic", "learned", "--out", str(finished))
     status, out, _ = call(capsys, *words)
     assert status == 0
-    assert asked == ["quadratic-tiny", "learned-tiny"]
+    assert sorted(asked) == ["learned-tiny", "quadratic-tiny"]
     assert "4 of 6 runs to train, on digits. About 8.0 h on this machine" in out
     assert out.count("2.0 h") == 6
     assert not (finished / "runs" / "learned").exists()
@@ -117,7 +117,7 @@ def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_pages(monkeypatch)
-    monkeypatch.setattr(command, "settings_at", KEPT)
+    monkeypatch.setattr(training_plan, "settings_at", KEPT)
     status, out, _ = call(capsys, "reproduce", "--draw", "--only", "learned", "--out", str(finished))
     assert status == 0
     assert "quadratic, quadratic-seed-43: --data.limit 50 in place of None, --epochs 2 in place of 5." in out
@@ -195,6 +195,9 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     status, _, err = call(capsys, "reproduce", "--only", "vgg", "--out", str(tmp_path))
     assert status == 2
     assert "--only: must be of resnet18" in err
+    status, _, err = call(capsys, "reproduce", "--seeds", "0", "--out", str(tmp_path))
+    assert status == 2
+    assert "--seeds: must be at least 1, got 0" in err
 
 
 def test_a_finished_run_of_other_settings_is_refused(

@@ -1,6 +1,5 @@
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,29 +10,33 @@ from torch import nn
 
 from attnconv import from_conv
 from attnconv.encodings.registry_names import ENCODING_NAMES
+from attnconv.inspect import LayerStatistics, attention_operators, layer_statistics
 from attnconv.models.operation_counts import parameters
 from attnconv.models.preset_tables import PAPER_ACCURACY, table_4
 from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
-from attnconv.paper.fixed_shifts import FixedHead, heads_over_shifts, values_of
-from attnconv.paper.models import PAPER_MODELS, paper_model
+from attnconv.paper.models import PAPER_MODELS
+from attnconv.paper.study_run import StudyRun
 from attnconv.paper.tables import (
     ENCODINGS_OF,
     PAPER_TABLE_2,
     table_of_accuracy,
     table_of_counts,
+    table_of_fixed_shifts,
     table_of_hyper_parameters,
     table_of_trainings,
 )
-from attnconv.report import draw_mixture
-from attnconv.report.attention_maps import LayerMaps, draw_attention_maps
-from attnconv.training.run_folder import write_json
-from tests.report.making import SMALL, SMALL_RESNET, make_run, outside, overlaps
+from attnconv.training.run_folder import RunFolder, write_json
+from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
 from tests.report.test_run_report import EXTERNAL
 
 JUDGED = {"observations", "observations-by-layer"}
+
+
+def study(**runs: list[RunFolder]) -> dict[str, list[StudyRun]]:
+    return {name: [StudyRun(name, run) for run in several] for name, several in runs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +44,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The paper from runs of all its models but the pruned one and the one with 16 heads."""
     base = tmp_path_factory.mktemp("paper")
     models: dict[str, ModelSettings] = {
-        "resnet-digits": SMALL_RESNET,
-        "quadratic-digits": SMALL,
-        "quadratic-generalized-digits": replace(SMALL, encoding="quadratic-generalized"),
-        "learned-digits": replace(SMALL, encoding="learned"),
-        "learned-content-digits": replace(SMALL, encoding="learned-content"),
+        "resnet18": SMALL_RESNET,
+        "quadratic": SMALL,
+        "quadratic-generalized": replace(SMALL, encoding="quadratic-generalized"),
+        "learned": replace(SMALL, encoding="learned"),
+        "learned-content": replace(SMALL, encoding="learned-content"),
     }
-    runs = {name: make_run(base / name, model).path for name, model in models.items()}
+    runs = {name: [make_run(base / name, model)] for name, model in models.items()}
     return write_paper(runs, base / "out", command="attnconv reproduce --scale tiny").parent
+
+
+def statistics_of(layer: nn.Module) -> LayerStatistics:
+    (operator,) = attention_operators(layer, torch.zeros(1, 2, 8, 8)).values()
+    return layer_statistics(operator)
 
 
 class TestFolder:
@@ -96,16 +104,13 @@ class TestFolder:
         record = run.record()
         record["settings"]["data"].update(name="cifar10", root=str(tmp_path / "nowhere"), cache="off")
         run.settings_file.write_text(json.dumps(record), encoding="utf-8")
-        text = (write_paper({"learned-content": run.path}, tmp_path / "out").parent / "README.md").read_text("utf-8")
+        text = (write_paper({"learned-content": [run]}, tmp_path / "out").parent / "README.md").read_text("utf-8")
         assert "Figure 6 could not be drawn" in text
         assert "Figure 6 in numbers, learned-content: could not be measured" in text
 
-    def test_a_model_given_twice_or_unknown_is_refused(self, tmp_path: Path) -> None:
-        run = make_run(tmp_path / "run").path
-        with pytest.raises(ValueError, match=r"runs: .*'quadratic' too, got .*quadratic-small"):
-            write_paper({"quadratic": run, "quadratic-small": run}, tmp_path / "out")
-        with pytest.raises(ValueError, match=r"model: .*got 'vgg'"):
-            write_paper({"vgg": run}, tmp_path / "out")
+    def test_an_unknown_model_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"runs: .*quadratic.* got vgg"):
+            write_paper({"vgg": []}, tmp_path / "out")
 
 
 class TestTables:
@@ -130,14 +135,14 @@ class TestTables:
             assert result is not None
             result["best"]["test"]["accuracy"] = accuracy
             write_json(run.result_file, result)
-        table = table_of_accuracy({"quadratic": runs}, 1)
+        table = table_of_accuracy(study(quadratic=runs), 1)
         assert table.table.rows[1][2] == f"{np.mean(found):.3f} ± {np.std(found, ddof=1):.3f}"
         assert table.table.rows[1][3].endswith(", 3 runs")
         assert table.table.rows[0][2] == "-"
 
     def test_a_run_that_is_not_complete_has_no_accuracy(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "run", complete=False)
-        assert table_of_accuracy({"quadratic": [run]}, 4).table.rows[1][2:4] == (
+        assert table_of_accuracy(study(quadratic=[run]), 4).table.rows[1][2:4] == (
             "-",
             "quadratic-digits, 0 runs complete",
         )
@@ -145,7 +150,7 @@ class TestTables:
     def test_trainings_say_both_epochs_time_and_device(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / str(seed), seed=seed, threads=2) for seed in (42, 43)]
         runs.append(make_run(tmp_path / "begun", complete=False, seed=44))
-        found = table_of_trainings({"quadratic": runs, "learned": runs[2:]})
+        found = table_of_trainings(study(quadratic=runs, learned=runs[2:]))
         (row,) = found.table.rows
         assert row[1:4] == ("2", "81.2 ± 0.0 %", "87.5 ± 0.0 %")
         assert row[5:] == ("123.1 ± 0.0", f"cpu: a processor, threads: 2, {runs[0].settings().train.precision}")
@@ -155,54 +160,26 @@ class TestTables:
     def test_table_3_names_encodings_that_there_are(self) -> None:
         assert {name for *_, names in ENCODINGS_OF for name in names} == set(ENCODING_NAMES)
 
-    @pytest.mark.parametrize(
-        ("name", "model"),
-        [("quadratic-16-heads-small", "quadratic-16-heads"), ("resnet-small", "resnet18"), ("learned", "learned")],
-    )
-    def test_presets_of_every_size_are_models_of_the_paper(self, name: str, model: str) -> None:
-        assert paper_model(name).name == model
-
 
 class TestFixedShifts:
     def test_a_convolution_holds_all_its_shifts(self) -> None:
-        layer = from_conv(nn.Conv2d(2, 2, 3, padding=1))
-        heads = heads_over_shifts(layer, torch.zeros(1, 2, 8, 8))
-        assert [head.head for head in heads] == list(range(9))  # as the audit counts them
-        assert {head.shift for head in heads if head.fixed} == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+        layer = statistics_of(from_conv(nn.Conv2d(2, 2, 3, padding=1)))
+        values = table_of_fixed_shifts({"m": [layer]}).values["models"]["m"]
+        assert [head["head"] for head in values] == list(range(9))  # as the audit counts them
+        shifts = {tuple(head["best_shift"]) for head in values if head["fixed"]}
+        assert shifts == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
 
     def test_random_attention_holds_none(self) -> None:
         torch.manual_seed(0)
-        layer = from_conv(nn.Conv2d(2, 2, 3, padding=1), alpha=0.01)
-        assert not any(head.fixed for head in heads_over_shifts(layer, torch.zeros(1, 2, 8, 8)))
+        layer = statistics_of(from_conv(nn.Conv2d(2, 2, 3, padding=1), alpha=0.01))
+        assert table_of_fixed_shifts({"m": [layer]}).table.rows == (("m", "1", "0 of 9", "none"),)
 
-    def test_broken_numbers_are_not_fixed_and_become_null(self) -> None:
-        head = FixedHead(1, 1, (0, 0), 0.9, math.nan)
-        assert not head.fixed
-        values: Mapping[str, object] = values_of({"m": [head]})
-        assert '"constancy": null' in json.dumps(values, allow_nan=False)
+    def test_broken_numbers_are_not_fixed(self) -> None:
+        layer = statistics_of(from_conv(nn.Conv2d(2, 2, 1)))
+        found = table_of_fixed_shifts({"m": [replace(layer, constancy=torch.full((1,), math.nan).double())]})
+        assert found.table.rows == (("m", "1", "0 of 1", "none"),)
 
-
-class TestDrawing:
-    @pytest.mark.parametrize("heads", [1, 4, 9])
-    def test_texts_of_figure_1_do_not_meet(self, heads: int) -> None:
-        maps = torch.softmax(torch.randn(heads, 49), -1).reshape(heads, 7, 7)
-        figure = draw_mixture(maps, (3, 3), centres=[(0.0, -1.0)] * heads, title="a mixture")
-        words = [text.get_text() for text in figure.axes[0].texts]
-        assert [word for word in words if word.startswith("head ")] == [f"head {head}" for head in range(heads)]
-        assert overlaps(figure) == []
-        assert outside(figure) == []
-
-    def test_figure_1_refuses_what_it_cannot_draw(self) -> None:
-        with pytest.raises(ValueError, match=r"maps: .* got \(10, 2, 2\)"):
-            draw_mixture(np.ones((10, 2, 2)), (0, 0), centres=[(0.0, 0.0)] * 10, title="")
-        with pytest.raises(ValueError, match=r"centres: .* got 1"):
-            draw_mixture(np.ones((2, 2, 2)), (0, 0), centres=[(0.0, 0.0)], title="")
-
-    def test_a_picture_stands_above_its_maps(self) -> None:
-        layers = [LayerMaps.of("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
-        figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
-        assert overlaps(figure) == []
-        bare = draw_attention_maps(layers, title="t")
-        assert figure.get_size_inches()[1] > bare.get_size_inches()[1] + 1
-        with pytest.raises(ValueError, match=r"picture: .* got \(4, 4\)"):
-            draw_attention_maps(layers, title="t", picture=np.zeros((4, 4)))
+    def test_the_table_names_head_shift_and_mass(self) -> None:
+        layer = statistics_of(from_conv(nn.Conv2d(2, 2, 1)))
+        one = replace(layer, best_shift=torch.tensor([[0, -1]]), shift_mass=torch.tensor([0.8]).double())
+        assert table_of_fixed_shifts({"one": [one]}).table.rows == (("one", "1", "1 of 1", "head 0 at (0, -1): 80%"),)

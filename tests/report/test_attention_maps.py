@@ -1,7 +1,14 @@
+import io
+
+import matplotlib
+import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, reading_order
+from attnconv.report.gaussian_contours import FloatArray
 from tests.report.making import outside, overlaps, text_boxes
 
 
@@ -42,20 +49,34 @@ def test_labels_name_heads_and_peaks() -> None:
     ]
 
 
+def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
+    """The colours in the middle of each pixel of the only map, from the bitmap; red goes down as probability grows."""
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=figure.dpi)
+    written.seek(0)
+    bitmap = np.asarray(matplotlib.image.imread(written))
+    (axes,) = figure.axes
+    box = axes.patches[0].get_window_extent()
+    rows, columns = ((np.arange(count) + 0.3) / count for count in shape)  # beside the frame of the query
+    y, x = bitmap.shape[0] - box.y1 + rows * box.height, box.x0 + columns * box.width
+    return 255.0 * bitmap[y.astype(int)[:, None], x.astype(int), :3]
+
+
 def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
     maps = LayerMaps.of("layer 1", np.arange(1.0, 37.0).reshape(1, 6, 6) / 666.0, (0.0, 5.0))
-    (axes,) = draw_attention_maps([maps], title="t", zoom=3).axes
-    (image,) = axes.images
-    shown = np.ma.filled(np.ma.asarray(image.get_array()), np.nan) * 666.0
-    expected = [[np.nan] * 3, [5.0, 6.0, np.nan], [11.0, 12.0, np.nan]]
-    np.testing.assert_allclose(shown, expected)
-    np.testing.assert_allclose(image.get_clim(), (0.0, 36.0 / 666.0))  # the scale of the whole map
+    figure = draw_attention_maps([maps], title="t", zoom=3)
+    np.testing.assert_allclose(figure.axes[0].images[0].get_clim(), (0.0, 36.0 / 666.0))  # of the whole map
+    grey = np.array(to_rgb("#eef0f2")) * 255
+    blues = matplotlib.colormaps["Blues"](np.array([[5, 6], [11, 12]]) / 36)[..., :3] * 255
+    expected = np.broadcast_to(grey, (3, 3, 3)).copy()
+    expected[1:, :2] = blues
+    np.testing.assert_allclose(colours_within(figure, (3, 3)), expected, atol=1.5)
 
 
 def test_whole_window_outside_the_image_is_blank() -> None:
     far = LayerMaps.of("layer 1", np.full((1, 2, 2), 0.25), (30.0, 30.0))
-    (image,) = draw_attention_maps([far], title="t", zoom=3).axes[0].images
-    assert np.ma.getmaskarray(image.get_array()).all()  # type: ignore[arg-type]
+    shown = colours_within(draw_attention_maps([far], title="t", zoom=3), (3, 3))
+    np.testing.assert_allclose(shown - np.array(to_rgb("#eef0f2")) * 255, 0.0, atol=1.5)
 
 
 def test_given_orders_are_kept() -> None:
@@ -64,8 +85,18 @@ def test_given_orders_are_kept() -> None:
     assert [text for text in texts if text.isdigit()] == ["2", "0", "1"]
 
 
+def test_a_picture_is_above_its_maps() -> None:
+    layers = [LayerMaps.of("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
+    figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
+    assert overlaps(figure) == []
+    bare = draw_attention_maps(layers, title="t")
+    assert figure.get_size_inches()[1] > bare.get_size_inches()[1] + 1
+
+
 def test_bad_input() -> None:
     layer = layer_of(2, 3, 3)
+    with pytest.raises(ValueError, match=r"picture: .* got \(4, 4\)"):
+        draw_attention_maps([layer], title="t", picture=np.zeros((4, 4)))
     with pytest.raises(ValueError, match=r"layers: .*got none"):
         draw_attention_maps([], title="t")
     for zoom in (0, 4, -1):

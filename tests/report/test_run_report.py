@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.report import write_comparison, write_report
+from attnconv.report import write_report
 from attnconv.training.run_folder import RunFolder
 from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
@@ -151,19 +151,6 @@ def test_heads_of_other_dimensions_are_refused(tmp_path: Path) -> None:
     run.heads_file.write_text(json.dumps(line) + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"centres: .*got \(1, 1\)"):
         write_report(run.path)
-
-
-def test_comparison_of_runs(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, SMALL_RESNET).path for name in ("a", "b")]
-    png, svg = write_comparison(runs, tmp_path / "results" / "figure-02")
-    assert png.is_file()
-    assert svg.is_file()
-    with pytest.raises(ValueError, match=r"split: .*got 'test' \(not in .*a\)"):
-        write_comparison(runs, tmp_path / "c", split="test")
-    with pytest.raises(ValueError, match=r"run_dirs: .*got none"):
-        write_comparison([], tmp_path / "c")
-    with pytest.raises(ValueError, match=r"run: .*got .*missing"):
-        write_comparison([tmp_path / "missing"], tmp_path / "c")
 
 
 def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ EXTRA_OF = {
     "PIL": "train",
     "anyio": "explore",
     "anywidget": "notebook",
+    "jinja2": "report",
     "matplotlib": "report",
     "onnx": "onnx",
     "onnxscript": "onnx",

@@ -8,17 +8,9 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv.cli.parsing import parse
-from attnconv.cli.reproduce_pruned_model import NothingToPruneError, pruned_start
-from attnconv.paper.training_plan import (
-    PRUNED,
-    SOURCE,
-    PlannedRun,
-    ScaleName,
-    folder_name,
-    plan_runs,
-    runs_in,
-    settings_at,
-)
+from attnconv.paper import training_plan
+from attnconv.paper.models import PRUNED, SOURCE
+from attnconv.paper.training_plan import PlannedRun, ScaleName
 from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import SettingsError
@@ -70,52 +62,67 @@ def run(words: Sequence[str]) -> int:
     about = "Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4 with the "
     about += "paper's numbers beside ours. Finished runs are kept and interrupted ones continued: call it again."
     arguments = parse(Reproduce, "reproduce", words, about=about, examples=_EXAMPLES)
-    out = arguments.out or Path("reproduction") / arguments.scale
-    try:
-        runs = plan_runs(
-            arguments.scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
-        )
-    except ValueError as error:
-        raise SettingsError([str(error)]) from error
-    if arguments.time and world_size() > 1:
-        raise SettingsError([bad("--time", "must go with one process, which is what it times", world_size())])
+    if wrong := _problems(arguments):
+        raise SettingsError(wrong)
+    scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
-        _write(arguments, out, _departures(out, arguments.scale))
+        _write(arguments, out, _departures(out, scale))
         return 0
+    runs = training_plan.plan_runs(
+        scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
+    )
     if is_first_process():
         _print_plan(runs, _timed(runs) if arguments.time else {})
     if arguments.plan or arguments.time:
         return 0
+    from attnconv.training.run_recorder import DivergedError
+
     failures: list[str] = []
     notes: list[str] = []
     for planned in runs:
-        words_about = _train(planned, out)
-        (failures if words_about.startswith("Failed") else notes).append(words_about)
+        try:
+            notes += _train(planned, out)
+        except training_plan.NothingToPruneError as reason:
+            notes.append(str(reason))
+        except DivergedError as error:  # the other runs are still worth having
+            failures.append(f"Failed: {planned.folder.path.name}: {error}")
     if is_first_process():
-        _write(arguments, out, [note for note in (*notes, *failures) if note])
+        _write(arguments, out, notes + failures)
     return 1 if failures else 0
 
 
-def _write(arguments: Reproduce, out: Path, said: list[str]) -> None:
-    """Figures and tables of all runs in the folder, those of earlier calls too."""
+def _problems(arguments: Reproduce) -> list[str]:
+    wrong = []
+    if unknown := [name for name in arguments.only if name not in training_plan.ALL_RUNS]:
+        wrong.append(bad("--only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown)))
+    if arguments.seeds < 1:
+        wrong.append(bad("--seeds", "must be at least 1", arguments.seeds))
+    if arguments.time and world_size() > 1:
+        wrong.append(bad("--time", "must go with one process, which is what it times", world_size()))
+    return wrong
+
+
+def _write(arguments: Reproduce, out: Path, notes: list[str]) -> None:
+    """Write figures and tables of all runs in the folder, those of earlier calls too."""
     from attnconv.paper import write_paper
 
-    runs = {name: [run.path for run in several] for name, several in runs_in(out).items()}
     if arguments.scale != "paper":
-        said = [f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.", *said]
-    page = write_paper(runs, out, command=_command(arguments, out), notes=said)
-    print("\n".join([*said, f"Figures and tables: {page}"]))
+        notes = [f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.", *notes]
+    options = ["--seeds", str(arguments.seeds), "--data-root", arguments.data_root, "--out", str(out)]
+    command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
+    page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
+    print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
-    """How the runs in the folder were trained otherwise than a scale's: a sentence for all that differ alike."""
+    """Say how the runs in the folder were trained otherwise than a scale's: one sentence for all that differ alike."""
     from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}
-    for name, several in runs_in(out).items():
-        planned = settings_at(scale, name)
+    for name, several in training_plan.runs_in(out).items():
+        planned = training_plan.settings_at(scale, name)
         for run in several:
-            made = replace(run.settings(), model=planned.model)  # of a pruned one no two are alike
+            made = replace(run.settings(), model=planned.model)  # pruned models differ in any case
             train = replace(planned.train, seed=made.train.seed, test_curve=True)
             changed = differences(replace(planned, train=train), made)
             words = ", ".join(f"{flag} {now} in place of {before}" for flag, before, now in changed)
@@ -123,102 +130,76 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
     return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]
 
 
-def _command(arguments: Reproduce, out: Path) -> str:
-    """What makes the same again, but for `--only`."""
-    words = ["attnconv", "reproduce", "--scale", arguments.scale]
-    defaults = Reproduce()
-    if arguments.seeds != defaults.seeds:
-        words += ["--seeds", str(arguments.seeds)]
-    if arguments.data_root != defaults.data_root:
-        words += ["--data-root", arguments.data_root]
-    return shlex.join([*words, "--out", str(out)])
-
-
 def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
-    """Seconds that a run takes on this machine, of each model that has one to train."""
+    """Estimate the seconds that a run of each model takes on this machine, of those that have one to train."""
     from rich.console import Console
 
     from attnconv.data.load_splits import load
     from attnconv.training.progress_bars import downloading
     from attnconv.training.time_estimate import training_seconds
 
-    firsts = {planned.name: planned.settings for planned in reversed(runs) if planned.state != "finished"}
-    taken, console = {}, Console(stderr=True)
-    for name, settings in reversed(firsts.items()):
-        with downloading() as report:
-            data = load(settings.data, progress=report)
-        with console.status(f"timing {name}"):
-            taken[name] = training_seconds(settings, data)
+    taken: dict[str, float] = {}
+    for run in runs:
+        if run.name not in taken and run.state != "finished":
+            with downloading() as report:
+                data = load(run.settings.data, progress=report)
+            with Console(stderr=True).status(f"timing {run.name}"):
+                taken[run.name] = training_seconds(run.settings, data)
     return taken
 
 
 def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> None:
-    """The runs as a table.
-
-    Args:
-        runs: Of the reproduction.
-        seconds: What a run of each model takes; of those that were timed.
-    """
+    """Print the runs as a table, with the time of those that were timed."""
     from rich.console import Console
 
     from attnconv.cli.network_comparison import plain_table
 
     columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
     table = plain_table("What is trained", columns, left=1)
-    for planned in runs:
-        train, rate = planned.settings.train, planned.settings.optim.learning_rate
-        words = [planned.folder.path.name, str(train.epochs), str(train.batch_size), f"{rate:g}"]
-        words += [train.precision, planned.state]
+    for run in runs:
+        train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
+        cells = [run.folder.path.name, str(train.epochs), str(train.batch_size), rate, train.precision, run.state]
         if seconds:
-            words.append(_duration(seconds[planned.name]) if planned.name in seconds else "")
-        table.add_row(*words)
+            cells.append(_duration(seconds[run.name]) if run.name in seconds else "")
+        table.add_row(*cells)
     Console().print(table)
-    waiting = [planned for planned in runs if planned.state != "finished"]
-    data = ", ".join(dict.fromkeys(planned.settings.data.name for planned in runs))
+    waiting = [run for run in runs if run.state != "finished"]
+    data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)
-    said = f" About {_duration(left)} on this machine, one run after the other." if left else ""
-    print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{said}", flush=True)
+    about = f" About {_duration(left)} on this machine, one run after the other." if left else ""
+    print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{about}", flush=True)
 
 
 def _duration(seconds: float) -> str:
-    """Such as `40 s`, `39 min` or `6.3 h`.
-
-    Example:
-        >>> _duration(40), _duration(2340), _duration(22680)
-        ('40 s', '39 min', '6.3 h')
-    """
+    """Such as `40 s`, `39 min` or `6.3 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _train(planned: PlannedRun, out: Path) -> str:
-    """Train one run unless it is finished; what is to be said about it, if anything."""
+def _train(planned: PlannedRun, out: Path) -> list[str]:
+    """Train one run unless it is finished; return what the page says about it."""
     from attnconv.training.fitting import fit
     from attnconv.training.initial_model import measure_start
     from attnconv.training.run_checks import check_folder
-    from attnconv.training.run_recorder import DivergedError
 
-    settings, start, said = planned.settings, None, ""
-    name, folder = planned.folder.path.name, planned.folder
+    settings, start, folder = planned.settings, None, planned.folder
+    notes: list[str] = []
     if planned.name == PRUNED:
-        try:
-            begun = pruned_start(planned, RunFolder(out / "runs" / folder_name(SOURCE, settings.train.seed)))
-        except NothingToPruneError as reason:
-            return str(reason)
-        settings, start, said = begun.settings, begun.weights, begun.said
+        source = RunFolder(out / "runs" / training_plan.folder_name(SOURCE, settings.train.seed))
+        settings, start, note = training_plan.pruned_start(planned, source)
+        notes.append(note)
+    if is_first_process():
+        epochs = (
+            "finished before."
+            if planned.state == "finished"
+            else f"{planned.state}, epochs: {settings.train.epochs} in all."
+        )
+        print(f"{folder.path.name}: {epochs}", flush=True)
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
-        if is_first_process():
-            print(f"{name}: finished before.", flush=True)
-            measure_start(folder)
-        return said
-    if is_first_process():
-        print(f"{name}: {planned.state}, epochs: {settings.train.epochs} in all.", flush=True)
-    try:
+    else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    except DivergedError as error:
-        return f"Failed: {name}: {error}"  # the other runs are still worth having
     if is_first_process():
         measure_start(folder)  # of the pruned model: what pruning alone costs
-    return said
+    return notes

@@ -1,54 +1,41 @@
-"""What the paper observed in its trained models, what is measured of it, and when it is said to hold.
+"""The observations of the paper: what it says, what is measured of it here, and when it holds.
 
-Written before any of these numbers was looked at, but for the fixed shifts of one run of `quadratic-small`: the limits
-here are not fitted to what came out. The chance levels are one in twenty (`inspect.layer_trends.LEVEL`), from shuffles
-of the run's own heads.
+The criteria were written before any of these numbers was known, except for the fixed shifts of one run of
+`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.layer_trends.LEVEL`),
+from shuffles of the run's own heads.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import final
 
 from attnconv.inspect.layer_trends import LEVEL
-from attnconv.paper.claim_measures import (
-    RECOVERED,
-    Measure,
-    centre_distance,
-    content,
-    coverage,
-    dip,
-    elongation,
-    fixed_shifts,
-    gain,
-    mirrored,
-    overlap,
-    reach,
-    recovery,
-)
-from attnconv.paper.fixed_shifts import LEAST_CONSTANCY, LEAST_MASS
-from attnconv.paper.training_plan import DROPPED, PRUNED, SOURCE
-from attnconv.report.number_format import Unit
+from attnconv.paper import measures
+from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, RECOVERED, Found
+from attnconv.paper.models import CONTENT, DROPPED, PRUNED, SOURCE
+from attnconv.paper.number_format import Unit
 
-Rule: TypeAlias = Literal["votes", "no gain"]
-
-MARGIN = 0.005  # of accuracy: a gain that is worth the name
+MARGIN = 0.005  # smallest gain of accuracy that counts
 
 
 @final
 @dataclass(frozen=True)
-class Question:
+class Claim:
     """One observation of the paper and how it is judged.
 
     Attributes:
         key: Short name.
-        models: Whose runs it needs, as `attnconv reproduce --only` calls them.
+        models: Names of the models whose runs it needs.
         paper: What the paper says, in other words.
         measured: What the number is.
-        criterion: When one seed speaks for it; of a difference between models, when all seeds together do.
-        measure: Gives the number of one seed.
+        criterion: When one seed meets the claim; of a claim of `no_gain`, when all seeds together do.
+        measure: Function of the runs of one seed, one for each model.
         unit: `share` and `points` are printed in percent and percentage points.
-        by_layer: What is shown of each layer; empty for nothing.
-        layer_unit: Unit of that.
-        rule: How seeds are put together.
+        by_layer: What `Found.layers` is; empty for nothing.
+        layer_unit: Unit of `Found.layers`.
+        no_gain: Whether the claim is that a difference of accuracies is no gain.
     """
 
     key: str
@@ -56,162 +43,158 @@ class Question:
     paper: str
     measured: str
     criterion: str
-    measure: Measure
+    measure: Callable[..., Found]
     unit: Unit = "number"
     by_layer: str = ""
     layer_unit: Unit = "number"
-    rule: Rule = "votes"
+    no_gain: bool = False
 
 
-_FIXED = f"share of all heads with at least {100 * LEAST_MASS:g} % on one shift and a constancy of {LEAST_CONSTANCY:g}"
-_FIXED_LAYERS = "share of the heads at a fixed shift"
-_CHANCE = f"rank correlation with the layer above the {100 * LEVEL:g} % quantile of heads shuffled over layers"
-_TURNED = "heads turned at random"
-_EACH = "each has a head at a fixed shift, and the model more than at its start"
-_DISTANCE = "distance of the mean centre of attention from the query, mean over heads, in positions"
-_SEEDS = f"{100 * LEVEL:g} % interval over seeds (at least two) stays below a gain of {100 * MARGIN:g} points"
-
-
-def _fixed(name: str, title: str, layers: tuple[int, int], paper: str) -> Question:
-    """What the paper says of Figures 4 to 7: these layers have heads that hold a fixed shift."""
-    return Question(
+def _fixed_shifts(title: str, name: str, layers: tuple[int, int], paper: str) -> Claim:
+    """Figures 4 to 7."""
+    each = "each has a head at a fixed shift, and the model more than at its start"
+    return Claim(
         f"fixed shifts: {title}",
         (name,),
         paper,
-        _FIXED,
-        f"layers {layers[0]} and {layers[1]}: {_EACH}",
-        fixed_shifts(name, layers),
+        f"share of all heads with at least {100 * LEAST_MASS:g} % on one shift and a constancy of {LEAST_CONSTANCY:g}",
+        f"layers {layers[0]} and {layers[1]}: {each}",
+        partial(measures.fixed_shifts, layers=layers),
         unit="share",
-        by_layer=_FIXED_LAYERS,
+        by_layer="share of the heads at a fixed shift",
         layer_unit="share",
     )
 
 
-def _spread(name: str, title: str) -> tuple[Question, ...]:
-    """What the paper says of Figures 4 and 14."""
-    return (
-        Question(
-            f"centres: {title}",
-            (name,),
-            "Early layers attend near the query; later layers put centres of attention farther away.",
-            "rank correlation of a head's layer with the distance of its mean centre of attention",
-            _CHANCE,
-            centre_distance(name),
-            by_layer=_DISTANCE,
-        ),
-        Question(
-            f"overlap: {title}",
-            (name,),
-            "Heads of a layer do not overlap.",
-            "mean cosine between the mean maps of two heads of a layer",
-            f"below the start, and below the {100 * (1 - LEVEL):g} % quantile of {_TURNED}",
-            overlap(name),
-            by_layer="mean cosine between two heads",
-        ),
-        Question(
-            f"coverage: {title}",
-            (name,),
-            "Heads spread so as to cover the image.",
-            "mean attention that distinct heads put on the taps of a 3 x 3 kernel (the audit's coverage)",
-            f"above the start, and above the {100 * LEVEL:g} % quantile of {_TURNED}",
-            coverage(name),
-            unit="share",
-            by_layer="coverage",
-            layer_unit="share",
-        ),
-    )
+def _no_gain(key: str, name: str, paper: str, measured: str) -> Claim:
+    """A model that is no better than `quadratic`."""
+    limit = f"stays below a gain of {100 * MARGIN:g} points"
+    criterion = f"{100 * LEVEL:g} % interval over seeds (at least two) {limit}"
+    return Claim(key, (name, "quadratic"), paper, measured, criterion, measures.gain, unit="points", no_gain=True)
 
 
-QUESTIONS: tuple[Question, ...] = (
-    _fixed("quadratic", "quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."),
-    _fixed(
+_CHANCE = f"rank correlation with the layer above the {100 * LEVEL:g} % quantile of heads shuffled over layers"
+_SPREAD = (  # Figures 4 and 14
+    Claim(
+        "centres: 9 heads",
+        ("quadratic",),
+        "Early layers attend near the query; later layers put centres of attention farther away.",
+        "rank correlation of a head's layer with the distance of its mean centre of attention",
+        _CHANCE,
+        partial(measures.trend, of=lambda layer: layer.centre.norm(dim=1)),
+        by_layer="distance of the mean centre of attention from the query, mean over heads, in positions",
+    ),
+    Claim(
+        "overlap: 9 heads",
+        ("quadratic",),
+        "Heads of a layer do not overlap.",
+        "mean cosine between the mean maps of two heads of a layer",
+        f"below the start, and below the {100 * (1 - LEVEL):g} % quantile of heads turned at random",
+        partial(measures.against_turned_heads, of=attrgetter("redundancy"), lower=True),
+        by_layer="mean cosine between two heads",
+    ),
+    Claim(
+        "coverage: 9 heads",
+        ("quadratic",),
+        "Heads spread so as to cover the image.",
+        "mean attention that distinct heads put on the taps of a 3 x 3 kernel (the audit's coverage)",
+        f"above the start, and above the {100 * LEVEL:g} % quantile of heads turned at random",
+        partial(measures.against_turned_heads, of=attrgetter("coverage"), lower=False),
+        unit="share",
+        by_layer="coverage",
+        layer_unit="share",
+    ),
+)
+CLAIMS: tuple[Claim, ...] = (
+    _fixed_shifts(
+        "quadratic",
+        "quadratic",
+        (1, 2),
+        "Heads of the first two layers narrow down to places near the query.",
+    ),
+    _fixed_shifts(
         "learned",
         "learned",
         (1, 2),
         "Without content, some heads of the first two layers learn to attend one pixel at a fixed shift.",
     ),
-    _fixed(
-        "learned-content",
+    _fixed_shifts(
         "learned + content",
+        CONTENT,
         (2, 3),
         "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves.",
     ),
-    *_spread("quadratic", "9 heads"),
-    *_spread("quadratic-16-heads", "16 heads"),
-    Question(
+    *_SPREAD,
+    *(
+        replace(claim, key=claim.key.replace("9 heads", "16 heads"), models=("quadratic-16-heads",))
+        for claim in _SPREAD
+    ),
+    Claim(
         "reach: 9 heads",
         ("quadratic",),
         "Later layers attend to larger patterns.",
         "rank correlation of a head's layer with its mean distance between query and key",
         _CHANCE,
-        reach("quadratic"),
+        partial(measures.trend, of=attrgetter("distance")),
         by_layer="mean distance between query and key, in positions",
     ),
-    Question(
+    Claim(
         "mirror images",
         ("learned",),
         "Some heads of the learned encoding attend patterns that are symmetric from left to right.",
         "mean cosine of each head's mirror image with the head most like it, left-right minus up-down",
         f"above the {100 * LEVEL:g} % quantile of exchanging the two mirrors by chance",
-        mirrored("learned"),
+        measures.mirror,
         by_layer="mean cosine with the left-right partner",
     ),
-    Question(
+    Claim(
         "content",
-        ("learned-content",),
+        (CONTENT,),
         "Positions rule in early layers, content in later ones.",
         "rank correlation of a head's layer with its share of content",
         _CHANCE,
-        content("learned-content"),
+        partial(measures.trend, of=attrgetter("content_share")),
         by_layer="share of content, mean over heads",
         layer_unit="share",
     ),
-    Question(
+    Claim(
         "ellipses",
         (SOURCE,),
         "Heads that may be ellipses become so, most of all in later layers.",
         "rank correlation of a head's layer with the condition number of its covariance",
         f"{_CHANCE}; and the median condition number above the start's",
-        elongation(SOURCE),
+        measures.elongation,
         by_layer="median condition number",
     ),
-    Question(
+    _no_gain(
         "no gain from ellipses",
-        (SOURCE, "quadratic"),
+        SOURCE,
         "Ellipses bring no accuracy.",
         "test accuracy of the generalised model minus the quadratic one's",
-        _SEEDS,
-        gain(SOURCE, "quadratic"),
-        unit="points",
-        rule="no gain",
     ),
-    Question(
+    Claim(
         "dip after pruning",
         (PRUNED, SOURCE),
         "Taking degenerate heads out costs a little accuracy at first.",
         "test accuracy right after pruning minus that before",
         "below 0",
-        dip(PRUNED, SOURCE),
+        measures.dip,
         unit="points",
         by_layer="heads taken out",
     ),
-    Question(
+    Claim(
         "recovery after pruning",
         (PRUNED, SOURCE),
         "Training on with a smaller rate brings the accuracy back.",
         "test accuracy after training on minus that before pruning",
         f"at most {100 * RECOVERED:g} points below",
-        recovery(PRUNED, SOURCE),
+        measures.recovery,
         unit="points",
     ),
-    Question(
+    _no_gain(
         "no gain from attention dropout",
-        (DROPPED, "quadratic"),
+        DROPPED,
         "Said nowhere: the paper's code drops attention probabilities with rate 0.1, the presets here do not.",
         "test accuracy with rate 0.1 minus that with 0",
-        _SEEDS,
-        gain(DROPPED, "quadratic"),
-        unit="points",
-        rule="no gain",
     ),
 )

@@ -1,37 +1,27 @@
 """Tables 1 to 4 of the paper, its numbers beside those of runs.
 
 Accuracies are on the test set, of the epoch chosen on held-out images where some were held out, else of the last; over
-several seeds their mean and sample deviation. The paper chose its epochs on the test set. Counts are exact and of the
-model that the run trained, which need not have the paper's size; the paper's way of counting FLOPs leaves out the
+several seeds their mean and sample deviation. The paper chose its epochs on the test set. Counts are exact and those of
+the model that was trained, which need not have the paper's size. The paper's way of counting FLOPs leaves out the
 products of attention and image.
 """
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import Table, pruned_settings, table_2
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings
-from attnconv.paper.models import PAPER_MODELS, PaperModel
-from attnconv.report.number_format import spoken
+from attnconv.models.settings import AttentionSettings, ModelSettings
+from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, at_fixed_shift
+from attnconv.paper.models import PAPER_MODELS
+from attnconv.paper.number_format import spoken
+from attnconv.paper.study_run import Runs, StudyRun
 from attnconv.training.recipes import recipe, table_rows
-from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import RunSettings
-
-_COLUMNS = (
-    "Models",
-    "accuracy, paper",
-    "accuracy, here",
-    "here: preset, runs",
-    "# of params, paper",
-    "# of params, here",
-    "# of FLOPS, paper",
-    "# of FLOPS, here, paper's way",
-    "# of FLOPS, here, everything",
-)
 
 # Table 2 of the paper, as printed.
 PAPER_TABLE_2: Mapping[str, str] = {
@@ -67,191 +57,192 @@ ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
 @final
 @dataclass(frozen=True)
 class PaperTable:
-    """One table: as people read it, and its numbers as plain values for JSON.
-
-    Attributes:
-        table: Texts.
-        values: What `table-N.json` holds.
-    """
+    """A table as people read it, and its numbers as plain values for JSON."""
 
     table: Table
     values: Mapping[str, Any]
 
 
-def accuracies(runs: Sequence[RunFolder]) -> list[float]:
-    """Test accuracy of each run that is complete and has test images: of the chosen epoch, else of the last."""
-    results = [result for run in runs if (result := run.result()) is not None]
-    return _accuracies(result.get("best") or result["last"] for result in results)
+def finite(values: Any) -> Any:
+    """Plain values with None in place of numbers that JSON does not have."""
+    if isinstance(values, Mapping):
+        return {name: finite(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def table_of_accuracy(runs: Mapping[str, Sequence[RunFolder]], number: int) -> PaperTable:
+def accuracies(runs: Sequence[StudyRun]) -> list[float]:
+    """Test accuracy of each run that is complete and has test images."""
+    return [score for run in runs if (score := run.score("chosen")) is not None]
+
+
+def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours.
 
-    Args:
-        runs: Model, as in `PAPER_MODELS` -> its runs, one per seed, the same model in each.
-        number: 1 or 4. Table 4 has Table 1's rows, the generalised and pruned models, and here the one with 16 heads.
-
-    Returns:
-        The table; a model without a complete run shows dashes.
+    Table 4 adds the generalised and the pruned model, and here the one with 16 heads.
     """
-    chosen = [model for model in PAPER_MODELS.values() if number == 4 or model.table_1]
-    entries = [_entry(model, runs.get(model.name, ())) for model in chosen]
+    names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
+    entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
+    data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
+    on = ", ".join(data) or "cifar10"
     title = {
-        1: "Table 1: Test accuracy on {} and model sizes. SA stands for self-attention",
-        4: "Table 4: Number of parameters and accuracy on {} per model. SA stands for self-attention",
+        1: f"Table 1: Test accuracy on {on} and model sizes. SA stands for self-attention",
+        4: f"Table 4: Number of parameters and accuracy on {on} per model. SA stands for self-attention",
     }[number]
-    data = dict.fromkeys(run.settings().data.name for model in chosen for run in runs.get(model.name, ()))
-    table = Table(title.format(", ".join(data) or "cifar10"), _COLUMNS, tuple(_texts(entry) for entry in entries))
-    return PaperTable(table, {"data": list(data), "rows": entries})
-
-
-def table_of_trainings(runs: Mapping[str, Sequence[RunFolder]]) -> PaperTable:
-    """How each model came to its accuracy: of the last epoch and of the one chosen on held-out images, time and device.
-
-    Args:
-        runs: As in `table_of_accuracy`.
-
-    Returns:
-        The table, with a row for each model that has a complete run.
-    """
-    entries = [_training(model, done) for model in PAPER_MODELS.values() if (done := _complete(runs, model.name))]
-    columns = ("Models", "runs", "last epoch", "epoch chosen on held-out images", "epochs", "minutes each", "device")
-    rows = tuple(
-        (
-            entry["model"],
-            str(len(entry["seeds"])),
-            spoken(entry["last"], "share"),
-            spoken(entry["chosen"], "share"),
-            str(entry["epochs"]),
-            spoken(entry["minutes"], "minutes"),
-            "; ".join(entry["devices"]),
-        )
-        for entry in entries
+    columns = (
+        "Models",
+        "accuracy, paper",
+        "accuracy, here",
+        "here: preset, runs",
+        "# of params, paper",
+        "# of params, here",
+        "# of FLOPS, paper",
+        "# of FLOPS, here, paper's way",
+        "# of FLOPS, here, everything",
     )
+    table = Table(title, columns, tuple(_accuracy_row(entry) for entry in entries))
+    return PaperTable(table, {"data": data, "rows": entries})
+
+
+def _accuracy_entry(name: str, runs: Sequence[StudyRun]) -> dict[str, Any]:
+    model, here = PAPER_MODELS[name], None
+    if runs:
+        found, settings = accuracies(runs), runs[0].settings
+        here = {
+            "preset": settings.preset,
+            "epochs": settings.train.epochs,
+            "seeds": [run.settings.train.seed for run in runs],
+            "accuracies": found,
+            "accuracy": statistics.fmean(found) if found else None,
+            "deviation": statistics.stdev(found) if len(found) > 1 else None,
+            **_counts(settings.model),
+        }
+    paper = {"accuracy": model.accuracy, "parameters": model.parameters, "flops": model.flops}
+    return {"model": model.title, "name": name, "paper": paper, "here": here}
+
+
+def _accuracy_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    paper, here = entry["paper"], entry["here"]
+    ours, runs, counts = "-", "-", ["-"] * 3
+    if here is not None:
+        count = len(here["accuracies"])
+        runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}{'' if count else ' complete'}"
+        ours = _rounded(here["accuracy"])
+        if here["deviation"] is not None:
+            ours += f" ± {_rounded(here['deviation'])}"
+        counts = [f"{here[name]:,}" for name in ("parameters", "flops_paper_way", "flops_everything")]
+    size, *flops = counts
+    return (entry["model"], _rounded(paper["accuracy"]), ours, runs, paper["parameters"], size, paper["flops"], *flops)
+
+
+def _rounded(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _counts(model: ModelSettings) -> dict[str, int]:
+    counts = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
+    return {name: count(model) for name, count in counts.items()}
+
+
+def table_of_trainings(runs: Runs) -> PaperTable:
+    """Accuracy of the last and the chosen epoch, and time and devices of the training, of models with complete runs."""
+    entries, rows = [], []
+    for name, model in PAPER_MODELS.items():
+        done = [run for run in runs.get(name, ()) if run.result]
+        if not done:
+            continue
+        last, chosen = ([run.score(state) for run in done] for state in ("last", "best"))
+        entry: dict[str, Any] = {
+            "model": model.title,
+            "name": name,
+            "seeds": [run.settings.train.seed for run in done],
+            "epochs": done[0].settings.train.epochs,
+            "last": [value for value in last if value is not None],
+            "chosen": [value for value in chosen if value is not None],
+            "minutes": [run.result["seconds"] / 60 for run in done],
+            "devices": list(dict.fromkeys(_device(run.folder.record()) for run in done)),
+        }
+        accuracy = (spoken(entry[epoch], "share") for epoch in ("last", "chosen"))
+        minutes, devices = spoken(entry["minutes"], "minutes"), "; ".join(entry["devices"])
+        entries.append(entry)
+        rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), minutes, devices))
+    columns = ("Models", "runs", "last epoch", "epoch chosen on held-out images", "epochs", "minutes each", "device")
     title = "Test accuracy of the last epoch and of the chosen one, and what training took"
-    return PaperTable(Table(title, columns, rows), {"rows": entries})
-
-
-def _complete(runs: Mapping[str, Sequence[RunFolder]], name: str) -> list[RunFolder]:
-    return [run for run in runs.get(name, ()) if run.result() is not None]
-
-
-def _training(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:
-    results = [result for run in runs if (result := run.result()) is not None]
-    records = [run.record() for run in runs]
-    return {
-        "model": model.title,
-        "name": model.name,
-        "seeds": [run.settings().train.seed for run in runs],
-        "epochs": runs[0].settings().train.epochs,
-        "last": _accuracies(result["last"] for result in results),
-        "chosen": _accuracies(result.get("best") or {} for result in results),
-        "minutes": [result["seconds"] / 60 for result in results],
-        "devices": list(dict.fromkeys(_device(record) for record in records)),
-    }
-
-
-def _accuracies(scores: Iterable[Mapping[str, Any]]) -> list[float]:
-    """On test images, where there are any."""
-    return [float(score["test"]["accuracy"]) for score in scores if "test" in score]
+    return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
 def _device(record: Mapping[str, Any]) -> str:
-    """Device, threads where they are known and it is a CPU, and precision, as a run's record has them."""
+    """Device, number of threads of a CPU where it is known, and precision."""
     device = str(record.get("device", "unknown"))
     threads = f", threads: {record['threads']}" if device.startswith("cpu") and "threads" in record else ""
     return f"{device}{threads}, {record['settings']['train']['precision']}"
 
 
-def _entry(model: PaperModel, runs: Sequence[RunFolder]) -> dict[str, Any]:
-    found = accuracies(runs)
-    settings = runs[0].settings() if runs else None
-    here: dict[str, Any] | None = None
-    if settings is not None:
-        here = {
-            "preset": settings.preset,
-            "epochs": settings.train.epochs,
-            "seeds": [run.settings().train.seed for run in runs],
-            "accuracies": found,
-            "accuracy": statistics.fmean(found) if found else None,
-            "deviation": statistics.stdev(found) if len(found) > 1 else None,
-            "parameters": parameters(settings.model),
-            "flops_paper_way": flops_paper(settings.model),
-            "flops_everything": flops_all(settings.model),
-        }
-    paper = {"accuracy": model.accuracy, "parameters": model.parameters, "flops": model.flops}
-    return {"model": model.title, "name": model.name, "paper": paper, "here": here}
-
-
-def _texts(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    paper, here = entry["paper"], entry["here"]
-    printed = "-" if paper["accuracy"] is None else f"{paper['accuracy']:.3f}"
-    if here is None:
-        return (entry["model"], printed, "-", "-", paper["parameters"], "-", paper["flops"], "-", "-")
-    ours = "-" if here["accuracy"] is None else f"{here['accuracy']:.3f}"
-    if here["deviation"] is not None:
-        ours += f" ± {here['deviation']:.3f}"
-    counts = (f"{here[name]:,}" for name in ("parameters", "flops_paper_way", "flops_everything"))
-    size, way, everything = counts
-    count = len(here["accuracies"])
-    runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}" + ("" if count else " complete")
-    return (entry["model"], printed, ours, runs, paper["parameters"], size, paper["flops"], way, everything)
-
-
-def table_of_hyper_parameters(settings: RunSettings | None = None) -> PaperTable:
-    """Table 2: what the paper prints, what the preset `quadratic` and its recipe hold, and what a run had.
-
-    Args:
-        settings: Of a run of an attention model; None leaves its column out.
-    """
-    columns = {"paper": dict(PAPER_TABLE_2), "preset quadratic": _hyper_parameters(recipe("quadratic"))}
-    if settings is not None:
-        columns["the run here"] = _hyper_parameters(settings)
+def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
+    """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
+    columns = {"paper": dict(PAPER_TABLE_2)}
+    shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
+    for name, settings in shown.items():
+        assert isinstance(settings.model, AttentionSettings)
+        columns[name] = {row[0]: row[1] for row in table_2(settings.model, training=table_rows(settings)).rows}
     rows = tuple((name, *(values[name] for values in columns.values())) for name in PAPER_TABLE_2)
     title = "Table 2: Self-attention network parameters"
     return PaperTable(Table(title, ("Hyper-parameters", *columns), rows), columns)
 
 
-def _hyper_parameters(settings: RunSettings) -> dict[str, str]:
-    model = settings.model
-    assert isinstance(model, AttentionSettings)
-    return {row[0]: row[1] for row in table_2(model, training=table_rows(settings)).rows}
-
-
 def table_of_encodings() -> PaperTable:
-    """Table 3: the positional encodings of other models, and which of this library's are of that kind.
+    """Table 3: the positional encodings of other models, and the encodings of this library that are of that kind.
 
     Example:
         >>> table_of_encodings().table.rows[3]
         ('Dai et al. (2019)', 'sinusoids', 'yes', 'sinusoidal')
     """
+    values = [dict(zip(("model", "kind", "relative", "here"), row, strict=True)) for row in ENCODINGS_OF]
     rows = tuple(
         (model, kind, "yes" if relative else "no", ", ".join(names)) for model, kind, relative, names in ENCODINGS_OF
     )
     title = "Table 3: Types of positional encoding used by transformers for text and images"
     columns = ("Model", "type of positional encoding", "relative", "encodings here")
-    values = [
-        {"model": model, "kind": kind, "relative": relative, "here": list(names)}
-        for model, kind, relative, names in ENCODINGS_OF
-    ]
     return PaperTable(Table(title, columns, rows), {"rows": values})
 
 
 def table_of_counts() -> PaperTable:
-    """The exact counts of the presets of the paper's size, which need no run.
+    """Exact counts of the presets of the paper's size, which need no run.
 
     Example:
         >>> table_of_counts().table.rows[1][:4]
         ('SA quadratic emb.', '12.1M', '12,086,844', '6.2B')
     """
     entries, rows = [], []
-    for model in PAPER_MODELS.values():
-        settings = PRESETS.get(model.name, pruned_settings())
-        size, way, everything = parameters(settings), flops_paper(settings), flops_all(settings)
-        entries.append(
-            {"model": model.title, "parameters": size, "flops_paper_way": way, "flops_everything": everything}
-        )
-        rows.append((model.title, model.parameters, f"{size:,}", model.flops, f"{way:,}", f"{everything:,}"))
+    for name, model in PAPER_MODELS.items():
+        counts = _counts(PRESETS.get(name, pruned_settings()))
+        size, way, everything = (f"{count:,}" for count in counts.values())
+        entries.append({"model": model.title, **counts})
+        rows.append((model.title, model.parameters, size, model.flops, way, everything))
     columns = ("Models", "# of params, paper", "counted", "# of FLOPS, paper", "paper's way", "everything counted")
     title = "Tables 1 and 4: the paper's sizes, and those of the presets counted exactly"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
+
+
+def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
+    """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
+    rows, values = [], {}
+    for title, layers in models.items():
+        values[title] = [head for number, layer in enumerate(layers, start=1) for head in _heads(number, layer)]
+        for number in range(1, len(layers) + 1):
+            here = [head for head in values[title] if head["layer"] == number]
+            fixed = [head for head in here if head["fixed"]]
+            which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
+            rows.append((title, str(number), f"{len(fixed)} of {len(here)}", "; ".join(which) or "none"))
+    limits = f"at least {LEAST_MASS:.0%} of the attention on one shift, constancy at least {LEAST_CONSTANCY:g}"
+    columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
+    table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))
+    return PaperTable(table, {"least_mass": LEAST_MASS, "least_constancy": LEAST_CONSTANCY, "models": values})
+
+
+def _heads(number: int, layer: LayerStatistics) -> list[dict[str, Any]]:
+    names = ("best_shift", "mass", "constancy", "fixed")
+    columns = (layer.best_shift, layer.shift_mass, layer.constancy, at_fixed_shift(layer))
+    heads = zip(*(column.tolist() for column in columns), strict=True)
+    return [{"layer": number, "head": h, **dict(zip(names, head, strict=True))} for h, head in enumerate(heads)]

@@ -1,16 +1,12 @@
-"""Which runs make up the paper at a chosen scale, and how each is trained; free of torch.
+"""The runs of the study at a chosen scale, and how each is trained; torch is imported for pruning only.
 
     paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
     small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
-    mini    the same with half the channels, 10 epochs: several seeds of all models in a night on two CPU cores; the
-            residual network costs as many operations as `quadratic` (46.8 million an image; 48.6 with every product)
-    tiny    the digits models for a few epochs: every step is taken, in minutes; its numbers say nothing about the paper
+    mini    the same with half the channels and 10 epochs: several seeds of all models in a night on two CPU cores
+    tiny    models of the digits for a few epochs: every step in minutes; its numbers say nothing about the paper
 
-The pruned model continues the generalised one for a third of its epochs at a tenth of its learning rate, as the paper's
-100 epochs follow on 300. Its settings are complete once it is known which heads are pruned.
-
-The paper's code drops attention probabilities with rate 0.1, the presets do not. `quadratic-attention-dropout` does; it
-is trained where it is asked for by name.
+The pruned model continues the generalised one for a third of its epochs at a tenth of its learning rate, as in the
+paper (100 epochs after 300).
 """
 
 import re
@@ -19,37 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, final
 
-from attnconv._util.errors import bad
 from attnconv.models.presets import preset_settings
-from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+from attnconv.models.settings import AttentionSettings, ResNetSettings
+from attnconv.paper.models import DROPPED, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings, ScheduleSettings
 
 ScaleName = Literal["tiny", "mini", "small", "paper"]
 
-SOURCE, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"
-RUNS: tuple[str, ...] = (
-    "resnet18",
-    "quadratic",
-    SOURCE,
-    PRUNED,
-    "learned",
-    "learned-content",
-    "quadratic-16-heads",
-)
-"""Names of the paper's models, in the order in which they are trained."""
+RUNS: tuple[str, ...] = tuple(PAPER_MODELS)
+ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)
+"""With the run that is trained only if it is asked for by name."""
 
-DROPPED = "quadratic-attention-dropout"
-EXTRA_RUNS: tuple[str, ...] = (DROPPED,)
-"""Runs beside the paper's table, trained where they are asked for by name only."""
-
-ATTENTION_DROPOUT = 0.1  # of the authors' code
+ATTENTION_DROPOUT = 0.1  # of the authors' code; the presets have none
 FIRST_SEED = 42
 TINY_EPOCHS = 5
 
-# The mini scale: half the channels of the small presets, and a residual network of as many operations as `quadratic`
-# then has (a test counts both).
+# The mini scale. Its residual network has as many operations as its `quadratic` (a test counts both).
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
@@ -59,13 +42,7 @@ _FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 @final
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a reproduction.
-
-    Attributes:
-        name: The paper's model, one of `RUNS`, or one of `EXTRA_RUNS`.
-        settings: Of the run; of the pruned model without the pruning.
-        folder: Where it goes.
-    """
+    """One run of a reproduction; the settings of the pruned model still have all heads."""
 
     name: str
     settings: RunSettings
@@ -73,12 +50,12 @@ class PlannedRun:
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs are complete."""
+        """Number of complete epochs."""
         return max((line["epoch"] for line in self.folder.metrics()), default=0)
 
     @property
     def state(self) -> str:
-        """How far it has come, in words: `finished`, `after epoch 3`, `new`."""
+        """`finished`, `after epoch 3` or `new`."""
         if self.folder.result() is not None:
             return "finished"
         return f"after epoch {self.epochs_done}" if self.epochs_done else "new"
@@ -92,132 +69,101 @@ def plan_runs(
     seeds: int = 1,
     data_root: str = "data",
 ) -> list[PlannedRun]:
-    """The runs of a reproduction, seed by seed.
+    """List the runs of a reproduction, seed by seed.
 
     Args:
-        scale: See above.
-        out: Folder of the reproduction; runs go into `runs` in it.
-        names: Of `RUNS` and `EXTRA_RUNS`; none for all of `RUNS`. The pruned model brings the generalised one with it.
-        seeds: Runs of each model, at least 1; their seeds are 42, 43, ...
+        scale: See the module's docstring.
+        out: Folder of the reproduction; runs are in `out/runs`.
+        names: Some of `ALL_RUNS`; none for all of `RUNS`. The pruned model brings the generalised one with it.
+        seeds: Number of runs of each model; their seeds are 42, 43, ...
         data_root: Folder that holds CIFAR-10.
-
-    Raises:
-        ValueError: An unknown name, or fewer than one seed.
 
     Example:
         >>> [run.settings.preset for run in plan_runs("small", "out", names=["quadratic-generalized-pruned"])]
         ['quadratic-generalized-small', 'quadratic-generalized-pruned-small']
     """
-    known = (*RUNS, *EXTRA_RUNS)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(bad("--only", f"must be of {', '.join(known)}", ", ".join(unknown)))
-    if seeds < 1:
-        raise ValueError(bad("--seeds", "must be at least 1", seeds))
     asked = names or RUNS
-    wanted = [name for name in known if name in asked or (name == SOURCE and PRUNED in asked)]
+    wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
     runs = []
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for name in wanted:
             settings = settings_at(scale, name)
-            settings = replace(
-                settings,
-                data=replace(settings.data, root=data_root),
-                train=replace(settings.train, seed=seed, test_curve=True),
-            )
+            data = replace(settings.data, root=data_root)
+            train = replace(settings.train, seed=seed, test_curve=True)
             folder = RunFolder(Path(out) / "runs" / folder_name(name, seed))
-            runs.append(PlannedRun(name, settings, folder))
+            runs.append(PlannedRun(name, replace(settings, data=data, train=train), folder))
     return runs
 
 
 def folder_name(name: str, seed: int) -> str:
-    """What a run's folder is called.
-
-    Example:
-        >>> folder_name("learned", 42), folder_name("learned", 43)
-        ('learned', 'learned-seed-43')
-    """
+    """Name of a run's folder: `learned`, `learned-seed-43`."""
     return name if seed == FIRST_SEED else f"{name}-seed-{seed}"
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Model -> its runs in a reproduction, first seed first: one for each seed, that of the most epochs.
+    """Find the runs of each model in a reproduction: one for each seed, that of the most epochs, in order of seeds.
 
     Args:
-        out: Folder of the reproduction. A run's folder is called as `folder_name` does, and may end in `-20-epochs`.
+        out: Folder of the reproduction. Names of run folders are those of `folder_name`, and may end in `-20-epochs`.
     """
-    found: dict[str, list[RunFolder]] = {name: [] for name in (*RUNS, *EXTRA_RUNS)}
-    seeds: dict[tuple[str, int], tuple[int, RunFolder]] = {}
+    longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
-        matched = _FOLDER.fullmatch(path.name)
-        if matched is None or matched["name"] not in found or not (run := RunFolder(path)).exists():
-            continue
-        key, epochs = (matched["name"], int(matched["seed"] or FIRST_SEED)), run.settings().train.epochs
-        if key not in seeds or epochs > seeds[key][0]:
-            seeds[key] = epochs, run
-    for (name, _), (_, run) in sorted(seeds.items()):
-        found[name].append(run)
-    return found
+        matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
+        if matched is not None and matched["name"] in ALL_RUNS and run.exists():
+            key, epochs = (matched["name"], int(matched["seed"] or FIRST_SEED)), run.settings().train.epochs
+            if key not in longest or epochs > longest[key][0]:
+                longest[key] = epochs, run
+    return {name: [longest[key][1] for key in sorted(longest) if key[0] == name] for name in ALL_RUNS}
 
 
 def settings_at(scale: ScaleName, name: str) -> RunSettings:
-    """How a model of the paper is trained at a scale.
+    """Return how a model is trained at a scale.
 
     Args:
-        scale: `tiny`, `mini`, `small` or `paper`.
-        name: One of `RUNS` or `EXTRA_RUNS`.
+        scale: See the module's docstring.
+        name: One of `ALL_RUNS`.
 
     Example:
-        >>> settings_at("paper", "quadratic-generalized-pruned").optim.learning_rate
-        0.01
         >>> settings_at("mini", "quadratic").train.epochs
         10
     """
-    ending = "" if scale == "paper" else f"-{scale}"
+    label = name if scale == "paper" else f"{name}-{scale}"
     if name == PRUNED:
-        return continued(settings_at(scale, SOURCE), f"{PRUNED}{ending}")
+        return continued(settings_at(scale, SOURCE), label)
     if name == DROPPED:
         settings = settings_at(scale, "quadratic")
         assert isinstance(settings.model, AttentionSettings)
-        model = replace(settings.model, attention_dropout=ATTENTION_DROPOUT)
-        return replace(settings, preset=f"{DROPPED}{ending}", model=model)
+        return replace(settings, preset=label, model=replace(settings.model, attention_dropout=ATTENTION_DROPOUT))
     if scale == "paper":
         return recipe(name)
-    if scale == "tiny":
-        return _tiny(name)
-    settings = recipe("resnet-small" if name == "resnet18" else f"{name}-small")
+    preset = "resnet" if name == "resnet18" else name
     if scale == "small":
-        return settings
-    train = replace(settings.train, epochs=MINI_EPOCHS)
-    return replace(settings, preset=f"{name}{ending}", model=_mini(settings.model), train=train)
+        return recipe(f"{preset}-small")
+    if scale == "mini":
+        return _mini(recipe(f"{preset}-small"), label)
+    return _tiny(name, label)
 
 
-def _tiny(name: str) -> RunSettings:
+def _mini(settings: RunSettings, label: str) -> RunSettings:
+    model = settings.model
+    if isinstance(model, AttentionSettings):
+        model = replace(model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
+    else:
+        model = MINI_RESNET
+    return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=MINI_EPOCHS))
+
+
+def _tiny(name: str, label: str) -> RunSettings:
     settings = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits")
     model, full = settings.model, preset_settings(name)
     if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
         model = replace(model, encoding=full.encoding, heads=full.heads)
     train = replace(settings.train, epochs=TINY_EPOCHS, tensorboard=False)
-    return replace(settings, preset=f"{name}-tiny", model=model, train=train)
-
-
-def _mini(model: ModelSettings) -> ModelSettings:
-    if isinstance(model, AttentionSettings):
-        return replace(model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
-    return MINI_RESNET
+    return replace(settings, preset=label, model=model, train=train)
 
 
 def continued(settings: RunSettings, label: str) -> RunSettings:
-    """How a pruned model trains on: a third of the epochs at a tenth of the rate, from the first step on.
-
-    Args:
-        settings: Of the training before.
-        label: What the preset is called.
-
-    Example:
-        >>> continued(settings_at("tiny", "quadratic"), "on").preset
-        'on'
-    """
+    """Return how a pruned model trains on: a third of the epochs at a tenth of the rate, without warm-up."""
     return replace(
         settings,
         preset=label,
@@ -225,3 +171,51 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
         schedule=ScheduleSettings(name="cosine", warmup=0.0),
         train=replace(settings.train, epochs=max(1, settings.train.epochs // 3)),
     )
+
+
+@final
+class NothingToPruneError(ValueError):
+    """There is no pruned model to train."""
+
+
+def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
+    """Remove the degenerate heads of a trained model: by the paper's threshold, else by that of its code.
+
+    Args:
+        planned: Run of the pruned model.
+        source: Run of the model before.
+
+    Returns:
+        Settings of the run with the heads that are left, file of the pruned weights, and a sentence about both.
+
+    Raises:
+        NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
+    """
+    from attnconv.models.checkpoint import save_weights
+    from attnconv.models.model_loader import load
+    from attnconv.surgery import head_pruning
+
+    name = planned.folder.path.name
+    if source.result() is None:
+        raise NothingToPruneError(f"{name}: not trained, since {source.path.name} is not complete.")
+    loaded = load(source.last_weights)
+    layers = head_pruning.attention_layers(loaded.model)
+    criteria: tuple[head_pruning.Criterion, ...] = ("paper", "code")
+    for criterion in criteria:
+        removed = {layer: head_pruning.degenerate_heads(attention, criterion) for layer, attention in layers.items()}
+        if any(removed.values()):
+            break
+    else:
+        none = f"no head of {source.path.name} is degenerate, so nothing is pruned"
+        raise NothingToPruneError(f"{name}: not trained, since {none}.")
+    if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
+        raise NothingToPruneError(f"{name}: not trained, since every head of {', '.join(empty)} is degenerate.")
+    model = head_pruning.prune_heads(loaded.model, removed)
+    assert isinstance(loaded.settings, AttentionSettings)
+    settings = replace(planned.settings, model=head_pruning.settings_after_pruning(loaded.settings, model))
+    weights = planned.folder.path.with_name(f"{name}-start.safetensors")
+    extra = {"pruned": {layer: list(heads) for layer, heads in removed.items()}, "criterion": criterion}
+    classes, mean, std = loaded.classes, loaded.mean, loaded.std
+    save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
+    counts = [len(heads) for heads in removed.values()]
+    return settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."

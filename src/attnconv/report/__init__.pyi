@@ -17,5 +17,4 @@ from .gaussian_contours import HeadGaussians as HeadGaussians
 from .head_centres import draw_centres as draw_centres
 from .head_mixture import draw_mixture as draw_mixture
 from .kernel_factorisation import draw_factorisation as draw_factorisation
-from .run_data import write_comparison as write_comparison
 from .run_report import write_report as write_report

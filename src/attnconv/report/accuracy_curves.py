@@ -13,8 +13,8 @@ from attnconv.report.figure_style import GRID, house_style, printable
 from attnconv.report.gaussian_contours import FloatArray
 from attnconv.report.palette import colour_of, shape_of
 
-SPLITS: tuple[str, ...] = ("train", "validation", "test")
-_DASHES: dict[str, str] = {"train": ":", "validation": "-", "test": "--"}
+_DASHES = {"train": ":", "validation": "-", "test": "--"}
+SPLITS: tuple[str, ...] = tuple(_DASHES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Curve:
 
     Attributes:
         run: Name of the run.
-        split: What was measured: `train`, `validation` or `test`.
+        split: `train`, `validation` or `test`.
         epochs: (n,) epochs at whose end it was measured.
         accuracy: (n,) part of the images classified correctly, 0 to 1.
 
@@ -50,13 +50,14 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The last accuracy that is a number; not a number where there is none."""
+        """The last finite accuracy; NaN where there is none."""
         finite = self.accuracy[np.isfinite(self.accuracy)]
         return float(finite[-1]) if len(finite) else float("nan")
 
 
+@house_style()
 def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
-    """Accuracy over epochs with the last value of each line in the legend.
+    """Accuracy over epochs, with the last value of each line in the legend.
 
     Of one run, each split has its own colour and mark; of several, each run has. Several splits differ in their dashes.
 
@@ -74,34 +75,32 @@ def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
         raise ValueError(bad("curves", "must hold at least one curve", "none"))
     runs = list(dict.fromkeys(curve.run for curve in curves))
     splits = list(dict.fromkeys(curve.split for curve in curves))
-    with house_style():
-        figure = Figure(figsize=(7.2, 3.9 + 0.24 * len(curves)), layout="constrained")
-        figure.suptitle(printable(title, width=68))
-        axes = figure.subplots()
-        handles, labels = [], []
-        for curve in curves:
-            index = runs.index(curve.run) if len(runs) > 1 else splits.index(curve.split)
-            handles += axes.plot(
-                curve.epochs,
-                curve.accuracy,
-                color=colour_of(index),
-                linestyle=_DASHES[curve.split] if len(splits) > 1 else "-",
-                linewidth=1.8,
-                marker=shape_of(index),
-                markersize=5.0,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-                markevery=max(1, len(curve.epochs) // 8),
-            )
-            name = ", ".join([curve.run] * (len(runs) > 1) + [curve.split] * (len(splits) > 1 or len(runs) == 1))
-            labels.append(printable(f"{name}: {curve.last:.1%} at the end", width=80))
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("accuracy")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, -0.02), min(high, 1.02))
-        axes.grid(color=GRID, linewidth=0.7)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(handles, labels, loc="outside lower center", ncols=1, handlelength=3.0)
+    figure = Figure(figsize=(7.2, 3.9 + 0.24 * len(curves)), layout="constrained")
+    figure.suptitle(printable(title, width=68))
+    axes = figure.subplots()
+    for curve in curves:
+        index = runs.index(curve.run) if len(runs) > 1 else splits.index(curve.split)
+        names = [curve.run] * (len(runs) > 1) + [curve.split] * (len(splits) > 1 or len(runs) == 1)
+        axes.plot(
+            curve.epochs,
+            curve.accuracy,
+            label=printable(f"{', '.join(names)}: {curve.last:.1%} at the end", width=80),
+            color=colour_of(index),
+            linestyle=_DASHES[curve.split] if len(splits) > 1 else "-",
+            linewidth=1.8,
+            marker=shape_of(index),
+            markersize=5.0,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            markevery=max(1, len(curve.epochs) // 8),
+        )
+    low, high = axes.get_ylim()
+    axes.set(xlabel="epoch", ylabel="accuracy", ylim=(max(low, -0.02), min(high, 1.02)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        axes.lines, [str(line.get_label()) for line in axes.lines], loc="outside lower center", handlelength=3.0
+    )
     return figure

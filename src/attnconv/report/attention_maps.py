@@ -1,48 +1,43 @@
-"""Figures 5 to 10: the attention probabilities of every head at every layer, for one query pixel.
+"""Figures 5 to 10: attention probabilities of every head (columns) of every layer (rows), for one query pixel.
 
-Layers are rows and heads columns of a grid of small maps. Within a layer the heads are ordered for reading, from the
-most concentrated to the most spread (by the entropy of their map), with their own number beside each. Every map is
-scaled to its own largest probability, which is printed above it: a head on a single pixel and one that sees the whole
-image could not share a scale. A single image can stand above its maps. All is laid out in inches on a single axes, so
-that nothing can overlap.
+A head on a single pixel and one that sees the whole image cannot share a colour scale: every map is scaled to its own
+largest probability, which is printed above it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import Normal, Stroke
+from matplotlib.transforms import Bbox, BboxTransform
 
 from attnconv._util.errors import bad
+from attnconv.inspect.query_maps import QueryMaps
 from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
 from attnconv.report.gaussian_contours import FloatArray
+from attnconv.report.panel_grid import PanelGrid, mark_query
 
-_SIDE = 0.74  # inches, side of a square map
-_GAP = 0.12
-_LABEL, _NUMBERS = 0.17, 0.5  # height of the line above each map, and the least width of its two numbers
-_LEFT = 0.72
-_RIGHT = 0.15
-_NARROWEST, _WIDEST = 4.6, 15.0
-_PICTURE = 1.5  # side of the image above the maps
-_COLOURS = "Blues"
-_LEGEND = (
+_SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image above the maps
+_GAP, _LABEL = 0.12, 0.17
+_NUMBERS = 0.5  # least width of a map's two numbers
+_WIDEST = 14.1  # all maps of a line
+_QUERY = 0.04  # least side of the frame around the query
+_NOTE = (
     "Above each map: the head's number, from 0, and its largest probability, to which the colours of the map are "
-    "scaled. "
-    "Black square: the query pixel. Within a layer the most concentrated heads come first."
+    "scaled. Black square: the query pixel. Within a layer the most concentrated heads come first."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """Where one query of one layer attends.
+    """Attention of one query in one layer.
 
     Attributes:
-        title: What stands beside the row, for instance `layer 1`.
+        title: Label of the layer's row, for instance `layer 1`.
         maps: (h, rows, columns) attention probabilities over the image's keys.
         query: Row and column of the query, in keys.
 
@@ -56,9 +51,8 @@ class LayerMaps:
 
     def __post_init__(self) -> None:
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            raise ValueError(
-                bad("maps", "must have the shape (heads, rows, columns), each at least 1", self.maps.shape)
-            )
+            requirement = "must have the shape (heads, rows, columns), each at least 1"
+            raise ValueError(bad("maps", requirement, self.maps.shape))
 
     @staticmethod
     def of(title: str, maps: Any, query: tuple[float, float]) -> "LayerMaps":
@@ -66,8 +60,16 @@ class LayerMaps:
         return LayerMaps(title, np.asarray(maps, dtype=np.float64), query)
 
 
+def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
+    """The maps of one of the queries that `mean_query_maps` was asked for, layer by layer."""
+    return [
+        LayerMaps.of(f"layer {number}", layer.maps[index], layer.positions[index])
+        for number, layer in enumerate(layers, start=1)
+    ]
+
+
 def reading_order(maps: FloatArray) -> list[int]:
-    """Heads from the most concentrated map to the most spread, by entropy; maps with a broken number come last.
+    """Heads from the most concentrated map to the most spread, by entropy; maps that hold NaN come last.
 
     Args:
         maps: (h, rows, columns) probabilities.
@@ -77,10 +79,8 @@ def reading_order(maps: FloatArray) -> list[int]:
         [1, 0]
     """
     flat = maps.reshape(len(maps), -1)
-    broken = ~np.isfinite(flat).all(1)
-    safe = np.clip(np.where(np.isfinite(flat), flat, 1.0), 1e-300, None)
-    entropy = np.where(broken, np.inf, -(safe * np.log(safe)).sum(1))
-    return [int(i) for i in np.argsort(entropy, kind="stable")]
+    entropy = -(flat * np.log(np.clip(flat, 1e-300, None))).sum(1)
+    return [int(i) for i in np.argsort(entropy, kind="stable")]  # NaN is sorted last
 
 
 def draw_attention_maps(
@@ -91,16 +91,16 @@ def draw_attention_maps(
     orders: Sequence[Sequence[int]] | None = None,
     picture: FloatArray | None = None,
 ) -> Figure:
-    """The grid of maps.
+    """Draw the attention maps of one query.
 
     Args:
         layers: First layer first; numbers of heads and sizes may differ.
-        title: Heading, which names the run and what is averaged.
-        zoom: Side of the window of pixels around the query that is shown, odd; None shows the whole image. Colours stay
-            scaled to the whole map: a head that looks elsewhere is pale.
+        title: Heading, which names the run and the images that are averaged.
+        zoom: Side of the window of pixels around the query, odd; None shows the whole image. Colours stay scaled to the
+            whole map: a head that attends elsewhere is pale.
         orders: The heads of each layer in the order of their columns, so that figures of several queries can be
-            compared; None takes the `reading_order` of these maps.
-        picture: (height, width, 3) colours in 0 .. 1 of the image that is attended, shown above with the query marked;
+            compared; None uses the `reading_order` of these maps.
+        picture: (height, width, 3) colours in 0 .. 1 of the attended image, shown above the maps with the query marked;
             None for maps that belong to no single image.
 
     Returns:
@@ -116,77 +116,67 @@ def draw_attention_maps(
         raise ValueError(bad("zoom", "must be an odd number of pixels, at least 1", zoom))
     if picture is not None and (picture.ndim != 3 or picture.shape[2] != 3):
         raise ValueError(bad("picture", "must have the shape (height, width, 3)", picture.shape))
-    columns = _columns(layers, orders)
-    page = _Page.plan(layers, title, zoom, above=0.0 if picture is None else _PICTURE + _GAP)
-    with house_style():
-        figure = Figure(figsize=(page.width, page.height))
-        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.set_axis_off()
-        axes.text(page.width / 2, 0.14, page.title, fontsize=12.0, ha="center", va="top", linespacing=1.2)
-        axes.text(0.15, page.height - 0.1, page.legend, fontsize=7.5, color=FAINT, va="bottom", linespacing=1.3)
-        if picture is not None:
-            _draw_picture(axes, picture, layers[0], top=page.tops[0] - _LABEL - _GAP - _PICTURE)
-        for layer, order, shape, top in zip(layers, columns, page.shapes, page.tops, strict=True):
-            axes.text(0.15, top + shape[1] / 2, printable(layer.title, width=9), fontsize=9.0, va="center")
-            for index, head in enumerate(order):
-                line, column = divmod(index, page.columns)
-                corner = (_LEFT + column * page.step, top + line * (shape[1] + _LABEL + _GAP))
-                _draw_map(axes, layer, head, corner=corner, shape=shape, zoom=zoom)
-        axes.set_xlim(0.0, page.width)
-        axes.set_ylim(page.height, 0.0)
-        axes.set_aspect("auto")
-    return figure
+    chosen = [reading_order(layer.maps) for layer in layers] if orders is None else [list(order) for order in orders]
+    if [sorted(order) for order in chosen] != [list(range(len(layer.maps))) for layer in layers]:
+        raise ValueError(bad("orders", "must hold every head of every layer once", repr(chosen)))
+    return _draw(layers, chosen, title, zoom, picture)
 
 
-def _columns(layers: Sequence[LayerMaps], orders: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    columns = [reading_order(layer.maps) for layer in layers] if orders is None else [list(order) for order in orders]
-    if [sorted(order) for order in columns] != [list(range(len(layer.maps))) for layer in layers]:
-        raise ValueError(bad("orders", "must hold every head of every layer once", repr(columns)))
-    return columns
+@house_style()
+def _draw(
+    layers: Sequence[LayerMaps],
+    orders: Sequence[Sequence[int]],
+    title: str,
+    zoom: int | None,
+    picture: FloatArray | None,
+) -> Figure:
+    sizes = [_map_size(*_window(layer, zoom).shape) for layer in layers]
+    width = max(_NUMBERS, *(size[0] for size in sizes))
+    most = max(map(len, orders))
+    columns = math.ceil(most / math.ceil(most / max(1, int(_WIDEST / (width + _GAP)))))
+    lines = [
+        (layer, order[start : start + columns], size, layer.title if start == 0 else "")
+        for layer, order, size in zip(layers, orders, sizes, strict=True)
+        for start in range(0, len(order), columns)
+    ]
+    above = [] if picture is None else [_PICTURE]
+    grid = PanelGrid(
+        [width] * columns,
+        [*above, *(size[1] for _, _, size, _ in lines)],
+        title=title,
+        note=_NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels.",
+        gap=(_GAP, _LABEL + _GAP),
+        left=0.72,
+        above=_LABEL,
+    )
+    # All maps are artists of one axes, in parts of the figure: axes of their own would take three times as long.
+    page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
+    page.set_axis_off()
+    if picture is not None:
+        box = grid.box(0, 0, (_PICTURE, _PICTURE), anchor="W")
+        _show(page, np.clip(picture, 0.0, 1.0), layers[0], None, box)
+        _label(page, "image", box)
+    for row, (layer, order, size, name) in enumerate(lines, start=len(above)):
+        boxes = [grid.box(row, column, size, anchor="W") for column in range(len(order))]
+        for head, box in zip(order, boxes, strict=True):
+            _draw_map(page, layer, head, zoom, box)
+        _label(page, name, boxes[0])
+    return grid.figure
 
 
-@dataclass(frozen=True)
-class _Page:
-    """Where everything stands, in inches from the figure's upper left corner."""
+class _Window(NamedTuple):
+    """The pixels that a map shows."""
 
-    title: str
-    legend: str
-    width: float
-    height: float
-    columns: int  # maps per line; more heads than that take several lines
-    step: float  # from one map to the next in a line
-    shapes: list[tuple[float, float]]  # width and height of a map, per layer
-    tops: list[float]  # upper edge of the first line of maps, per layer
+    top: int
+    left: int
+    shape: tuple[int, int]
 
-    @staticmethod
-    def plan(layers: Sequence[LayerMaps], title: str, zoom: int | None, *, above: float = 0.0) -> "_Page":
-        """Where all of it stands; `above` is left free between the heading and the maps."""
-        shapes = [_map_size(*(layer.maps.shape[1:] if zoom is None else (zoom, zoom))) for layer in layers]
-        step = max(_NUMBERS, *(width for width, _ in shapes)) + _GAP
-        most = max(len(layer.maps) for layer in layers)
-        lines = -(-most // max(1, int((_WIDEST - _LEFT - _RIGHT) / step)))
-        columns = -(-most // lines)
-        width = max(_LEFT + columns * step + _RIGHT, _NARROWEST)
-        wrapped = printable(title, width=int((width - 0.4) * 10.5))
-        note = (
-            _LEGEND if zoom is None else f"{_LEGEND} A blank map: the head looks beyond these {zoom} x {zoom} pixels."
-        )
-        legend = printable(note, width=int((width - 0.3) * 17.0))
-        y = 0.22 + 0.2 * (1 + wrapped.count("\n")) + above
-        tops = []
-        for layer, (_, height) in zip(layers, shapes, strict=True):
-            tops.append(y + _LABEL)
-            y += -(-len(layer.maps) // columns) * (_LABEL + height + _GAP)
-        return _Page(
-            title=wrapped,
-            legend=legend,
-            width=width,
-            height=y + 0.2 + 0.15 * (1 + legend.count("\n")),
-            columns=columns,
-            step=step,
-            shapes=shapes,
-            tops=tops,
-        )
+
+def _window(layer: LayerMaps, zoom: int | None) -> _Window:
+    if zoom is None:
+        return _Window(0, 0, (layer.maps.shape[1], layer.maps.shape[2]))
+    row, column = layer.query
+    return _Window(round(row) - zoom // 2, round(column) - zoom // 2, (zoom, zoom))
 
 
 def _map_size(rows: int, columns: int) -> tuple[float, float]:
@@ -196,86 +186,46 @@ def _map_size(rows: int, columns: int) -> tuple[float, float]:
     return side * stretch, side / stretch
 
 
-def _draw_map(
-    page: Axes,
-    layer: LayerMaps,
-    head: int,
-    *,
-    corner: tuple[float, float],
-    shape: tuple[float, float],
-    zoom: int | None,
-) -> None:
-    left, top = corner
-    width, height = shape
-    shown, first_row, first_column = _window(layer.maps[head], layer.query, zoom)
-    rows, columns = shown.shape
-    whole = np.isfinite(layer.maps[head]).all()
-    largest = float(layer.maps[head].max()) if whole else float("nan")
-    box = Rectangle((left, top), width, height, facecolor="#eef0f2", edgecolor="none", zorder=0.5)
-    page.add_patch(box)  # what lies outside the image
-    if whole:
-        page.imshow(
-            np.ma.masked_invalid(shown),
-            cmap=_COLOURS,
-            vmin=0.0,
-            vmax=largest if largest > 0.0 else 1.0,
-            extent=(left, left + width, top + height, top),
-            interpolation="none",
-            zorder=1.0,
-        )
-    page.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=GRID, linewidth=0.6, zorder=1.5))
-    _draw_query(
-        page,
-        (left + (layer.query[1] - first_column + 0.5) * width / columns, width / columns),
-        (top + (layer.query[0] - first_row + 0.5) * height / rows, height / rows),
-    )
-    page.text(left, top - 0.03, str(head), fontsize=7.0, color=INK, ha="left", va="bottom")
-    page.text(
-        left + max(width, _NUMBERS), top - 0.03, _percent(largest), fontsize=7.0, color=FAINT, ha="right", va="bottom"
-    )
+def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bbox) -> None:
+    largest = float(layer.maps[head].max())  # NaN if any probability is
+    shown = layer.maps[head] if math.isfinite(largest) else None
+    _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
+    at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
+    right = 72.0 * max(_inches(page, box)[0], _NUMBERS)
+    page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
+    page.annotate(_percent(largest), (box.x0, box.y1), (right, 3.0), color=FAINT, ha="right", **at)
 
 
-def _draw_picture(page: Axes, picture: FloatArray, layer: LayerMaps, *, top: float) -> None:
-    """The attended image with the first layer's query on it."""
-    extent = (_LEFT, _LEFT + _PICTURE, top + _PICTURE, top)
-    page.imshow(np.clip(picture, 0.0, 1.0), extent=extent, interpolation="none", zorder=1.0)
-    rows, columns = layer.maps.shape[1:]
-    _draw_query(
-        page,
-        (_LEFT + (layer.query[1] + 0.5) * _PICTURE / columns, _PICTURE / columns),
-        (top + (layer.query[0] + 0.5) * _PICTURE / rows, _PICTURE / rows),
-    )
-    page.text(0.15, top + _PICTURE / 2, "image", fontsize=9.0, va="center")
+def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
+    """Show an image of a layer's pixels, or the part around the query, in a box of the figure; mark the query."""
+    window = _window(layer, zoom)
+    bottom, right = window.top + window.shape[0], window.left + window.shape[1]
+    corners = Bbox([[window.left - 0.5, bottom - 0.5], [right - 0.5, window.top - 0.5]])
+    pixels = BboxTransform(corners, box) + page.transData
+    frame = Rectangle(box.p0, box.width, box.height, facecolor="#eef0f2", edgecolor=GRID, linewidth=1.2, zorder=0.5)
+    page.add_patch(frame)  # its face is seen outside the image
+    if image is not None:
+        extent = (-0.5, layer.maps.shape[2] - 0.5, layer.maps.shape[1] - 0.5, -0.5)
+        shown = page.imshow(image, extent=extent, transform=pixels, aspect="auto", zorder=1.0, **options)
+        shown.set_clip_path(frame)
+    (rows, columns), (width, height) = window.shape, _inches(page, box)
+    frame_size = (max(1.0, _QUERY * rows / height), max(1.0, _QUERY * columns / width))
+    mark_query(page, layer.query, frame_size, transform=pixels)
 
 
-def _draw_query(page: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """A hollow black square on the query: (middle, size of a pixel) per direction. On large images it is enlarged."""
-    width, height = max(x[1], 0.03) + 0.014, max(y[1], 0.03) + 0.014  # the line runs just outside
-    square = Rectangle(
-        (x[0] - width / 2, y[0] - height / 2), width, height, fill=False, edgecolor="black", linewidth=0.9
-    )
-    square.set(
-        zorder=2.0, path_effects=[Stroke(linewidth=1.7, foreground="white"), Normal()]
-    )  # seen on dark pixels too
-    page.add_patch(square)
+def _inches(page: Axes, box: Bbox) -> FloatArray:
+    """Width and height of a box of the figure."""
+    return np.multiply(box.size, page.bbox.size) / page.figure.dpi
 
 
-def _window(
-    single: FloatArray, query: tuple[float, float], zoom: int | None
-) -> tuple[npt.NDArray[np.float64], int, int]:
-    """The shown part of one map and the row and column of its corner; not a number outside the image."""
-    if zoom is None:
-        return single, 0, 0
-    first_row, first_column = round(query[0]) - zoom // 2, round(query[1]) - zoom // 2
-    shown = np.full((zoom, zoom), np.nan)
-    rows, columns = single.shape
-    top, left = max(first_row, 0), max(first_column, 0)
-    part = single[top : max(top, min(first_row + zoom, rows)), left : max(left, min(first_column + zoom, columns))]
-    shown[top - first_row :, left - first_column :][: part.shape[0], : part.shape[1]] = part
-    return shown, first_row, first_column
+def _label(page: Axes, text: str, box: Bbox) -> None:
+    """The name of a row, to the left of its first map."""
+    place = (box.x0, (box.y0 + box.y1) / 2)
+    text = printable(text, width=9)
+    page.annotate(text, place, (-6.0, 0.0), "data", "offset points", ha="right", va="center")
 
 
 def _percent(probability: float) -> str:
-    if not np.isfinite(probability):
+    if not math.isfinite(probability):
         return "NaN"
     return f"{probability:.0%}" if probability >= 0.0995 else f"{probability:.1%}"

@@ -1,37 +1,33 @@
-"""Figures of an audit: the score of every layer, and what each head of a layer puts on the shifts around its query.
-
-Heads come ordered for reading, those with the most mass on one shift first, each with its own number. A panel is scaled
-to its head's own largest mass, which is printed below it. All is placed in inches, so that no text meets another.
-"""
+"""Figures of an audit: the score of every layer, and each head's attention on the shifts around its query."""
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import Normal, Stroke
 
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import LayerAudit
 from attnconv.inspect.shift_profiles import ShiftProfile
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
+from attnconv.report.figure_style import FAINT, GRID, house_style, printable
 from attnconv.report.gaussian_contours import FloatArray
 from attnconv.report.palette import colour_of
+from attnconv.report.panel_grid import PanelGrid, mark_query
 
-_BAR, _NAME_WIDTH = 0.27, 44  # inches a bar, and the most characters of a layer's name
-_PANEL, _BETWEEN, _ABOVE, _BELOW = 1.25, 0.3, 0.2, 0.38
+_BAR, _PANEL = 0.27, 1.25  # inches
+_NAME_WIDTH = 44  # characters
 _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
-_LEGEND = (
+_NOTE = (
     "Each panel: shifts around the query (black frame), rows downwards. Colour: mean attention at a shift, from pale "
     "(0) to dark (the largest of the panel). Orange frame: the best shift, where it lies within."
 )
 
 
+@house_style()
 def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) -> Figure:
-    """The convolution score of each layer as a bar, the first layer on top, between the two anchors in words.
+    """The convolution score of each layer as a bar, the first layer on top.
 
     Args:
         names: Of the layers.
@@ -46,45 +42,32 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
     """
     if not names or len(names) != len(scores):
         raise ValueError(bad("scores", "must hold one number for each of at least one layer", len(scores)))
-    shown = [_short(name) for name in names]
-    left = 0.4 + 0.072 * max(map(len, shown))
-    width, top, bottom = left + 5.6, 0.85, 0.55
-    height = top + bottom + _BAR * len(shown)
-    with house_style():
-        figure = Figure(figsize=(width, height))
-        figure.text(0.5, 1 - 0.22 / height, printable(title, width=int(width * 9)), ha="center", va="center", size=12.0)
-        axes = figure.add_axes((left / width, bottom / height, 5.0 / width, _BAR * len(shown) / height))
-        places = np.arange(len(shown))
-        axes.barh(places, scores, height=0.66, color=colour_of(0))
-        for place, score in zip(places, scores, strict=True):
-            inside = score > 0.88
-            axes.text(
-                score - 0.012 if inside else score + 0.012,
-                float(place),
-                f"{score:.2f}",
-                va="center",
-                ha="right" if inside else "left",
-                size=8.0,
-                color="white" if inside else INK,
-            )
-        axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5), xlabel="convolution score")
-        axes.set_yticks(places, shown)
-        axes.tick_params(left=False)
-        axes.grid(axis="x", color=GRID, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        above = 1 - 0.62 / height
-        figure.text(left / width, above, "0: uniform or random attention", size=8.0, color=FAINT, ha="left")
-        figure.text((left + 5.0) / width, above, "1: a convolution", size=8.0, color=FAINT, ha="right")
+    figure = Figure(figsize=(7.5, 1.3 + _BAR * len(names)), layout="constrained")
+    figure.suptitle(printable(title, width=70))
+    axes = figure.subplots()
+    places = range(len(names))
+    bars = axes.barh(places, scores, height=0.66, color=colour_of(0))
+    axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8.0)
+    axes.set_yticks(places, [_short(name) for name in names])
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xlabel="convolution score", axisbelow=True)
+    axes.tick_params(left=False)
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("0: uniform or random attention", loc="left", fontsize=8.0, color=FAINT)
+    axes.set_title("1: a convolution", loc="right", fontsize=8.0, color=FAINT)
     return figure
 
 
+@house_style()
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
-    """Mean attention of each head on the shifts around the query, as small panels.
+    """Mean attention of each head on the shifts around the query; heads with the most mass on one shift come first.
 
     Args:
         layer: Of one or two axes.
         title: Heading.
+
+    Returns:
+        The figure; `attnconv.report.save` writes it.
 
     Raises:
         ValueError: The layer has three axes.
@@ -97,27 +80,17 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     windows, reach = zoomed(profile, best)
     order = sorted(range(len(mass)), key=lambda head: -mass[head])
     columns = min(_COLUMNS, len(order))
-    rows = math.ceil(len(order) / columns)
-    width = max(0.7 + columns * (_PANEL + _BETWEEN), 4.6)
-    legend = printable(_LEGEND, width=int(width * 15.5))
-    top, foot = 0.55, 0.25 + 0.14 * (legend.count("\n") + 1)
-    height = top + rows * (_ABOVE + _PANEL + _BELOW) + foot
-    indent = (width - columns * (_PANEL + _BETWEEN) + _BETWEEN) / 2
-    with house_style():
-        figure = Figure(figsize=(width, height))
-        figure.text(0.5, 1 - 0.24 / height, printable(title, width=int(width * 9)), ha="center", va="center", size=12.0)
-        for place, head in enumerate(order):
-            x = indent + (place % columns) * (_PANEL + _BETWEEN)
-            y = top + (place // columns) * (_ABOVE + _PANEL + _BELOW) + _ABOVE
-            box = (x / width, 1 - (y + _PANEL) / height, _PANEL / width, _PANEL / height)
-            axes = figure.add_axes(box)
-            _draw_head(axes, windows[head], reach, tuple(best[head]))
-            axes.set_title(f"head {head}", size=8.0, pad=2.5)
-            words = ", ".join(map(str, best[head]))
-            axes.set_xlabel(f"{mass[head]:.3g} at ({words})", size=7.0, color=FAINT, labelpad=1.5)
-            axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
-        figure.text(0.5, 0.12 / height, legend, ha="center", va="bottom", size=7.5, color=FAINT, linespacing=1.25)
-    return figure
+    height = _PANEL * min(1.0, windows.shape[1] / windows.shape[2])
+    rows = [height] * math.ceil(len(order) / columns)
+    grid = PanelGrid([_PANEL] * columns, rows, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
+    for place, head in enumerate(order):
+        axes = grid.add(*divmod(place, columns))
+        _draw_head(axes, windows[head], reach, best[head])
+        axes.set_title(f"head {head}", size=8.0, pad=2.5)
+        words = ", ".join(map(str, best[head]))
+        axes.set_xlabel(f"{mass[head]:.3g} at ({words})", size=7.0, color=FAINT, labelpad=1.5)
+        axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
+    return grid.figure
 
 
 Reach = tuple[tuple[int, int], tuple[int, int]]  # least and largest shift of the rows, and of the columns
@@ -134,30 +107,25 @@ def zoomed(profile: ShiftProfile, best: Sequence[Sequence[int]]) -> tuple[FloatA
         Mass (heads, row shifts, column shifts) and the least and largest shift shown per axis; a single axis lies along
         columns.
     """
-    mass = profile.mass.cpu().numpy()
-    far = max((abs(step) for shift in best for step in shift), default=0)
-    wanted = min(max(_LEAST_REACH, far), _MOST_REACH)
+    wanted = max(abs(step) for shift in best for step in shift)
+    wanted = min(max(_LEAST_REACH, wanted), _MOST_REACH)
     reach = [(max(-wanted, least), min(wanted, most)) for least, most in profile.reach]
     cut = [slice(here[0] - least, here[1] - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)]
-    window: FloatArray = mass[(slice(None), *cut)]
+    window: FloatArray = profile.mass.cpu().numpy()[(slice(None), *cut)]
     return (window[:, None], ((0, 0), reach[0])) if len(reach) == 1 else (window, (reach[0], reach[1]))
 
 
-def _draw_head(axes: Axes, window: FloatArray, reach: Reach, best: tuple[int, ...]) -> None:
-    """One head's panel, with its query and its best shift."""
-    ((up, down), (left, right)), most = reach, float(window.max())
+def _draw_head(axes: Axes, window: FloatArray, reach: Reach, best: Sequence[int]) -> None:
+    (up, down), (left, right) = reach
     extent = (left - 0.5, right + 0.5, down + 0.5, up - 0.5)
-    axes.imshow(window, cmap="Blues", vmin=0, vmax=most if most > 0 else 1, extent=extent, interpolation="nearest")
-    query = axes.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, edgecolor=INK, linewidth=0.9))
-    query.set_path_effects([Stroke(linewidth=2.2, foreground="white"), Normal()])  # seen on dark cells too
+    axes.imshow(window, cmap="Blues", vmin=0, vmax=float(window.max()) or 1.0, extent=extent)
+    mark_query(axes, (0.0, 0.0))
     row, column = best if len(best) == 2 else (0, best[0])
     if up <= row <= down and left <= column <= right:
         corner = (column - 0.36, row - 0.36)
         axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
-    axes.set_xticks(sorted({left, 0, right}))
-    axes.set_yticks(sorted({up, 0, down}))
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.6)
+    axes.set(xticks=sorted({left, 0, right}), yticks=sorted({up, 0, down}))
+    axes.spines[:].set_linewidth(0.6)
 
 
 def _short(name: str) -> str:

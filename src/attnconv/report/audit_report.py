@@ -1,4 +1,4 @@
-"""The report of an audit: its numbers, its figures as PNG and SVG, and one HTML page that holds everything.
+"""The report of an audit: its metrics, its figures as PNG and SVG, and one HTML page that holds everything.
 
 OUT/index.html
 OUT/audit.json
@@ -9,8 +9,9 @@ OUT/figures/scores.png, .svg
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 import torch
@@ -20,23 +21,23 @@ from attnconv.inspect.auditing import Audit, LayerAudit
 from attnconv.inspect.kernel_expressibility import KERNEL
 from attnconv.models.preset_tables import Table
 from attnconv.report.audit_figures import draw_profiles, draw_scores
-from attnconv.report.figure_style import save
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
 from attnconv.training.run_folder import write_text
 
-LAYER_COLUMNS = (
-    "layer",
-    "tokens",
-    "heads",
-    "score",
-    "constancy",
-    "coverage",
-    "tap residual",
-    "redundancy",
-    "receptive field",
-    "content share",
-    f"{KERNEL} x {KERNEL} missed",
-)
+_LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
+    "layer": lambda layer: layer.name,
+    "tokens": lambda layer: " x ".join(map(str, layer.sizes)),
+    "heads": lambda layer: str(len(layer.statistics.entropy)),
+    "score": lambda layer: _number(layer.statistics.convolution_score),
+    "constancy": lambda layer: _number(float(layer.statistics.constancy.nanmean())),
+    "coverage": lambda layer: _number(layer.statistics.coverage),
+    "tap residual": lambda layer: _number(layer.statistics.tap_residual),
+    "redundancy": lambda layer: _number(layer.statistics.redundancy),
+    "receptive field": lambda layer: _number(layer.statistics.receptive_field, 2),
+    "content share": lambda layer: _number(_mean(_content_shares(layer))),
+    f"{KERNEL} x {KERNEL} missed": lambda layer: "not known" if layer.span_unknown else _residual(layer.span_residual),
+}
+LAYER_COLUMNS: tuple[str, ...] = tuple(_LAYER_CELLS)
 _HEAD_COLUMNS = ("head", "best shift", "mass", "constancy", "entropy", "distance", "mass elsewhere", "content share")
 _SHOWN = 4  # layers whose figures are not folded
 
@@ -48,15 +49,14 @@ _SCORE_TEXT = (
 _LAYER_TEXT = (
     "Constancy: how far the heads' patterns stay the same as the query moves, 0 to 1, mean over heads. Coverage: mean "
     "mass of distinct heads on the taps of the kernel, in the middle of the field, that they could make up. Tap "
-    "residual: how far the taps "
-    "lie outside the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between the profiles of two heads. "
-    "Receptive field: root mean square extent, in tokens. Content share: part of the "
+    "residual: how far the taps lie outside the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between "
+    "the profiles of two heads. Receptive field: root mean square extent, in tokens. Content share: part of the "
     f"variance of the probabilities that differs between images. {KERNEL} x {KERNEL} missed: the relative part of such "
-    "kernels that no value weights of the layer reach, for layers that look at positions alone."
+    "kernels that no value weights of the layer reach, for layers whose attention depends on positions only."
 )
 _HEAD_TEXT = (
-    "What each head puts on the shifts around its query, mean over queries and images. Shifts are key minus query, row "
-    "then column, in tokens. Entropy is in nats, distance in tokens; mass elsewhere is what goes to class tokens, "
+    "The attention of each head on the shifts around its query, mean over queries and images. Shifts are key minus "
+    "query, row then column, in tokens. Entropy is in nats, distance in tokens; mass elsewhere goes to class tokens, "
     "registers, other tokens and padding."
 )
 
@@ -70,16 +70,16 @@ def write_audit(
     command: str = "",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write an audit as a page, figures and numbers.
+    """Write an audit as a page, figures and JSON.
 
     Args:
-        found: What `audit` gave.
-        out: Folder for the files, made where it is missing. Files of an older audit are replaced; its figures of heads
-            that this one has no place for are removed. Nothing else in the folder is touched.
+        found: The result of `audit`.
+        out: Folder for the files, created if it does not exist. Files of an older audit are replaced, and its other
+            figures of heads are removed. Nothing else in the folder is touched.
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
-        notes: What a reader must know before the numbers. What the audit left out is added to it.
+        notes: What a reader must know before the numbers. The attentions that were left out are added.
 
     Returns:
         The page, `index.html`.
@@ -104,7 +104,6 @@ def write_audit(
         lead=about or "How convolutional each attention of the model is.",
         facts=_facts(found),
         sections=[_scores(found, out / "figures"), _layers(found), _heads(found, out / "figures")],
-        tables=(),
         origin=[
             ("attnconv", attnconv.__version__),
             ("torch", torch.__version__),
@@ -119,28 +118,25 @@ def write_audit(
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """One line of the table of layers, as `LAYER_COLUMNS` name it; a dash where a number does not apply."""
-    found = layer.statistics
-    content = None if found.content_share is None else float(found.content_share.mean())
+    """One line of the table of layers, with the columns `LAYER_COLUMNS`; a dash where a metric does not apply."""
+    return tuple(cell(layer) for cell in _LAYER_CELLS.values())
+
+
+def _content_shares(layer: LayerAudit) -> list[float | None]:
+    """The content share of each head; None where it is not known."""
     if layer.position_only:
-        content = 0.0
-    return (
-        layer.name,
-        " x ".join(map(str, layer.sizes)),
-        str(len(found.entropy)),
-        f"{found.convolution_score:.3f}",
-        _number(float(found.constancy.nanmean())),
-        f"{found.coverage:.3f}",
-        f"{found.tap_residual:.3f}",
-        f"{found.redundancy:.3f}",
-        _number(found.receptive_field, 2),
-        _number(content),
-        "not known" if layer.span_unknown else _residual(layer.span_residual),
-    )
+        return [0.0] * len(layer.statistics.entropy)
+    shares = layer.statistics.content_share
+    return [None] * len(layer.statistics.entropy) if shares is None else shares.tolist()
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _residual(value: float | None) -> str:
-    """Three digits where there is something to miss, and the size of the rounding where there is not."""
+    """Three digits where a part is missed; only the magnitude of a rounding error."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.0e}"
@@ -153,27 +149,29 @@ def _number(value: float | None, digits: int = 3) -> str:
 def _facts(found: Audit) -> list[Fact]:
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     most, least = max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
-    first = found.layers[0]
-    several = len({layer.queries for layer in found.layers}) > 1
-    looked = "at most " if several else ""
     facts = [
-        Fact("Mean score", f"{sum(scores.values()) / len(scores):.2f}", "0 chance, 1 a convolution"),
+        Fact("Mean score", f"{fmean(scores.values()):.2f}", "0 chance, 1 a convolution"),
         Fact("Highest score", f"{scores[most]:.2f}", most),
     ]
     if len(scores) > 1:
         facts.append(Fact("Lowest score", f"{scores[least]:.2f}", least))
-    queries = max(layer.queries for layer in found.layers)
-    aside = f"{looked}{queries} queries of each" + ("" if several else f", of {first.query_count}")
+    queries = {layer.queries for layer in found.layers}
+    aside = f"{max(queries)} queries of each, of {found.layers[0].query_count}"
+    if len(queries) > 1:
+        aside = f"at most {max(queries)} queries of each"
     return [*facts, Fact("Images", f"{found.images:,}", aside)]
 
 
 def _scores(found: Audit, folder: Path) -> Section:
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
-    png, svg = save(figure, folder / "scores")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
-    caption = "Layers in the order in which they run."
-    picture = Picture(png, svg, figure.get_figwidth(), f"Convolution score of each layer. {words}.", caption)
+    picture = Picture.saved(
+        figure,
+        folder / "scores",
+        alt=f"Convolution score of each layer. {words}.",
+        caption="Layers in the order in which they run.",
+    )
     return Section("How convolutional is it?", _SCORE_TEXT, [picture])
 
 
@@ -193,17 +191,23 @@ def _heads(found: Audit, folder: Path) -> Section:
     _remove_heads(folder)
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
-            notes.append(f"{layer.name} has three axes and is not drawn; its numbers stand in the table.")
-            continue
-        pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{_file_name(layer.name)}"))
-    tables = [Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers]
-    fold = f"The other {len(pictures) - _SHOWN} layers"
+            notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
+        else:
+            pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{_file_name(layer.name)}"))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
-    return Section("Heads", _HEAD_TEXT, shown, folded, fold, notes, folded_tables=tables)
+    return Section(
+        "Heads",
+        _HEAD_TEXT,
+        pictures=shown,
+        folded=folded,
+        fold="The other layer" if len(folded) == 1 else f"The other {len(folded)} layers",
+        notes=notes,
+        folded_tables=[Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers],
+    )
 
 
 def _remove_heads(folder: Path) -> None:
-    """Take away the figures of heads of an earlier audit: of other layers, they would pass for this one's."""
+    """Remove the figures of heads of an earlier audit, which had other layers."""
     for path in folder.glob("heads-*"):
         if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
             path.unlink()
@@ -211,30 +215,20 @@ def _remove_heads(folder: Path) -> None:
 
 def _profiles(layer: LayerAudit, stem: Path) -> Picture:
     figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
-    png, svg = save(figure, stem)
     best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
     words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
+    alt = f"Mean attention per shift of {layer.name}. {words}."
     caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
-    return Picture(png, svg, figure.get_figwidth(), f"Mean attention per shift of {layer.name}. {words}.", caption)
+    return Picture.saved(figure, stem, alt=alt, caption=caption)
 
 
 def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:
     found = layer.statistics
-    columns: Mapping[str, list[float]] = {
-        name: getattr(found, name).tolist()
-        for name in ("shift_mass", "constancy", "entropy", "distance", "padding_mass")
-    }
-    content = [0.0 if layer.position_only else None] * len(found.entropy)
-    if found.content_share is not None and not layer.position_only:
-        content = found.content_share.tolist()
+    columns = (found.shift_mass, found.constancy, found.entropy, found.distance, found.padding_mass)
+    numbers = [*(column.tolist() for column in columns), _content_shares(layer)]
     return tuple(
-        (
-            str(head),
-            f"({', '.join(map(str, shift))})",
-            *(_number(column[head]) for column in columns.values()),
-            _number(content[head]),
-        )
-        for head, shift in enumerate(found.best_shift.tolist())
+        (str(head), f"({', '.join(map(str, shift))})", *map(_number, row))
+        for head, (shift, *row) in enumerate(zip(found.best_shift.tolist(), *numbers, strict=True))
     )
 
 

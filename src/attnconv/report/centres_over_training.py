@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from attnconv._util.errors import bad
 from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_panels import Panel, draw_panels
+from attnconv.report.head_centres import draw_panels
 
 
 def draw_centres_over_training(
@@ -22,9 +22,9 @@ def draw_centres_over_training(
     """Head centres with 50 % and 90 % contours at some epochs, all at one scale.
 
     Args:
-        history: (epoch, heads of the layer at its end), epochs growing; epoch 0 is the initialisation.
+        history: (epoch, heads of the layer at its end), epochs increasing; epoch 0 is the initialisation.
         title: Heading, which names the run and the layer.
-        panels: Most epochs to show, at least 1; see `choose_epochs`.
+        panels: Most epochs to show, at least 1; their steps grow, since heads move most at the start.
         sizes: Rows and columns of positions in the image.
         view: Half the side of a panel in pixels; None fits it to the heads.
 
@@ -32,20 +32,18 @@ def draw_centres_over_training(
         The figure; `attnconv.report.save` writes it.
 
     Raises:
-        ValueError: An empty history, epochs that do not grow, or fewer than one panel.
+        ValueError: An empty history, epochs that do not increase, or fewer than one panel.
     """
     epochs = [epoch for epoch, _ in history]
     if not epochs or any(a >= b for a, b in pairwise(epochs)):
-        raise ValueError(bad("history", "must hold at least one epoch, and epochs that grow", repr(epochs)))
+        raise ValueError(bad("history", "must hold at least one epoch, and epochs that increase", repr(epochs)))
     heads = dict(history)
-    shown = [Panel(f"epoch {epoch}", heads[epoch]) for epoch in choose_epochs(epochs, panels)]
+    shown = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, panels)}
     return draw_panels(shown, title=title, sizes=sizes, view=view)
 
 
 def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the epochs: the first, the last, and between them ever longer steps.
-
-    Heads move most at the start, so the steps grow geometrically, as in the paper's figure.
+    """At most `count` of the epochs: the first, the last, and between them steps that grow geometrically.
 
     Raises:
         ValueError: `count` is below 1.

@@ -1,9 +1,7 @@
-"""Figures without global state: their style, their texts, and saving them as PNG and SVG.
+"""The style of all figures, their texts, and saving them as PNG and SVG.
 
-Everything is drawn on `matplotlib.figure.Figure` objects, never through pyplot: a report leaves a user's own plots,
-backend and settings alone, and figures are freed like any other object. The style starts from matplotlib's own defaults
-instead of the reader's `matplotlibrc`, and SVG files carry no date and a fixed salt for their identifiers: the same run
-gives the same bytes.
+Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use nor change a user's plots, backend and
+`matplotlibrc`. SVG files have no date and a fixed salt, so that the same run gives the same bytes.
 """
 
 import io
@@ -42,6 +40,7 @@ _STYLE: dict[str, object] = {
     "legend.frameon": False,
     "figure.facecolor": "white",
     "figure.titlesize": 12.0,
+    "image.interpolation": "none",
     "text.parse_math": False,  # a run may be called "50$"
     "image.composite_image": False,
     "path.simplify": False,
@@ -52,13 +51,13 @@ _STYLE: dict[str, object] = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Matplotlib's defaults and the report's style, restored on leaving."""
+    """Matplotlib's defaults with the style of the report; also a decorator, `@house_style()`."""
     with matplotlib.style.context(["default", _STYLE]):
         yield
 
 
 def printable(text: str, *, width: int | None = None) -> str:
-    r"""A text that the figures' font can show: other letters become "?", white space one blank, long lines are wrapped.
+    r"""Replace letters that the font lacks by "?", collapse white space, and wrap.
 
     Args:
         text: Any text, for instance the name of a run's folder.
@@ -70,7 +69,7 @@ def printable(text: str, *, width: int | None = None) -> str:
     """
     known = _letters()
     line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
-    return line if width is None else "\n".join(textwrap.wrap(line, width)) or line
+    return line if width is None else "\n".join(textwrap.wrap(line, width))
 
 
 @lru_cache(maxsize=1)
@@ -80,17 +79,17 @@ def _letters() -> frozenset[int]:
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write `stem.png` and `stem.svg`, making the folder where it is missing.
+    """Write `stem.png` and `stem.svg`; create the folder if it does not exist.
 
     Args:
-        figure: What to write.
-        stem: Path without an ending; a dot in its name is kept.
+        figure: The figure.
+        stem: Path without a suffix; a dot in its name is kept.
 
     Returns:
         The two files, PNG first.
 
     Raises:
-        OSError: The folder cannot be made or written.
+        OSError: The files cannot be written.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")

@@ -1,8 +1,8 @@
 """Heads as Gaussians over the shift delta = key - query, and the contours that hold a given part of their mass.
 
 A quadratic head's probabilities are those of a Gaussian with centre Delta and covariance Sigma, sampled at the pixels
-and renormalised (equation 18; Sigma = I / (2 alpha)) or of full covariance (equation 19). In two dimensions the squared
-Mahalanobis distance from the centre is exponentially distributed with mean 2, hence the mass p lies within
+and renormalised (equation 18: Sigma = I / (2 alpha); equation 19: any Sigma). In two dimensions the squared Mahalanobis
+distance from the centre is exponentially distributed with mean 2, hence the mass p lies within
 
     (delta - Delta)^T Sigma^-1 (delta - Delta)  <=  -2 ln(1 - p),
 
@@ -10,7 +10,7 @@ an ellipse with semi-axes sqrt(-2 ln(1 - p) lambda_i) along the eigenvectors of 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -52,7 +52,7 @@ class HeadGaussians:
 
     @staticmethod
     def of(centres: Any, covariances: Any) -> "HeadGaussians":
-        """From nested lists, arrays or tensors; None in a list counts as not a number."""
+        """From nested lists, arrays or tensors; None in a list becomes NaN."""
         return HeadGaussians(np.asarray(centres, dtype=np.float64), np.asarray(covariances, dtype=np.float64))
 
     @property
@@ -61,23 +61,8 @@ class HeadGaussians:
         return len(self.centres)
 
 
-@dataclass(frozen=True)
-class Contour:
-    """An ellipse over (row, column) shifts.
-
-    Attributes:
-        centre: Row and column of its middle.
-        semi_axes: Half its length and half its width, in pixels.
-        angle: Direction of the long axis, radians from the column axis towards growing rows.
-    """
-
-    centre: tuple[float, float]
-    semi_axes: tuple[float, float]
-    angle: float
-
-
-class Fate(Enum):
-    """What becomes of a head in a panel of limited view."""
+class Visibility(Enum):
+    """What a panel of limited view shows of a head."""
 
     DRAWN = "drawn"
     OUTSIDE = "outside the view"
@@ -88,73 +73,59 @@ class Fate(Enum):
 def percentile_radius(mass: float) -> float:
     """Mahalanobis radius that holds the part `mass` of a two-dimensional Gaussian: sqrt(-2 ln(1 - mass)).
 
-    Raises:
-        ValueError: `mass` does not lie in (0, 1).
-
     Example:
         >>> round(percentile_radius(0.5), 4), round(percentile_radius(0.9), 4)
         (1.1774, 2.146)
     """
-    if not 0.0 < mass < 1.0:
-        raise ValueError(bad("mass", "must lie between 0 and 1", mass))
     return math.sqrt(-2.0 * math.log1p(-mass))
 
 
-def contour(centre: FloatArray, covariance: FloatArray, mass: float, *, longest: float = math.inf) -> Contour:
-    """The ellipse that holds `mass` of one head.
-
-    A singular covariance gives an ellipse without width. Semi-axes are cut at `longest`: what lies that far outside a
-    panel cannot be seen, and renderers lose their precision there.
+def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -> tuple[float, float, float]:
+    """The ellipse around a head's centre that holds `mass`; without width for a singular covariance.
 
     Args:
-        centre: (2,) row and column shift.
         covariance: (2, 2), finite.
         mass: Part of the mass inside, between 0 and 1.
-        longest: Longest semi-axis in pixels.
+        longest: Longest semi-axis in pixels. Renderers lose their precision far outside a panel.
+
+    Returns:
+        The long and the short semi-axis in pixels, and the direction of the long one in radians, from the column axis
+        towards growing rows.
     """
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     lengths = percentile_radius(mass) * np.sqrt(np.clip(variances, 0.0, None))
     minor, major = (min(float(length), longest) for length in lengths)
     row, column = directions[:, 1]
-    return Contour((float(centre[0]), float(centre[1])), (major, minor), math.atan2(float(row), float(column)))
+    return major, minor, math.atan2(float(row), float(column))
 
 
-def fates(heads: HeadGaussians, view: float) -> list[Fate]:
-    """Which heads a panel over the shifts [-view, view]^2 can show.
+def visibility(centre: FloatArray, covariance: FloatArray, view: float) -> Visibility:
+    """What a panel over the shifts [-view, view]^2 shows of one head.
 
     A head is outside when its centre is, wide when its 50 % contour surrounds the whole panel, broken when a number is
-    not finite (an infinite covariance counts as wide: the head attends everything alike).
+    not finite (an infinite covariance counts as wide: the head attends to all pixels alike).
     """
-    return [
-        _fate(centre, covariance, view) for centre, covariance in zip(heads.centres, heads.covariances, strict=True)
-    ]
-
-
-def _fate(centre: FloatArray, covariance: FloatArray, view: float) -> Fate:
     if not np.isfinite(centre).all() or np.isnan(np.diagonal(covariance)).any():
-        return Fate.BROKEN
+        return Visibility.BROKEN
     if np.abs(centre).max() > view:
-        return Fate.OUTSIDE
+        return Visibility.OUTSIDE
     if not np.isfinite(covariance).all():
-        return Fate.WIDE
+        return Visibility.WIDE
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     corners = np.array([(-view, -view), (-view, view), (view, -view), (view, view)]) - centre
     lengths = percentile_radius(0.5) * np.sqrt(np.clip(variances, 1e-300, None))
-    return Fate.WIDE if (np.hypot(*((corners @ directions) / lengths).T) < 1.0).all() else Fate.DRAWN
+    surrounded = (np.hypot(*((corners @ directions) / lengths).T) < 1.0).all()
+    return Visibility.WIDE if surrounded else Visibility.DRAWN
 
 
-def choose_view(layers: Sequence[HeadGaussians], *, limit: float) -> float:
-    """Half the side of a square panel in which nearly all heads of all layers can be seen.
+def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
+    """Half the side, in pixels, of a square panel in which nearly all heads of all layers can be seen.
 
     Wide enough for 97 % of the centres and for the whole 50 % contour of three heads in four; at least the 5 x 5 pixels
     around the query; at most `limit`, the largest shift that occurs in the image. Ends on the edge of a pixel.
-
-    Args:
-        layers: All that is drawn at this scale.
-        limit: Largest shift that can be seen, in pixels.
     """
-    centres = np.concatenate([heads.centres for heads in layers]) if layers else np.zeros((0, 2))
-    covariances = np.concatenate([heads.covariances for heads in layers]) if layers else np.zeros((0, 2, 2))
+    centres = np.concatenate([heads.centres for heads in layers])
+    covariances = np.concatenate([heads.covariances for heads in layers])
     finite = np.isfinite(centres).all(1) & np.isfinite(covariances).all((1, 2))
     if not finite.any():
         return max(2.5, min(limit, 7.5))

@@ -1,11 +1,33 @@
-"""Figures 4, 12 and 14: where the heads of every layer look, one panel per layer."""
+"""Figures 3, 4, 12 and 14: the centres of heads as shifts from the query pixel, one panel per layer or epoch.
 
-from collections.abc import Sequence
+Rows grow downwards as in an image. A head whose centre is outside the view has a hollow mark at the edge of its panel.
+"""
 
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.ticker import MaxNLocator
 
-from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_panels import Panel, draw_panels
+from attnconv._util.errors import bad
+from attnconv.report.figure_style import GRID, house_style, printable
+from attnconv.report.gaussian_contours import FloatArray, HeadGaussians, Visibility, choose_view, contour, visibility
+from attnconv.report.palette import colour_of, shape_of, size_of
+from attnconv.report.panel_grid import PanelGrid
+
+_PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
+_ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
+_UNSEEN = 15.5  # largest shift on the paper's 16 x 16 positions, where no sizes are known
+_CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.2))  # mass, line style, line width
+_NOTE = (
+    "Black square: the query pixel. Solid and dotted lines: contours that hold 50% and 90% of a head's attention. "
+    "Hollow mark: the centre is outside the view."
+)
 
 
 def draw_centres(
@@ -25,5 +47,108 @@ def draw_centres(
     Raises:
         ValueError: No layer, or a view that is not positive.
     """
-    panels = [Panel(f"layer {index}", heads) for index, heads in enumerate(layers, start=1)]
+    panels = {f"layer {index}": heads for index, heads in enumerate(layers, start=1)}
     return draw_panels(panels, title=title, sizes=sizes, view=view)
+
+
+@house_style()
+def draw_panels(
+    panels: Mapping[str, HeadGaussians], *, title: str, sizes: tuple[int, int] | None = None, view: float | None = None
+) -> Figure:
+    """Draw heading -> heads as panels of one scale, with one legend; see `draw_centres`."""
+    if not panels:
+        raise ValueError(bad("panels", "must hold at least one layer or epoch", "none"))
+    limit = _UNSEEN if sizes is None else max(sizes) - 0.5
+    half = choose_view(panels.values(), limit=limit) if view is None else view
+    if not (half > 0.0 and math.isfinite(half)):
+        raise ValueError(bad("view", "must be a positive number of pixels", half))
+    hidden = [_hidden(heads, half) for heads in panels.values()]
+    labels = 0.22 + _LINE * max(map(len, hidden))  # with the tick labels
+    count, columns = len(panels), _columns(len(panels))
+    most = max(heads.count for heads in panels.values())
+    entries = int(columns * (_PANEL + _GAP) / _ENTRY_WIDTH)  # of the legend, per line
+    grid = PanelGrid(
+        [_PANEL] * columns,
+        [_PANEL] * math.ceil(count / columns),
+        title=title,
+        note=_NOTE,
+        gap=(_GAP, labels + _TITLE),
+        left=0.75,
+        above=_TITLE,
+        below=labels + _LINE + 0.15 + _ENTRY_HEIGHT * math.ceil(most / entries),
+    )
+    for index, ((name, heads), note) in enumerate(zip(panels.items(), hidden, strict=True)):
+        axes = grid.add(*divmod(index, columns))
+        _draw_panel(axes, heads, half)
+        axes.set_title(printable(name, width=30))
+        left, lowest = index % columns == 0, index + columns >= count
+        axes.tick_params(labelleft=left, labelbottom=lowest)
+        axes.set_ylabel("row shift (pixels, downwards)" if left else "")
+        axes.set_xlabel("\n".join([*note, "column shift (pixels)"] if lowest else note))
+    top = grid.box(-1, 0).y0 - (labels + _LINE + 0.15) / grid.figure.get_figheight()
+    _legend(grid.figure, most, min(most, entries), top)
+    return grid.figure
+
+
+def _columns(count: int) -> int:
+    """Panels per row: full rows where that is possible, at most four."""
+    return count if count <= 3 else 2 if count == 4 else 3 if count in (5, 6, 9) else 4
+
+
+def _draw_panel(axes: Axes, heads: HeadGaussians, view: float) -> None:
+    edges = np.arange(math.ceil(-view - 0.5), math.floor(view - 0.5) + 1) + 0.5
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(edges, minor=True)
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=True, symmetric=True, steps=[1, 2, 5, 10]))
+    axes.grid(which="minor", color=GRID, linewidth=0.6 if view < 8 else 0.35)
+    axes.tick_params(which="minor", length=0)
+    axes.set(xlim=(-view, view), ylim=(view, -view), axisbelow=True)
+    axes.add_patch(Rectangle((-0.5, -0.5), 1.0, 1.0, facecolor="black", edgecolor="none", zorder=1.5))
+    for index, (centre, covariance) in enumerate(zip(heads.centres, heads.covariances, strict=True)):
+        if visibility(centre, covariance, view) is not Visibility.BROKEN:
+            if np.isfinite(covariance).all():
+                _draw_contours(axes, centre, covariance, colour_of(index), view)
+            _draw_centre(axes, centre, index, view)
+
+
+def _draw_contours(axes: Axes, centre: FloatArray, covariance: FloatArray, colour: str, view: float) -> None:
+    if np.abs(centre).max() > 10.0 * view:
+        return  # too far for renderers; the head counts as outside
+    for mass, style, width in _CONTOURS:
+        major, minor, angle = contour(covariance, mass, longest=50.0 * view)
+        ellipse = Ellipse((centre[1], centre[0]), 2.0 * major, 2.0 * minor, angle=math.degrees(angle), fill=False)
+        ellipse.set(edgecolor=colour, linestyle=style, linewidth=width, zorder=2.0)
+        axes.add_patch(ellipse)
+
+
+def _draw_centre(axes: Axes, centre: FloatArray, index: int, view: float) -> None:
+    row, column = np.clip(centre, -view, view)
+    mark = axes.plot(column, row, shape_of(index), color=colour_of(index), markersize=size_of(index), zorder=3.0)[0]
+    if np.abs(centre).max() > view:
+        mark.set(markerfacecolor="white", markeredgewidth=1.2, clip_on=False)
+    else:
+        mark.set(markeredgecolor="white", markeredgewidth=0.5)
+
+
+def _hidden(heads: HeadGaussians, view: float) -> list[str]:
+    """What a panel does not show, in lines: `2 heads outside the view`, `1 head wider than the view`."""
+    pairs = zip(heads.centres, heads.covariances, strict=True)
+    counts = Counter(visibility(centre, covariance, view) for centre, covariance in pairs)
+    kinds = (Visibility.OUTSIDE, Visibility.WIDE, Visibility.BROKEN)
+    return [f"{counts[kind]} {'head' if counts[kind] == 1 else 'heads'} {kind.value}" for kind in kinds if counts[kind]]
+
+
+def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
+    """Marks and numbers of the heads, row by row; the upper edge is at `top`, a part of the figure's height."""
+    order = [head for column in range(columns) for head in range(column, heads, columns)]  # legends fill columns
+    figure.legend(
+        [Line2D([], [], ls="", marker=shape_of(i), markersize=size_of(i) + 1.0, color=colour_of(i)) for i in order],
+        [f"head {i}" if i == 0 else str(i) for i in order],
+        loc="upper center",
+        bbox_to_anchor=(0.5, top),
+        ncols=max(columns, 1),
+        borderaxespad=0.0,
+        columnspacing=1.2,
+        handletextpad=0.4,
+        handlelength=0.8,
+    )

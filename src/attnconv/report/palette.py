@@ -1,9 +1,7 @@
-"""Colours and marks that stay apart for every reader.
+"""Colours and markers that readers with any form of colour vision can tell apart.
 
-Nine hues that keep their distance under the common forms of colour blindness (Okabe and Ito's, without the yellow that
-vanishes on white and the black that is kept for the query pixel; wine, indigo and olive from Tol's set), and eight
-shapes. Head i takes hue i mod 9 and shape i mod 8, so that the pair repeats only after 72 heads and colour is never
-alone.
+Nine hues (Okabe and Ito's without yellow and black; wine, indigo and olive of Tol's set) and eight shapes. Head i has
+hue i mod 9 and shape i mod 8: the pair repeats after 72 heads, and colour is never the only difference.
 """
 
 COLOURS: tuple[str, ...] = (
@@ -18,18 +16,19 @@ COLOURS: tuple[str, ...] = (
     "#999933",  # olive
 )
 SHAPES: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
+_SIZES = {"^": 6.0, "v": 6.0, "P": 6.6, "X": 6.6, "D": 4.8, "s": 5.0}  # points at which shapes look equally large
 
 
 def colour_of(index: int) -> str:
-    """Hue of the head or run with this number, counted from 0."""
+    """Hue of a head or run, counted from 0."""
     return COLOURS[index % len(COLOURS)]
 
 
 def shape_of(index: int) -> str:
-    """Matplotlib marker of the head or run with this number, counted from 0."""
+    """Matplotlib marker of a head or run, counted from 0."""
     return SHAPES[index % len(SHAPES)]
 
 
 def size_of(index: int) -> float:
-    """Size in points at which this head's mark looks as large as the others: crosses and triangles need more."""
-    return {"^": 6.0, "v": 6.0, "P": 6.6, "X": 6.6, "D": 4.8, "s": 5.0}.get(shape_of(index), 5.6)
+    """Marker size in points."""
+    return _SIZES.get(shape_of(index), 5.6)

@@ -1,13 +1,22 @@
-"""What figures need of a run folder: its accuracy curves, and where its heads stood after every epoch."""
+"""Data of a run folder that figures need: accuracy curves, heads after every epoch, images."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
-from attnconv.report.figure_style import save
+from attnconv.data.augmentation import normalise
+from attnconv.data.image_set import Splits
+from attnconv.data.load_splits import load as load_data
+from attnconv.inspect.capture_operators import content_layers
+from attnconv.models.model_loader import LoadedModel
+from attnconv.models.settings import AttentionSettings
+from attnconv.report.accuracy_curves import SPLITS, Curve
 from attnconv.report.gaussian_contours import HeadGaussians
 from attnconv.training.run_folder import RunFolder
+
+IMAGES = 100  # test images over which attention that depends on images is averaged, as in the paper
 
 
 def run_name(run: RunFolder) -> str:
@@ -43,38 +52,44 @@ def heads_of(run: RunFolder) -> dict[str, list[tuple[int, HeadGaussians]]]:
     return history
 
 
-def write_comparison(
-    run_dirs: Sequence[str | Path], stem: str | Path, *, title: str = "", split: str | None = None
-) -> tuple[Path, Path]:
-    """Figure 2: the accuracy of several runs in one picture.
+def positions_of(run: RunFolder) -> tuple[int, int]:
+    """Rows and columns of positions that the run's attention sees."""
+    model = run.settings().model
+    assert isinstance(model, AttentionSettings)
+    side = model.image_size // model.downsampling
+    return side, side
 
-    Args:
-        run_dirs: Their folders, at least one.
-        stem: Where to write, without an ending.
-        title: Heading; empty makes one.
-        split: `train`, `validation` or `test`; None takes the last of these that every run has measured.
+
+def blank(loaded: LoadedModel) -> Tensor:
+    """Two empty images for the model of a run: enough for attention that depends on positions only."""
+    settings = loaded.settings
+    assert settings is not None  # weights of a run name their settings
+    dtype = next(parameter.dtype for parameter in loaded.model.parameters())
+    return torch.zeros(2, settings.image_channels, settings.image_size, settings.image_size, dtype=dtype)
+
+
+def test_data(run: RunFolder) -> Splits:
+    """The images of a run, from where it found them; nothing is downloaded for a figure."""
+    return load_data(replace(run.settings().data, download=False))
+
+
+def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:
+    """Images as the model was trained on them."""
+    dtype = next(parameter.dtype for parameter in loaded.model.parameters())
+    return normalise(images, loaded.mean or data.mean, loaded.std or data.std).to(dtype)
+
+
+def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
+    """Images to average attention over: the first test images if it depends on images, else one blank image.
 
     Returns:
-        The PNG and the SVG file.
+        The images (n, c, height, width), and whether attention depends on them.
 
     Raises:
-        ValueError: No run, a folder without a run, or a run that has not measured the split.
+        OSError, ValueError: The test images cannot be read.
     """
-    if not run_dirs:
-        raise ValueError(bad("run_dirs", "must name at least one run folder", "none"))
-    measured = {str(path): {curve.split: curve for curve in curves_of(_existing(path))} for path in run_dirs}
-    common = [name for name in SPLITS if all(name in curves for curves in measured.values())]
-    chosen = split if split is not None else common[-1] if common else "test"
-    missing = [path for path, curves in measured.items() if chosen not in curves]
-    if missing:
-        raise ValueError(bad("split", "must be measured by every run", repr(chosen), origin=f"not in {missing[0]}"))
-    figure = draw_accuracy(
-        [curves[chosen] for curves in measured.values()], title=title or f"{chosen} accuracy of {len(measured)} runs"
-    )
-    return save(figure, Path(stem))
-
-
-def _existing(path: str | Path) -> RunFolder:
-    run = RunFolder(Path(path))
-    run.record()
-    return run
+    empty = blank(loaded)
+    if not content_layers(loaded.model, empty):
+        return empty[:1], False
+    data = test_data(run)
+    return normalised(data.test.images[:IMAGES], loaded, data), True

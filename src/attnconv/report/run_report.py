@@ -19,7 +19,7 @@ from attnconv.models.presets import PRESETS
 from attnconv.models.settings import to_dict
 from attnconv.report.html_page import Fact, Page, render
 from attnconv.report.run_data import run_name
-from attnconv.report.run_figures import RunFigures
+from attnconv.report.run_figures import sections_of
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
 from attnconv.training.settings_json import to_plain
@@ -33,26 +33,25 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
 
     Args:
         run_dir: The run's folder.
-        out_dir: Where to write; None takes `report` in the run's folder. An older report is replaced.
+        out_dir: Where to write; None means `report` in the run's folder. An older report is replaced.
 
     Returns:
         The page, `index.html`.
 
     Raises:
-        ValueError: The folder holds no run, a run without a complete epoch, or files that are not legal.
+        ValueError: The folder holds no run, a run without a complete epoch, or invalid files.
         OSError: The report cannot be written.
     """
     run = RunFolder(Path(run_dir))
     settings, record = run.settings(), run.record()
     out = run.report if out_dir is None else Path(out_dir)
-    figures = RunFigures(run, settings, out / "figures")
-    sections = figures.sections()
+    groups = to_plain(settings).items()
     page = Page(
         title=run_name(run),
         lead=_lead(settings),
         facts=_facts(run, settings),
-        sections=sections,
-        tables=_tables(settings),
+        sections=sections_of(run, out / "figures"),
+        tables=[(group, _rows(values)) for group, values in groups if isinstance(values, Mapping)],
         origin=_origin(record),
         command=shlex.join(str(word) for word in record.get("command") or ()),
         notes=_progress(run, settings),
@@ -79,7 +78,7 @@ def _progress(run: RunFolder, settings: RunSettings) -> list[str]:
 
 
 def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
-    """The numbers at the top: of the epoch that was chosen on held-out images, else of the last."""
+    """The numbers at the top: of the epoch that was chosen on validation images, else of the last."""
     result = run.result()
     if result is None:
         last = {line["split"]: line for line in run.metrics()}
@@ -118,12 +117,8 @@ def _duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
-def _tables(settings: RunSettings) -> list[tuple[str, list[tuple[str, str]]]]:
-    return [(group, _rows(values)) for group, values in to_plain(settings).items() if isinstance(values, Mapping)]
-
-
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What `settings.json` says about versions, commit and device, whatever it is."""
+    """Versions, commit, device and whatever else `settings.json` records."""
     apart = ("format", "settings", "command", "versions")
     versions = record.get("versions")
     rows = _rows(versions) if isinstance(versions, Mapping) else []
@@ -132,9 +127,12 @@ def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rows(values: Mapping[str, Any], *, unlike: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
-    """Names and values in words; with `unlike`, only where the value differs from the one there."""
-    differing = {name: value for name, value in values.items() if unlike is None or unlike.get(name) != value}
-    return [(str(name).replace("_", " "), _plain(value)) for name, value in differing.items()]
+    """Names and values as text; with `unlike`, only values that differ from the ones there."""
+    return [
+        (str(name).replace("_", " "), _plain(value))
+        for name, value in values.items()
+        if unlike is None or unlike.get(name) != value
+    ]
 
 
 def _plain(value: Any) -> str:

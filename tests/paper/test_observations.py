@@ -15,12 +15,14 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
-from attnconv.paper import figures, verdicts
-from attnconv.paper.claim_measures import Found, MeasuredRun
-from attnconv.paper.claims import MARGIN, QUESTIONS
-from attnconv.paper.training_plan import DROPPED, EXTRA_RUNS, PRUNED, RUNS, SOURCE
-from attnconv.paper.verdict_tables import table_of_layers, table_of_observations, values_of_observations
-from attnconv.paper.verdicts import Observation, no_gain, observe, vote
+from attnconv.paper.claims import CLAIMS, MARGIN, Claim
+from attnconv.paper.measures import Found
+from attnconv.paper.models import DROPPED, PRUNED, SOURCE
+from attnconv.paper.observations import Observation, no_gain, observe, table_of_layers, table_of_observations, vote
+from attnconv.paper.study_run import StudyRun
+from attnconv.paper.tables import finite
+from attnconv.paper.training_plan import ALL_RUNS
+from attnconv.report import run_data
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, make_run
@@ -60,9 +62,9 @@ def scored(run: RunFolder, **accuracy: float) -> RunFolder:
     return run
 
 
-def answers(runs: Mapping[str, Sequence[RunFolder]]) -> dict[str, Observation]:
-    measured = {name: [MeasuredRun(run) for run in several] for name, several in runs.items()}
-    return {one.question.key: one for one in observe(measured)}
+def answers(runs: Mapping[str, Sequence[RunFolder]], claims: Sequence[Claim] = CLAIMS) -> dict[str, Observation]:
+    study = {name: [StudyRun(name, run) for run in several] for name, several in runs.items()}
+    return {one.claim.key: one for one in observe(study, claims)}
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +79,18 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observation]:
     return answers({"quadratic": runs})
 
 
-class TestQuestions:
+class TestClaims:
     def test_they_ask_for_runs_that_there_are(self) -> None:
-        assert {name for question in QUESTIONS for name in question.models} <= {*RUNS, *EXTRA_RUNS}
-        assert len({question.key for question in QUESTIONS}) == len(QUESTIONS)
+        assert {name for claim in CLAIMS for name in claim.models} <= set(ALL_RUNS)
+        assert len({claim.key for claim in CLAIMS}) == len(CLAIMS)
 
     def test_without_runs_nothing_is_said(self) -> None:
         found = answers({})
         assert {one.verdict for one in found.values()} == {"cannot be said"}
         assert found["content"].problems == ("no complete run of learned-content",)
-        table = table_of_observations(list(found.values()))
+        table = table_of_observations(list(found.values())).table
         assert {row[3] for row in table.rows} == {"-"}
-        assert table_of_layers(list(found.values())).rows == ()
+        assert table_of_layers(list(found.values())).table.rows == ()
 
 
 class TestVerdicts:
@@ -134,7 +136,7 @@ class TestHeads:
         assert answers({"quadratic": [run]})["fixed shifts: quadratic"].verdict == "not seen"
 
     def test_layers_that_there_are_not_cannot_be_judged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(figures, "IMAGES", 4)
+        monkeypatch.setattr(run_data, "IMAGES", 4)
         run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))
         found = answers({"learned-content": [run]})
         assert found["fixed shifts: learned + content"].verdict == "cannot be said"  # layers 2 and 3 of two
@@ -170,12 +172,12 @@ class TestHeads:
         assert condition_numbers(encoding).tolist() == [math.inf, 1.0]
 
 
-class TestAccuracies:
-    @pytest.fixture(autouse=True)
-    def only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No heads: these runs are there for their scores."""
-        monkeypatch.setattr(verdicts, "QUESTIONS", [one for one in QUESTIONS if one.unit == "points"])
+def judged(runs: Mapping[str, Sequence[RunFolder]]) -> dict[str, Observation]:
+    """Only claims about scores: these runs have no heads of interest."""
+    return answers(runs, [claim for claim in CLAIMS if claim.unit == "points"])
 
+
+class TestAccuracies:
     @pytest.fixture
     def pruned(self, tmp_path: Path) -> dict[str, list[RunFolder]]:
         model = replace(SMALL, encoding="quadratic-generalized")
@@ -185,7 +187,7 @@ class TestAccuracies:
         return {SOURCE: [source], PRUNED: [scored(run, start=0.7, last=0.797)]}
 
     def test_pruning_dips_and_recovers(self, pruned: dict[str, list[RunFolder]]) -> None:
-        found = answers(pruned)
+        found = judged(pruned)
         dip, recovery = found["dip after pruning"], found["recovery after pruning"]
         assert (dip.verdict, recovery.verdict) == ("holds", "holds")
         assert dip.values[0] == pytest.approx(-0.1)
@@ -193,7 +195,7 @@ class TestAccuracies:
 
     def test_a_loss_that_stays_is_no_recovery(self, pruned: dict[str, list[RunFolder]]) -> None:
         scored(pruned[PRUNED][0], start=0.8, last=0.79)
-        found = answers(pruned)
+        found = judged(pruned)
         assert found["recovery after pruning"].verdict == "not seen"
         assert found["dip after pruning"].verdict == "not seen"  # nothing was lost at first
 
@@ -201,7 +203,7 @@ class TestAccuracies:
         result = dict(pruned[PRUNED][0].result() or {})
         del result["start"]
         write_json(pruned[PRUNED][0].result_file, result)
-        dip = answers(pruned)["dip after pruning"]
+        dip = judged(pruned)["dip after pruning"]
         assert dip.verdict == "cannot be said"
         assert "run: must have the test accuracy of its start weights" in dip.problems[0]
 
@@ -214,41 +216,41 @@ class TestAccuracies:
             ]
             for name, more in (("quadratic", 0.0), (DROPPED, 0.02))
         }
-        found = answers({"quadratic": runs["quadratic"], DROPPED: runs[DROPPED][::-1]})
+        found = judged({"quadratic": runs["quadratic"], DROPPED: runs[DROPPED][::-1]})
         gain = found["no gain from attention dropout"]
         assert gain.values == pytest.approx((0.02,) * 3)
         assert gain.verdict == "does not hold"
-        alone = answers({"quadratic": runs["quadratic"][:1], DROPPED: runs[DROPPED][1:]})
+        alone = judged({"quadratic": runs["quadratic"][:1], DROPPED: runs[DROPPED][1:]})
         assert "no seed with complete runs" in alone["no gain from attention dropout"].problems[0]
 
     def test_runs_that_are_not_complete_do_not_count(self, tmp_path: Path) -> None:
-        found = answers({name: [make_run(tmp_path / name, complete=False)] for name in ("quadratic", DROPPED)})
+        found = judged({name: [make_run(tmp_path / name, complete=False)] for name in ("quadratic", DROPPED)})
         problem = "no complete run of quadratic-attention-dropout, quadratic"
         assert found["no gain from attention dropout"].problems == (problem,)
 
 
 class TestTables:
     def test_numbers_have_their_deviation_and_unit(self) -> None:
-        share = next(question for question in QUESTIONS if question.key == "coverage: 9 heads")
+        share = next(claim for claim in CLAIMS if claim.key == "coverage: 9 heads")
         seeds = {42: Found(0.5, {"chance": 0.25}, True, (0.4, 0.6)), 43: Found(0.6, {"chance": 0.25}, True, (0.4, 0.8))}
         one = Observation(share, seeds)
-        (row,) = table_of_observations([one]).rows
+        (row,) = table_of_observations([one]).table.rows
         assert row[3:6] == ("55.0 ± 7.1 %", "chance 25.0 ± 0.0 %", "quadratic; seeds 42, 43")
         assert row[-1] == "holds"
-        assert table_of_layers([one]).rows[0][2:] == ("40.0 ± 0.0 %", "70.0 ± 14.1 %")
-        points = next(question for question in QUESTIONS if question.rule == "no gain")
-        (row,) = table_of_observations([Observation(points, {42: Found(0.012, {"a": 0.9})})]).rows
+        assert table_of_layers([one]).table.rows[0][2:] == ("40.0 ± 0.0 %", "70.0 ± 14.1 %")
+        points = next(claim for claim in CLAIMS if claim.no_gain)
+        (row,) = table_of_observations([Observation(points, {42: Found(0.012, {"a": 0.9})})]).table.rows
         assert row[3:5] == ("+1.20 points", "a 90.0 %")
 
     def test_numbers_of_other_magnitudes_have_no_mean(self) -> None:
-        ellipses = next(question for question in QUESTIONS if question.key == "ellipses")
+        ellipses = next(claim for claim in CLAIMS if claim.key == "ellipses")
         seeds = {seed: Found(0.1, {}, True, (2.0, top)) for seed, top in ((42, 3.0), (43, 7.6e12))}
-        assert table_of_layers([Observation(ellipses, seeds)]).rows[0][2:] == ("2.00 ± 0.00", "3.00 to 7.6e+12")
+        assert table_of_layers([Observation(ellipses, seeds)]).table.rows[0][2:] == ("2.00 ± 0.00", "3.00 to 7.6e+12")
 
     def test_values_are_json(self, kernels: dict[str, Observation]) -> None:
-        broken = Observation(QUESTIONS[0], {42: Found(math.nan, {"chance": math.inf}, None, (math.nan,))})
-        text = json.dumps(values_of_observations([*kernels.values(), broken]), allow_nan=False)
+        broken = Observation(CLAIMS[0], {42: Found(math.nan, {"chance": math.inf}, None, (math.nan,))})
+        text = json.dumps(finite(table_of_observations([*kernels.values(), broken]).values), allow_nan=False)
         rows = {row["observation"]: row for row in json.loads(text)["rows"]}
         assert rows["overlap: 9 heads"]["seeds"]["43"]["meets"] is True
-        assert rows[QUESTIONS[0].key]["mean"] is None
-        assert "unknown" in table_of_observations([broken]).rows[0][3]
+        assert rows[CLAIMS[0].key]["mean"] is None
+        assert "unknown" in table_of_observations([broken]).table.rows[0][3]

@@ -8,23 +8,13 @@ from typing import Literal, TypeAlias
 Unit: TypeAlias = Literal["share", "points", "number", "minutes"]
 MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
 
-_SCALES: dict[Unit, tuple[float, str]] = {
-    "share": (100.0, " %"),
-    "points": (100.0, " points"),
-    "number": (1.0, ""),
-    "minutes": (1.0, ""),
-}
-
 
 def spoken(values: Sequence[float], unit: Unit) -> str:
-    """Mean and deviation in the unit. Of numbers of other magnitudes least and largest say more.
+    """Mean and sample deviation in a unit; the range where numbers are of other magnitudes; a dash for no values.
 
     Args:
         values: One for each run.
-        unit: Theirs; shares and points are parts of 1.
-
-    Returns:
-        A dash for no values.
+        unit: Unit to print; shares and points are fractions of 1.
 
     Example:
         >>> spoken([0.8, 0.9], "share"), spoken([0.012], "points"), spoken([3.0, 7e12], "number")
@@ -35,7 +25,7 @@ def spoken(values: Sequence[float], unit: Unit) -> str:
     least, largest = min(values), max(values)
     if unit == "number" and 0 < least * MAGNITUDES < largest:
         return f"{_rounded(least, unit)} to {_rounded(largest, unit)}"
-    scale, ending = _SCALES[unit]
+    scale, ending = {"share": (100, " %"), "points": (100, " points")}.get(unit, (1, ""))
     mean = scale * statistics.fmean(values)
     sign = "+" if unit == "points" and mean > 0 else ""
     spread = ""
