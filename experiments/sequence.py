@@ -23,7 +23,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect import RunningStatistics, visit_operators
+from attnconv.inspect import RunningStatistics, visit_attention
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.paper.fixed_shifts import heads_over_shifts
@@ -230,7 +230,7 @@ def look(network: nn.Module, task: Task) -> list[Looked]:
     def take(name: str, operator: AttentionOperator) -> None:
         running.setdefault(name, RunningStatistics()).add(operator)
 
-    visit_operators(network, sequences, take)
+    visit_attention(network, sequences, take)
     scores = [statistics.result().convolution_score for statistics in running.values()]
     heads = heads_over_shifts(network, sequences, batch_size=LOOKED_AT)
     return [

@@ -7,7 +7,6 @@ from .capture import visit_attention as visit_attention
 from .capture_operators import (
     attention_operators as attention_operators,
     content_layers as content_layers,
-    visit_operators as visit_operators,
 )
 from .conv_score import (
     convolution_score as convolution_score,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect.capture_operators import visit_operators
+from attnconv.inspect.capture import visit_attention
 from attnconv.operators.base import AttentionOperator
 
 
@@ -75,7 +75,7 @@ def _batch_maps(model: nn.Module, images: Tensor, places: Sequence[tuple[float, 
     def take(name: str, operator: AttentionOperator) -> None:
         maps[name] = _maps_of(name, operator, places)
 
-    visit_operators(model, images, take)
+    visit_attention(model, images, take)
     return maps
 
 

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from attnconv.inspect.capture_operators import visit_operators
+from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.models.preset_tables import Table
 from attnconv.operators.base import AttentionOperator
@@ -49,7 +49,7 @@ def heads_over_shifts(model: nn.Module, images: Tensor, *, batch_size: int = 10)
     """Every head of a model, layer by layer, over all query pixels.
 
     Args:
-        model: Any module whose attention `visit_operators` reads; a layer that runs several times counts each time.
+        model: Any module whose attention `visit_attention` reads; a layer that runs several times counts each time.
         images: (n, c, height, width), n at least 1; of positions alone one blank image is enough.
         batch_size: Images at once, at least 1.
 
@@ -71,7 +71,7 @@ def layers_over_shifts(model: nn.Module, images: Tensor, *, batch_size: int = 10
         running.setdefault(name, RunningStatistics()).add(operator)
 
     for batch in images.split(batch_size):
-        visit_operators(model, batch, take)
+        visit_attention(model, batch, take)
     return [statistics.result() for statistics in running.values()]
 
 
