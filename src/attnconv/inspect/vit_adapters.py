@@ -1,13 +1,10 @@
-"""Where the parts of a stock vision transformer live: patches, tokens, positions, blocks.
+"""The parts of a vision transformer, by the names that other libraries give them.
 
-Two layouts are known, by the names of their parts:
-
-    patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
-    embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
-    layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
+patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
+embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
+layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,14 +20,14 @@ FIX = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are take
 @final
 @dataclass(frozen=True, eq=False)
 class VitBlock:
-    """One block, normalised before its attention.
+    """One block that normalises before its attention.
 
     Attributes:
         name: Name of its attention module in the model.
         attention: That module.
         parts: Its parts.
-        norm: What its attention is normalised by.
-        writers: The linear maps whose outputs join the residual stream: of the attention and of the MLP.
+        norm: The norm before the attention.
+        writers: The linear maps at the end of the attention and of the MLP, which write to the residual stream.
     """
 
     name: str
@@ -43,10 +40,10 @@ class VitBlock:
 @final
 @dataclass(frozen=True, eq=False)
 class VitParts:
-    """The parts of a vision transformer, which hold its own weights.
+    """The parts of a vision transformer; they share its weights.
 
     Attributes:
-        embed: Images to patches' embeddings.
+        embed: Patch embedding.
         patches: Its convolution.
         positions: (1, tokens, c), with or without those before the image's.
         tokens: Class tokens and registers, (1, p, c) each.
@@ -65,15 +62,12 @@ class VitParts:
 
     @property
     def prefix(self) -> int:
-        """Tokens before those of the image."""
+        """Number of tokens before those of the image."""
         return sum(token.shape[1] for token in self.tokens)
 
 
 def vit_parts(model: nn.Module) -> VitParts:
-    """Name the parts of a vision transformer.
-
-    Args:
-        model: timm's or Hugging Face's.
+    """Find the parts of a vision transformer of timm or Hugging Face.
 
     Raises:
         ValueError: The model has other parts, blocks that are not attention and MLP one after the other, or layer
@@ -87,17 +81,16 @@ VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken.
     """
     source: Any = model
     if all(getattr(model, part, None) is not None for part in ("pos_embed", "patch_embed", "blocks")):
-        found, tokens = [source], ("cls_token", "dist_token", "reg_token")
-        embed, positions = source.patch_embed, source.pos_embed
-        patches = getattr(embed, "proj", None)
+        holder, tokens = source, ("cls_token", "dist_token", "reg_token")
+        embed, positions, convolution = source.patch_embed, source.pos_embed, "proj"
         stem, blocks = "blocks", source.blocks
     else:
         name, base = _base(model)
-        found, tokens = [base.embeddings], ("cls_token", "distillation_token", "register_tokens")
-        embed, positions = base.embeddings.patch_embeddings, base.embeddings.position_embeddings
-        patches = getattr(embed, "projection", None)
-        stem, blocks = ("layers", base.layers) if _list(base, "layers") else ("encoder.layer", base.encoder.layer)
+        holder, tokens = base.embeddings, ("cls_token", "distillation_token", "register_tokens")
+        embed, positions, convolution = holder.patch_embeddings, holder.position_embeddings, "projection"
+        stem, blocks = ("layers", base.layers) if _has_list(base, "layers") else ("encoder.layer", base.encoder.layer)
         stem = f"{name}.{stem}" if name else stem
+    patches = getattr(embed, convolution, None)
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
         raise _refusal(model, "with one convolution for patches and a parameter for positions")
     grid = _grid(embed, patches)
@@ -105,7 +98,7 @@ VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken.
         embed,
         patches,
         positions,
-        tuple(token for part in tokens if (token := getattr(found[0], part, None)) is not None),
+        tuple(token for part in tokens if (token := getattr(holder, part, None)) is not None),
         grid,
         (patches.in_channels, grid[0] * patches.stride[0], grid[1] * patches.stride[1]),
         tuple(_block(f"{stem}.{number}", block) for number, block in enumerate(blocks)),
@@ -116,23 +109,22 @@ VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken.
 
 
 def _base(model: nn.Module) -> tuple[str, Any]:
-    """The module of Hugging Face's kind inside a model, with its name."""
+    """The module of Hugging Face's layout inside a model, with its name."""
     for name, module in model.named_modules():
         embeddings = getattr(module, "embeddings", None)
         known = all(getattr(embeddings, part, None) is not None for part in ("patch_embeddings", "position_embeddings"))
-        if known and (_list(module, "layers") or _list(getattr(module, "encoder", None), "layer")):
+        if known and (_has_list(module, "layers") or _has_list(getattr(module, "encoder", None), "layer")):
             return name, module
     raise _refusal(model, "with pos_embed, patch_embed and blocks")
 
 
-def _list(module: Any, name: str) -> bool:
+def _has_list(module: Any, name: str) -> bool:
     return isinstance(getattr(module, name, None), nn.ModuleList)
 
 
 def _grid(embed: Any, patches: nn.Conv2d) -> tuple[int, int]:
-    """Tokens of the image as the patches' module says it, or by the image's size."""
-    grid = pair_of(getattr(embed, "grid_size", None))
-    size = pair_of(getattr(embed, "image_size", None))
+    """Tokens of the image, as the patch embedding says it or from the size of the image."""
+    grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
     if grid is None and size is not None:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
@@ -141,27 +133,28 @@ def _grid(embed: Any, patches: nn.Conv2d) -> tuple[int, int]:
 
 
 def _block(name: str, block: Any) -> VitBlock:
-    """One block; its attention is refused by `attention_parts` where it is not plain."""
-    attention, norm, mlp = (
-        next(_named(block, names), (None, None))
-        for names in (("attn", "attention"), ("norm1", "layernorm_before"), ("mlp", "output"))
-    )
-    if attention[1] is None or norm[1] is None or mlp[1] is None:
+    """One block; `attention_parts` refuses attention that is not plain."""
+    inner, attention = _first(block, "attn", "attention")
+    _, norm = _first(block, "norm1", "layernorm_before")
+    _, mlp = _first(block, "mlp", "output")
+    if attention is None or norm is None or mlp is None:
         raise _refusal(block, "whose blocks have one attention, its norm and one mlp", name)
-    _, out = next(_named(mlp[1], ("fc2", "down_proj", "weights_out", "dense")), (None, None))
+    _, out = _first(mlp, "fc2", "down_proj", "weights_out", "dense")
     if not isinstance(out, nn.Linear):
-        raise _refusal(mlp[1], "whose mlp ends in a linear map fc2", name)
-    for part, scale in _named(block, ("ls1", "ls2", "layer_scale1", "layer_scale2")):
-        if any(bool((weight != weight.flatten()[0]).any()) for weight in scale.parameters()):
+        raise _refusal(mlp, "whose mlp ends in a linear map fc2", name)
+    for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
+        scale = getattr(block, part, None)
+        weights = () if scale is None else scale.parameters()
+        if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):
             raise ValueError(bad(f"model.{name}.{part}", "must be one number for all channels", "several"))
-    inner = f"{name}.{attention[0]}"
-    parts = attention_parts(attention[1], f"model.{inner}", plain=True)
-    return VitBlock(inner, attention[1], parts, norm[1], (parts.out, out))
+    parts = attention_parts(attention, f"model.{name}.{inner}", plain=True)
+    return VitBlock(f"{name}.{inner}", attention, parts, norm, (parts.out, out))
 
 
-def _named(module: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Attributes that are there, with their names."""
-    return ((name, part) for name in names if (part := getattr(module, name, None)) is not None)
+def _first(module: Any, *names: str) -> tuple[str, Any]:
+    """The first attribute that is there, with its name; None where there is none."""
+    found = ((name, getattr(module, name, None)) for name in names)
+    return next(((name, part) for name, part in found if part is not None), ("", None))
 
 
 def _refusal(module: nn.Module, requirement: str, name: str = "") -> ValueError:
