@@ -18,8 +18,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 
-Compute: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""From queries and sequences, as in `TokenRows.rows`, to probabilities."""
+Compute: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]  # the signature of `TokenRows.rows`
 
 
 class UnreadableError(Exception):
@@ -68,7 +67,7 @@ def product_rows(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> TokenRows:
-    """Rows from queries and keys, with the arguments of `scaled_dot_product_attention`."""
+    """Rows from the arguments of `scaled_dot_product_attention`."""
     every_mask = None if mask is None else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     dtype, shared = score_dtype(query.dtype), query.shape[1] // key.shape[1]
@@ -102,13 +101,7 @@ def score_rows(scores: Float[Tensor, "b h n m"]) -> TokenRows:
 
 
 def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
-    """Attention by content and by position, mixed by a gate (d'Ascoli et al., 2021, equation 6).
-
-    Args:
-        content: Attention by content.
-        position: Attention by position.
-        gate: The share of positions, from 0 to 1.
-    """
+    """Attention by content and by position; the gate is the share of positions (d'Ascoli et al., 2021, equation 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)

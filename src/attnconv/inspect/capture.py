@@ -54,8 +54,8 @@ def visit_attention(
 ) -> None:
     """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
-    Reads layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention, and
-    whatever else calls PyTorch's attention or a softmax over keys. Foreign operators are `TokenOperator`s.
+    Reads layers of this library and, as `TokenOperator`s, vision transformers of timm, torchvision and Hugging Face,
+    nn.MultiheadAttention, and whatever else calls PyTorch's attention or a softmax over keys.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
@@ -115,12 +115,7 @@ def _check_words(grid: object, prefix: object, layers: Any) -> None:
 
 
 def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
-    """Check further arguments of a model's call against the signature of its forward pass.
-
-    Args:
-        model: The model.
-        images: Its first argument.
-        options: Further arguments by name; None for none.
+    """Check keyword arguments (or None) of a model's call against the signature of its forward pass.
 
     Raises:
         TypeError: `options` is no mapping from names.

@@ -13,14 +13,11 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
     """Return the operators of all attention layers of a model, by the layers' names in the order in which they run.
 
     Operators of content-based layers hold queries and keys of every image; use `visit_attention` to see one at a time,
-    and for models of other libraries that run unfused.
+    and for models of other libraries that run unfused. A layer that runs several times has its last operator.
 
     Args:
         model: Any module that `visit_attention` reads.
         images: Input of the model, (b, c, height, width).
-
-    Returns:
-        A layer that runs several times has its last operator.
 
     Raises:
         TypeError: `model` is no module, or `images` no tensor.

@@ -11,9 +11,8 @@ in its scores. Four layouts are known:
     output.dense
     in_proj_weight, out_proj         nn.MultiheadAttention
 
-A bias by relative position is a relative_position_bias_table with a relative_position_index, in the module or in one
-called relative_position_bias or rel_pos. Parts that are known to change the formula are refused by name;
-`refuse_other_formula` compares the parts with the module's output, which catches the rest.
+A bias by relative position is a relative_position_bias_table with a relative_position_index, in the module or in one of
+`BIAS_HOLDERS`. Parts known to change the formula are refused by name; `refuse_other_formula` catches the rest.
 """
 
 import inspect
@@ -62,13 +61,11 @@ FIX_PLAIN = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 ha
 @final
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Consecutive outputs of a linear map.
+    """Outputs `start` to `stop` of a linear map.
 
     Attributes:
         matrix: Weight of the whole map, (outputs, c).
         vector: Bias of the whole map or of these outputs only; None for none.
-        start: The first output.
-        stop: One after the last output.
     """
 
     matrix: Tensor
@@ -99,16 +96,11 @@ class AttentionParts:
     """The parts of one attention module; they share its weights.
 
     Attributes:
-        query: W_q of all heads, one head after another.
-        key: W_k.
-        value: W_v.
+        query, key, value: W_q, W_k and W_v of all heads, one head after another.
         out: W_o.
-        heads: Number of heads.
-        head_dim: Dimensions of each.
+        heads, head_dim: Number of heads, and dimensions of each.
         scale: s.
-        query_norm: N_q, applied to each head.
-        key_norm: N_k.
-        out_norm: N_o, applied to all heads at once.
+        query_norm, key_norm, out_norm: N_q and N_k, applied to each head, and N_o, applied to all heads at once.
         bias: B.
         dropout: Probability of dropping an attention probability in training.
         out_dropout: The module after W_o.
@@ -162,12 +154,7 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
             keys and values.
 
     Example:
-        >>> class Plain(nn.Module):
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.num_heads, self.head_dim, self.scale = 2, 4, 0.5
-        ...         self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
-        >>> parts = attention_parts(Plain())
+        >>> parts = attention_parts(nn.MultiheadAttention(8, 2))
         >>> (parts.key.start, parts.key.stop), tuple(parts.key.weight.shape)
         ((8, 16), (8, 8))
     """
@@ -207,12 +194,7 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
 
 
 def projects(module: nn.Module) -> bool:
-    """Whether a module has projections to queries, keys and values under a known name.
-
-    Example:
-        >>> projects(nn.MultiheadAttention(4, 1)), projects(nn.Linear(4, 12))
-        (True, False)
-    """
+    """Whether a module has projections to queries, keys and values under known names."""
     return _split(module) is not None
 
 
@@ -311,8 +293,9 @@ def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
         return None if whole is None else _thirds(whole, source.in_proj_bias)
     fused = getattr(source, "qkv", None)
     if isinstance(fused, nn.Linear):
-        query, key, value = _thirds(fused.weight, fused.bias)
-        if fused.bias is None:
+        bias: Tensor | None = fused.bias
+        query, key, value = _thirds(fused.weight, bias)
+        if bias is None:
             query = replace(query, vector=getattr(source, "q_bias", None))
             value = replace(value, vector=getattr(source, "v_bias", None))
         return query, key, value

@@ -33,11 +33,6 @@ class PositionBias(nn.Module):
     Args:
         table: One row for each relative position, (positions, heads); not copied.
         index: Row of the table for each query and key, (queries, keys).
-
-    Example:
-        >>> bias = PositionBias(nn.Parameter(torch.tensor([[1.0], [2.0]])), torch.tensor([[0, 1], [1, 0]]))
-        >>> bias().tolist()
-        [[[1.0, 2.0], [2.0, 1.0]]]
     """
 
     def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
@@ -47,7 +42,7 @@ class PositionBias(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self) -> Float[Tensor, "h r n"]:
-        """B of all queries and keys."""
+        """B of all heads, queries and keys."""
         return self.table[self.index].permute(2, 0, 1)
 
     def of(self, heads: Sequence[int], queries: slice = slice(None)) -> "PositionBias":
@@ -62,8 +57,7 @@ class ScoreTerms:
     """R and A of one call.
 
     Attributes:
-        cos: Cosines for the image's tokens, which are the last; None without rotations.
-        sin: Sines.
+        cos, sin: Cosines and sines for the image's tokens, which are the last; None without rotations.
         neighbours: Whether planes have channels 2i and 2i + 1 or (False) i and i + d / 2.
         added: A for each sequence of one image, or for every sequence.
     """
@@ -112,14 +106,10 @@ class ScoreTerms:
         return allowed is not None and not bool(allowed.all())
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
-        """The same with A for the sequences of one image, or for one.
-
-        Args:
-            sequences: Number of sequences per image.
-            name: Name of the module in errors.
+        """The same with A for the `sequences` of one image, or for one.
 
         Raises:
-            ValueError: A differs from image to image.
+            ValueError: A differs from image to image; the error has the module's name.
         """
         if self.added is None or len(self.added) in (1, sequences):
             return self
@@ -150,12 +140,7 @@ class CallForm:
 
     @classmethod
     def of(cls, attention: nn.Module) -> "CallForm":
-        """The form of a module.
-
-        Example:
-            >>> CallForm.of(nn.MultiheadAttention(4, 1)).batch_first
-            False
-        """
+        """The form of a module."""
         torchs = isinstance(attention, nn.MultiheadAttention)
         return cls(
             tuple(inspect.signature(type(attention).forward).parameters)[1:],

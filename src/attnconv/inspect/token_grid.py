@@ -30,8 +30,7 @@ class Running:
     """A module whose forward pass is under way.
 
     Attributes:
-        name: Its name in the model.
-        module: The module.
+        name, module: Its name in the model, and the module.
         shape: Shape of its first input, if that is a tensor.
         resolution: Its second input, where that is a (height, width) of tokens.
         calls: Calls of attention seen inside so far.
@@ -184,12 +183,7 @@ def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
-    """A size as (height, width), or None for what is no size.
-
-    Example:
-        >>> pair_of(3), pair_of([2, 5]), pair_of("a")
-        ((3, 3), (2, 5), None)
-    """
+    """A size, one integer or two, as (height, width); None for what is no size."""
     if isinstance(value, int) and value >= least:
         return value, value
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):

@@ -2,8 +2,7 @@
 
     A[q, k] = p(token k | token q)      for tokens q, k of the image,      padding_mass(q) = 1 - sum_k A[q, k]
 
-Rows are the model's own and are not renormalised: what a token spends on the class token, on registers, on tokens after
-the image's or on the padding of a window is its padding mass.
+Rows are not renormalised: attention to class tokens, registers or the padding of a window is padding mass.
 """
 
 import math
@@ -33,8 +32,7 @@ class TokenLayout:
         prefix: Number of tokens before the image's, such as class tokens and registers.
         suffix: Number of tokens after them, such as those of detectors.
         window: Tokens of a window, (height, width); None where an image is one sequence.
-        tokens: Image token at each place of each window, (windows, places), -1 for padding; None where an image is one
-            sequence in row-major order.
+        tokens: Image token at each place of each window, -1 for padding; None where there are no windows.
     """
 
     sizes: tuple[int, ...]
@@ -84,9 +82,7 @@ class TokenOperator(AttentionOperator):
         layout: Positions of its tokens.
 
     Attributes:
-        prefix: Number of class tokens and registers before the image's tokens.
-        suffix: Number of tokens after them.
-        window: Height and width of the attention windows in tokens; None where there are none.
+        prefix, suffix, window: As in the layout.
 
     Example:
         >>> from attnconv.inspect.attention_rows import product_rows

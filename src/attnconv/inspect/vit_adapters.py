@@ -23,9 +23,7 @@ class VitBlock:
     """One block that normalises before its attention.
 
     Attributes:
-        name: Name of its attention module in the model.
-        attention: That module.
-        parts: Its parts.
+        name, attention, parts: Its attention: the module's name in the model, the module, and its parts.
         norm: The norm before the attention.
         writers: The linear maps at the end of the attention and of the MLP, which write to the residual stream.
     """
@@ -43,13 +41,12 @@ class VitParts:
     """The parts of a vision transformer; they share its weights.
 
     Attributes:
-        embed: Patch embedding.
-        patches: Its convolution.
+        embed, patches: Patch embedding and its convolution.
         positions: (1, tokens, c), with or without those before the image's.
         tokens: Class tokens and registers, (1, p, c) each.
         grid: Tokens of the image, (height, width).
         image_shape: (channels, height, width) of images.
-        blocks: In the order in which they run.
+        blocks: The blocks, in order.
     """
 
     embed: nn.Module
