@@ -114,22 +114,23 @@ class RunningShiftProfile:
             raise ValueError(bad("operator", requirement, got, "Keep one accumulator per layer."))
         grid = operator.grid
         inner = [_inner_range(axis) for axis in grid.axes]
-        everywhere, inside = (_WindowSums(operator, self._counts.shape) for _ in range(2))
+        totals = self._mass.new_zeros(operator.batch, *self._mass.shape)  # of the inner queries, by image
+        counts = torch.zeros_like(self._counts)
         for some in blocks:
             rows = operator.rows(some).unflatten(-1, grid.sizes)
             for number, position in enumerate(_positions(grid, some).tolist()):
                 keys, shifts = _window(grid, position, self._reach)
                 row = rows[(slice(None), slice(None), number, *keys)].double()  # (b, h, some keys per axis)
-                everywhere.add(row, shifts)
+                squares = row.square().sum(0)
+                self._mass[(slice(None), *shifts)] += row.sum(0)
+                self._mass_squares[(slice(None), *shifts)] += squares
+                self._counts[shifts] += operator.batch
                 if all(first <= here <= last for here, (first, last) in zip(position, inner, strict=True)):
-                    inside.add(row, shifts)
+                    totals[(slice(None), slice(None), *shifts)] += row
+                    counts[shifts] += 1
+                    self._squares += squares.flatten(1).sum(-1)
         self._images += operator.batch
-        self._mass += everywhere.totals.sum(0)
-        self._mass_squares += everywhere.squares
-        self._counts += operator.batch * everywhere.counts
-        explained = inside.totals.square() / inside.counts.clamp_min(1)
-        self._explained += explained.flatten(2).sum((0, -1))
-        self._squares += inside.squares.flatten(1).sum(-1)
+        self._explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
 
     def result(self) -> ShiftProfile:
         """The profile of all operators so far; raises a ValueError if none was added."""
@@ -176,23 +177,6 @@ def at_shift(
     columns = slice(max(0, -right), max(0, width - max(0, right)))
     queries = index[lines, columns].flatten()
     return rows[..., queries, queries + down * width + right]
-
-
-@final
-class _WindowSums:
-    """Sums over queries of the windows of their rows, by shift and head; of the squares over images as well."""
-
-    def __init__(self, operator: AttentionOperator, shape: Sequence[int]) -> None:
-        leading = (operator.batch, operator.heads)
-        self.totals = torch.zeros(*leading, *shape, dtype=torch.float64, device=operator.device)
-        self.squares = torch.zeros_like(self.totals[0])
-        self.counts = torch.zeros(*shape, dtype=torch.int64, device=operator.device)
-
-    def add(self, row: Tensor, shifts: tuple[slice, ...]) -> None:
-        """Add one query's probabilities, (b, h, some keys per axis), at their shifts."""
-        self.totals[(slice(None), slice(None), *shifts)] += row
-        self.squares[(slice(None), *shifts)] += row.square().sum(0)
-        self.counts[shifts] += 1
 
 
 def _extent(axis: Axis) -> int:
