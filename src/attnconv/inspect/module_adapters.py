@@ -29,16 +29,19 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
 
-# Attributes of a module that hold a part of the formula; the first that is there counts.
+# Where a module may hold each part of the formula; the first attribute that is there counts.
 NAMES = {
-    "num_heads": ("num_heads", "num_attention_heads"),
-    "head_dim": ("head_dim", "attention_head_size"),
-    "scale": ("scale", "scaling"),
-    "proj or o_proj": ("proj", "o_proj", "out_proj", "dense"),
-    "dropout": ("attn_drop", "attention_dropout", "dropout_prob", "dropout"),
+    "num_heads": ("num_heads", "num_attention_heads", "attention.num_attention_heads"),
+    "head_dim": ("head_dim", "attention_head_size", "attention.attention_head_size"),
+    "scale": ("scale", "scaling", "attention.scaling"),
+    "proj or o_proj": ("proj", "o_proj", "out_proj", "output.dense"),
     "q_norm": ("q_norm",),
     "k_norm": ("k_norm",),
+    "norm": ("norm", "output.norm"),
+    "dropout": ("attn_drop", "attention_dropout", "attention.dropout_prob", "attention.dropout", "dropout"),
+    "out_dropout": ("proj_drop", "output.dropout"),
 }
+PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.key", "attention.value"))
 # Attributes beside the formula.
 OTHERS = {
     "gate": "a gate",
@@ -50,7 +53,6 @@ OTHERS = {
     "q_bias": "a bias added after the projection",
 }
 BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table
-PROJECTIONS = "qkv or q_proj, k_proj and v_proj"
 FIX = (
     "timm's VisionTransformer, Beit, Eva and SwinTransformer, Hugging Face's ViT family and nn.MultiheadAttention have "
     "such modules."
@@ -158,17 +160,16 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
         >>> (parts.key.start, parts.key.stop), tuple(parts.key.weight.shape)
         ((8, 16), (8, 8))
     """
-    holders, split = _holders(attention), _split(attention)
-    found: dict[str, Any] = {part: _first(holders, names) for part, names in NAMES.items()}
+    split, found = _split(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None
     if size is None and heads and out is not None:
         size = out.in_features // heads
-    torchs = isinstance(attention, nn.MultiheadAttention)
-    scale = 1 / math.sqrt(size) if torchs else found["scale"]
-    wanted = {"num_heads": heads, "head_dim": size, "scale": scale, PROJECTIONS: split, "proj or o_proj": out}
+    scale = 1 / math.sqrt(size) if isinstance(attention, nn.MultiheadAttention) else found["scale"]
+    wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
+    wanted["qkv or q_proj, k_proj and v_proj"] = split
     lacking = [part for part, value in wanted.items() if value is None]
-    others = [] if split is None else _others(attention, holders, plain=plain)
+    others = [] if split is None else _others(attention, plain=plain)
     if split is not None and out is not None and not lacking:
         parts = AttentionParts(
             *split,
@@ -178,10 +179,10 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
             scale=float(scale),
             query_norm=_or_identity(found["q_norm"]),
             key_norm=_or_identity(found["k_norm"]),
-            out_norm=_or_identity(getattr(holders[-1], "norm", None)),
+            out_norm=_or_identity(found["norm"]),
             bias=_bias(attention),
             dropout=_probability(found["dropout"]),
-            out_dropout=_or_identity(getattr(holders[-1], "proj_drop" if len(holders) == 1 else "dropout", None)),
+            out_dropout=_or_identity(found["out_dropout"]),
         )
         others += _misfits(parts)
         if not others:
@@ -246,19 +247,15 @@ def first_tensor(output: object) -> Tensor | None:
     return next((entry for entry in entries if isinstance(entry, Tensor)), None)
 
 
-def _holders(attention: Any) -> tuple[Any, ...]:
-    """The module, and in the third layout the modules inside it that hold its parts."""
-    inner, output = getattr(attention, "attention", None), getattr(attention, "output", None)
-    nested = isinstance(getattr(inner, "query", None), nn.Linear) and isinstance(
-        getattr(output, "dense", None), nn.Linear
-    )
-    return (attention, inner, output) if nested else (attention,)
-
-
-def _first(holders: tuple[Any, ...], names: tuple[str, ...]) -> Any:
-    """The first of some attributes that is there and not None."""
-    found = (getattr(holder, name, None) for name in names for holder in holders)
-    return next((value for value in found if value is not None), None)
+def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
+    """The first of some attributes, with dots between names, that is there and not None."""
+    for path in paths:
+        found: Any = module
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is not None:
+            return found
+    return None
 
 
 def _or_identity(module: nn.Module | None) -> nn.Module:
@@ -299,16 +296,12 @@ def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
             query = replace(query, vector=getattr(source, "q_bias", None))
             value = replace(value, vector=getattr(source, "v_bias", None))
         return query, key, value
-    holders = _holders(source)
-    if len(holders) == 1:
-        found = [getattr(source, name, None) for name in ("q_proj", "k_proj", "v_proj")]
-    else:
-        found = [getattr(holders[1], name, None) for name in ("query", "key", "value")]
-    linears = [part for part in found if isinstance(part, nn.Linear)]
-    if len(linears) < 3:
-        return None
-    query, key, value = (Projection(part.weight, part.bias, 0, part.out_features) for part in linears)
-    return query, key, value
+    for paths in PROJECTIONS:
+        linears = [part for path in paths if isinstance(part := _first(source, (path,)), nn.Linear)]
+        if len(linears) == 3:
+            query, key, value = (Projection(part.weight, part.bias, 0, part.out_features) for part in linears)
+            return query, key, value
+    return None
 
 
 def _thirds(matrix: Tensor, vector: Tensor | None) -> tuple[Projection, Projection, Projection]:
@@ -328,17 +321,18 @@ def _bias(attention: nn.Module) -> PositionBias | None:
     return None
 
 
-def _others(attention: nn.Module, holders: tuple[Any, ...], *, plain: bool) -> list[str]:
+def _others(attention: nn.Module, *, plain: bool) -> list[str]:
     """Parts that change the formula, with an explanation."""
     known: set[str] = set()
     if not plain and _bias(attention) is not None:
         known |= {"relative_position_bias_table", *BIAS_HOLDERS}
-    if not plain and getattr(getattr(attention, "qkv", None), "bias", None) is None:
+    if not plain and _first(attention, ("qkv.bias",)) is None:
         known.add("q_bias")  # else there are two biases of one projection
     found = [
         f"{name} ({what})"
         for name, what in OTHERS.items()
-        if name not in known and not isinstance(_first(holders, (name,)), nn.Identity | None)
+        if name not in known
+        and not isinstance(_first(attention, (name, f"attention.{name}", f"output.{name}")), nn.Identity | None)
     ]
     if isinstance(attention, nn.MultiheadAttention) and (attention.bias_k is not None or attention.add_zero_attn):
         found.append("keys beside those of its tokens")
@@ -346,6 +340,6 @@ def _others(attention: nn.Module, holders: tuple[Any, ...], *, plain: bool) -> l
         arguments = inspect.signature(type(attention).forward).parameters
         if "rope" in type(attention).__name__.lower() or set(ROTATIONS) & set(arguments):
             found.append("rotary positions")
-        if not isinstance(getattr(holders[-1], "norm", None), nn.Identity | None):
+        if not isinstance(_first(attention, NAMES["norm"]), nn.Identity | None):
             found.append("norm (a norm before the output projection)")
     return found

@@ -147,21 +147,19 @@ def _hints(module: nn.Module, images: Tensor) -> Iterator[_Hint]:
     """What a module says of the tokens of some images."""
     if images.dim() != 4:
         return
-    known = _other_tokens(module)
-    embed = getattr(module, "patch_embed", None)
-    if embed is not None:
-        # Class tokens may join later than the first blocks.
-        prefixes = frozenset({0, 1} if known is None else {0, known[0]})
-        for sizes in _patches(getattr(embed, "patch_size", None), images):
-            yield _Hint(sizes, prefixes)
-        fixed, built_for = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "img_size", None))
-        if fixed is not None and built_for == tuple(images.shape[2:]):
-            yield _Hint(fixed, prefixes)
+    height, width = images.shape[2:]
+    known, embed = _other_tokens(module), getattr(module, "patch_embed", None)
+    early = {0, 1} if known is None else {0, known[0]}  # class tokens may join later than the first blocks
     before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
-    for sizes in _patches(getattr(getattr(module, "config", None), "patch_size", None), images):
-        yield _Hint(sizes, frozenset(before), after)
-    for sizes in _patches(getattr(module, "patch_size", None), images):
-        yield _Hint(sizes, frozenset({0, 1}))
+    fixed = pair_of(getattr(embed, "grid_size", None))
+    if fixed is not None and pair_of(getattr(embed, "img_size", None)) == (height, width):
+        yield _Hint(fixed, frozenset(early))
+    holders = ((embed, early, 0), (getattr(module, "config", None), before, after), (module, {0, 1}, 0))
+    for holder, prefixes, suffix in holders:
+        patch = pair_of(getattr(holder, "patch_size", None))
+        if patch is not None:  # without and with patches that extend beyond the border
+            yield _Hint((height // patch[0], width // patch[1]), frozenset(prefixes), suffix)
+            yield _Hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), frozenset(prefixes), suffix)
 
 
 def _other_tokens(module: Any) -> tuple[int, int] | None:
@@ -171,15 +169,6 @@ def _other_tokens(module: Any) -> tuple[int, int] | None:
     config = getattr(module, "config", None)
     registers, detections = (getattr(config, f"num_{kind}_tokens", None) for kind in ("register", "detection"))
     return None if registers is None and detections is None else (1 + int(registers or 0), int(detections or 0))
-
-
-def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:
-    """Patches of an image, without and with those that extend beyond its border."""
-    lengths = pair_of(patch)
-    if lengths is not None:
-        height, width = images.shape[2:]
-        yield height // lengths[0], width // lengths[1]
-        yield math.ceil(height / lengths[0]), math.ceil(width / lengths[1])
 
 
 def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
