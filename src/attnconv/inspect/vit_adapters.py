@@ -1,10 +1,11 @@
-"""The parts of a vision transformer, by the names that other libraries give them.
+"""The parts of a vision transformer, by the names that timm and Hugging Face give them.
 
 patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
 embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
 layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from attnconv.inspect.module_adapters import AttentionParts, attention_parts
 from attnconv.inspect.token_grid import pair_of
 
 FIX = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken."
+TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
 
 
 @final
@@ -76,50 +78,35 @@ def vit_parts(model: nn.Module) -> VitParts:
         ValueError: model: must be a vision transformer with pos_embed, patch_embed and blocks, got Linear. timm's \
 VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken.
     """
-    source: Any = model
-    if all(getattr(model, part, None) is not None for part in ("pos_embed", "patch_embed", "blocks")):
-        holder, tokens = source, ("cls_token", "dist_token", "reg_token")
-        embed, positions, convolution = source.patch_embed, source.pos_embed, "proj"
-        stem, blocks = "blocks", source.blocks
-    else:
-        name, base = _base(model)
-        holder, tokens = base.embeddings, ("cls_token", "distillation_token", "register_tokens")
-        embed, positions, convolution = holder.patch_embeddings, holder.position_embeddings, "projection"
-        stem, blocks = ("layers", base.layers) if _has_list(base, "layers") else ("encoder.layer", base.encoder.layer)
-        stem = f"{name}.{stem}" if name else stem
-    patches = getattr(embed, convolution, None)
+    named: dict[str, Any] = {}
+    full_names: dict[str, str] = {}
+    for name, part in (*model.named_parameters(), *model.named_modules()):
+        named.setdefault(name.rpartition(".")[2], part)
+        full_names.setdefault(name.rpartition(".")[2], name)
+    _, positions = _first(named, "pos_embed", "position_embeddings")
+    _, embed = _first(named, "patch_embed", "patch_embeddings")
+    stem, blocks = _first(named, "blocks", "layers", "layer")
+    if embed is None or positions is None or not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise _refusal(model, "with pos_embed, patch_embed and blocks")
+    _, patches = _first(dict(embed.named_children()), "proj", "projection")
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
         raise _refusal(model, "with one convolution for patches and a parameter for positions")
-    grid = _grid(embed, patches)
+    grid, stride = _grid(embed, patches), patches.stride
     parts = VitParts(
         embed,
         patches,
         positions,
-        tuple(token for part in tokens if (token := getattr(holder, part, None)) is not None),
+        tuple(named[name] for name in TOKENS if isinstance(named.get(name), nn.Parameter)),
         grid,
-        (patches.in_channels, grid[0] * patches.stride[0], grid[1] * patches.stride[1]),
-        tuple(_block(f"{stem}.{number}", block) for number, block in enumerate(blocks)),
+        (patches.in_channels, grid[0] * stride[0], grid[1] * stride[1]),
+        tuple(_block(f"{full_names[stem]}.{name}", block) for name, block in blocks.named_children()),
     )
     if not 0 <= positions.shape[1] - grid[0] * grid[1] <= parts.prefix:
         raise _refusal(model, f"with positions for {grid} patches and at most {parts.prefix} tokens before them")
     return parts
 
 
-def _base(model: nn.Module) -> tuple[str, Any]:
-    """The module of Hugging Face's layout inside a model, with its name."""
-    for name, module in model.named_modules():
-        embeddings = getattr(module, "embeddings", None)
-        known = all(getattr(embeddings, part, None) is not None for part in ("patch_embeddings", "position_embeddings"))
-        if known and (_has_list(module, "layers") or _has_list(getattr(module, "encoder", None), "layer")):
-            return name, module
-    raise _refusal(model, "with pos_embed, patch_embed and blocks")
-
-
-def _has_list(module: Any, name: str) -> bool:
-    return isinstance(getattr(module, name, None), nn.ModuleList)
-
-
-def _grid(embed: Any, patches: nn.Conv2d) -> tuple[int, int]:
+def _grid(embed: nn.Module, patches: nn.Conv2d) -> tuple[int, int]:
     """Tokens of the image, as the patch embedding says it or from the size of the image."""
     grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
     if grid is None and size is not None:
@@ -129,29 +116,28 @@ def _grid(embed: Any, patches: nn.Conv2d) -> tuple[int, int]:
     return grid
 
 
-def _block(name: str, block: Any) -> VitBlock:
+def _block(name: str, block: nn.Module) -> VitBlock:
     """One block; `attention_parts` refuses attention that is not plain."""
-    inner, attention = _first(block, "attn", "attention")
-    _, norm = _first(block, "norm1", "layernorm_before")
-    _, mlp = _first(block, "mlp", "output")
+    children = dict(block.named_children())
+    inner, attention = _first(children, "attn", "attention")
+    _, norm = _first(children, "norm1", "layernorm_before")
+    _, mlp = _first(children, "mlp", "output")
     if attention is None or norm is None or mlp is None:
         raise _refusal(block, "whose blocks have one attention, its norm and one mlp", name)
-    _, out = _first(mlp, "fc2", "down_proj", "weights_out", "dense")
+    _, out = _first(dict(mlp.named_children()), "fc2", "down_proj", "weights_out", "dense")
     if not isinstance(out, nn.Linear):
         raise _refusal(mlp, "whose mlp ends in a linear map fc2", name)
     for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
-        scale = getattr(block, part, None)
-        weights = () if scale is None else scale.parameters()
+        weights = children[part].parameters() if part in children else ()
         if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):
             raise ValueError(bad(f"model.{name}.{part}", "must be one number for all channels", "several"))
     parts = attention_parts(attention, f"model.{name}.{inner}", plain=True)
     return VitBlock(f"{name}.{inner}", attention, parts, norm, (parts.out, out))
 
 
-def _first(module: Any, *names: str) -> tuple[str, Any]:
-    """The first attribute that is there, with its name; None where there is none."""
-    found = ((name, getattr(module, name, None)) for name in names)
-    return next(((name, part) for name, part in found if part is not None), ("", None))
+def _first(parts: Mapping[str, Any], *names: str) -> tuple[str, Any]:
+    """The first part of these names that is there, with its name; None where there is none."""
+    return next(((name, parts[name]) for name in names if name in parts), ("", None))
 
 
 def _refusal(module: nn.Module, requirement: str, name: str = "") -> ValueError:
