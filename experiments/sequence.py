@@ -23,7 +23,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect import RunningStatistics, visit_operators
+from attnconv.inspect import RunningStatistics, visit_attention
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.paper.measures import at_fixed_shift
@@ -230,7 +230,7 @@ def look(network: nn.Module, task: Task) -> list[Looked]:
     def take(name: str, operator: AttentionOperator) -> None:
         running.setdefault(name, RunningStatistics()).add(operator)
 
-    visit_operators(network, sequences, take)
+    visit_attention(network, sequences, take)
     found = []
     for layer in (statistics.result() for statistics in running.values()):
         columns = (layer.best_shift[:, 0], layer.shift_mass, layer.constancy, at_fixed_shift(layer))

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, SelfAttention2d
-from attnconv.inspect import attention_operators, content_layers, mean_query_maps, visit_operators
+from attnconv.inspect import attention_operators, content_layers, mean_query_maps, visit_attention
 from attnconv.operators.base import AttentionOperator
 from tests.tolerances import tolerance
 
@@ -55,7 +55,7 @@ def test_hooks_go_when_the_visitor_fails() -> None:
         raise KeyError(name)
 
     with pytest.raises(KeyError, match="0"):
-        visit_operators(model, torch.randn(1, 4, 4, 4), fail)
+        visit_attention(model, torch.randn(1, 4, 4, 4), fail)
     assert hooks(model) == 0
 
 

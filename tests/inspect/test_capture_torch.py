@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from attnconv import SelfAttention2d
 from attnconv.inspect import TokenOperator, attention_moments, attention_operators, visit_attention
-from attnconv.inspect.attention_rows import ProductRows, ScoreRows
-from attnconv.inspect.token_layout import Whole, Windows
+from attnconv.inspect.attention_rows import product_rows, score_rows
+from attnconv.inspect.token_operator import TokenLayout, window_layout
 from attnconv.layers import GatedPositionalAttention
 from attnconv.operators.base import AttentionOperator, all_queries
 from tests.tolerances import tolerance
@@ -130,7 +130,7 @@ class TestTorch:
 
     def test_groups_of_heads_share_keys(self) -> None:
         query, key, value = torch.randn(2, 6, 4, 8), torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8)
-        rows = ProductRows(query, key).rows(torch.arange(4))
+        rows = product_rows(query, key).rows(torch.arange(4))
         expected = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
         torch.testing.assert_close(rows @ value.repeat_interleave(2, 1), expected, **tolerance(torch.float32))
 
@@ -286,7 +286,7 @@ class TestOperator:
 
     def test_contract_equals_the_dense_form(self) -> None:
         query, key = torch.randn(2, 3, 7, 4).double(), torch.randn(2, 3, 7, 4).double()
-        operator = TokenOperator(ProductRows(query, key), Whole((2, 3), 1))
+        operator = TokenOperator(product_rows(query, key), TokenLayout((2, 3), prefix=1))
         x, weight = torch.randn(2, 2, 3, 5).double(), torch.randn(3, 5, 6).double()
         full = torch.softmax(query @ key.mT / 2, -1)[:, :, 1:, 1:]
         expected = torch.einsum("bhqk,bkc,hcd->bqd", full, x.flatten(1, 2), weight).unflatten(1, (2, 3))
@@ -294,13 +294,13 @@ class TestOperator:
 
     def test_half_precision_is_scored_in_single(self) -> None:
         query = torch.randn(1, 1, 4, 8).bfloat16()
-        assert ProductRows(query, query).rows(torch.arange(4)).dtype == torch.float32
-        assert ScoreRows(query).rows(torch.arange(4)).dtype == torch.float32
+        assert product_rows(query, query).rows(torch.arange(4)).dtype == torch.float32
+        assert score_rows(query).rows(torch.arange(4)).dtype == torch.float32
 
     def test_moments(self) -> None:
         """Uniform attention over 3 x 4 tokens and a class token: the class token's share is padding mass."""
         query = torch.zeros(2, 1, 13, 4)
-        moments = attention_moments(TokenOperator(ProductRows(query, query), Whole((3, 4), 1)))
+        moments = attention_moments(TokenOperator(product_rows(query, query), TokenLayout((3, 4), prefix=1)))
         expected = torch.diag(torch.tensor([8 / 12, 15 / 12])).double()
         torch.testing.assert_close(moments.covariance[0, 0], expected, **tolerance(torch.float32))
         mass = torch.full((2, 1), 1 / 13).double()
@@ -317,8 +317,8 @@ class TestOperator:
     )
     def test_windows_over_padding(self, pad_first: bool, met: list[list[int]]) -> None:
         """3 x 5 tokens in windows of 2 x 2, moved by two: what token (0, 0) meets."""
-        layout = Windows((3, 5), (2, 2), shift=(2, 2), pad_first=pad_first)
-        operator = TokenOperator(ScoreRows(torch.zeros(layout.parts, 1, 4, 4)), layout)
+        layout = window_layout((3, 5), (2, 2), shift=(2, 2), pad_first=pad_first)
+        operator = TokenOperator(score_rows(torch.zeros(layout.parts, 1, 4, 4)), layout)
         rows = operator.rows(all_queries(operator.grid, operator.device))[0, 0].unflatten(-1, (3, 5))
         assert (rows[0] > 0).nonzero().tolist() == met
         total = rows.sum((1, 2)) + operator.padding_mass(torch.arange(15))[0, 0]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attnconv.encodings import Quadratic
 from attnconv.grid import BORDERS, Axis, Border, Grid
-from attnconv.inspect import AttentionMoments, attention_moments, moments as moments_module, sample_queries
+from attnconv.inspect import AttentionMoments, attention_moments, sample_queries
+from attnconv.inspect.query_sampling import lattice_queries
 from attnconv.operators import AttentionOperator, Dense, Kronecker, Shift
 from attnconv.operators.base import all_queries
 from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout
@@ -42,18 +43,17 @@ def brute_force(operator: AttentionOperator, queries: Tensor | None = None) -> d
         return torch.where(mask, values, 0).sum(2) / mask.sum(2)
 
     centres = torch.einsum("bhnm,nmi->bhni", rows, shifts)
-    around, off = shifts - centres[:, :, :, None], centres - mean(centres)[:, :, None]
+    around = shifts - centres[:, :, :, None]
     return {
         "padding_mass": padding[:, :, chosen].mean(-1),
         "centre": mean(centres),
         "covariance": mean(torch.einsum("bhnm,bhnmi,bhnmj->bhnij", rows, around, around)),
-        "spread_of_centres": mean(off[..., :, None] * off[..., None, :]),
         "distance": mean((rows * shifts.norm(dim=-1)).sum(-1)),
         "entropy": mean(-torch.special.xlogy(rows, rows).sum(-1)),
     }
 
 
-NAMES = ("centre", "covariance", "spread_of_centres", "distance", "entropy")
+NAMES = ("centre", "covariance", "distance", "entropy")
 
 
 def assert_moments(moments: AttentionMoments, expected: dict[str, Tensor], dtype: torch.dtype = DOUBLE) -> None:
@@ -159,7 +159,6 @@ def test_a_gaussian_head_inside_the_image() -> None:
     centre = torch.tensor([[[2.0, -1.0]]], dtype=DOUBLE)
     torch.testing.assert_close(moments.centre, centre, **tolerance(DOUBLE))
     torch.testing.assert_close(moments.covariance[0, 0], torch.eye(2, dtype=DOUBLE), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(moments.spread_of_centres, torch.zeros(1, 1, 2, 2, dtype=DOUBLE), **tolerance(DOUBLE))
     entropy = torch.full((1, 1), math.log(2 * math.pi * math.e), dtype=DOUBLE)
     torch.testing.assert_close(moments.entropy, entropy, rtol=1e-6, atol=1e-6)
 
@@ -179,8 +178,6 @@ def test_sharp_heads_do_not_cancel_far_from_the_origin() -> None:
     rows[..., 1] = 1 - 1e-12  # every query looks at key 1, its variance is 1e-12
     moments = attention_moments(Dense(grid, rows))
     torch.testing.assert_close(moments.covariance.flatten(), torch.tensor([1e-12], dtype=DOUBLE), rtol=1e-3, atol=0)
-    spread = torch.tensor([(4000**2 - 1) / 12], dtype=DOUBLE)
-    torch.testing.assert_close(moments.spread_of_centres.flatten(), spread, **tolerance(DOUBLE))
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -217,7 +214,9 @@ def test_products_over_axes_never_make_a_joint_row(
 
     monkeypatch.setattr(type(operator), "rows", counted)
     assert_moments(attention_moments(operator), expected)
-    monkeypatch.setattr(moments_module, "BLOCK", 3 * math.prod(2 * size for size in sizes[1:]))  # some shifts at a time
+    monkeypatch.setattr(
+        "attnconv.inspect.moments.BLOCK", 3 * math.prod(2 * size for size in sizes[1:])
+    )  # some shifts at a time
     assert_moments(attention_moments(operator), expected)
     assert set(seen) == {1}
 
@@ -231,7 +230,7 @@ def test_rows_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows(self, queries)
 
     monkeypatch.setattr(Dense, "rows", counted)
-    monkeypatch.setattr(moments_module, "BLOCK", 5 * 2 * HEADS * operator.grid.lattice_count)
+    monkeypatch.setattr("attnconv.inspect.query_sampling.BLOCK", 5 * 2 * HEADS * operator.grid.lattice_count)
     attention_moments(operator)
     assert seen == [5, 5, 5, 5, 4]
     seen.clear()
@@ -259,7 +258,7 @@ def test_one_off_keys_and_queries() -> None:
 
 @pytest.mark.parametrize("sizes", [(7,), (1,), (4, 6), (3, 100), (1, 1), (256, 256), (3, 4, 5), (1000, 2)])
 @pytest.mark.parametrize("count", [1, 2, 5, 24, 100, 10**6])
-@pytest.mark.parametrize("choose", [sample_queries, moments_module.lattice_queries])
+@pytest.mark.parametrize("choose", [sample_queries, lattice_queries])
 def test_sampled_queries(sizes: tuple[int, ...], count: int, choose: Callable[[Grid, int], Tensor]) -> None:
     grid = Grid.make(sizes)
     queries = choose(grid, count)
@@ -299,7 +298,7 @@ def test_sampled_queries_meet_every_place_of_a_window() -> None:
 @pytest.mark.parametrize(("sizes", "count"), [((14, 14), 56), ((5, 7), 12), ((1, 9), 4), ((32, 32), 30)])
 def test_lattice_queries_leave_no_query_far_from_them(sizes: tuple[int, int], count: int) -> None:
     grid = Grid.make(sizes)
-    chosen = grid.unravel(moments_module.lattice_queries(grid, count))
+    chosen = grid.unravel(lattice_queries(grid, count))
     for size, places in zip(sizes, chosen, strict=True):
         known = places.unique()
         far = (torch.arange(size)[:, None] - known).abs().amin(1).max()

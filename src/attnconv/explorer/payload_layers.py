@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.moments import lattice_queries, sample_queries
+from attnconv.inspect.query_sampling import lattice_queries, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator

@@ -7,7 +7,6 @@ from .capture import visit_attention as visit_attention
 from .capture_operators import (
     attention_operators as attention_operators,
     content_layers as content_layers,
-    visit_operators as visit_operators,
 )
 from .conv_score import (
     convolution_score as convolution_score,
@@ -32,12 +31,12 @@ from .layer_trends import (
 from .moments import (
     AttentionMoments as AttentionMoments,
     attention_moments as attention_moments,
-    sample_queries as sample_queries,
 )
 from .query_maps import (
     QueryMaps as QueryMaps,
     mean_query_maps as mean_query_maps,
 )
+from .query_sampling import sample_queries as sample_queries
 from .shift_profiles import (
     RunningShiftProfile as RunningShiftProfile,
     ShiftProfile as ShiftProfile,

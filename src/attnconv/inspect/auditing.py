@@ -1,9 +1,7 @@
-"""How convolutional each attention of a model is, on given images: one call for all layers and heads.
+"""How convolutional each attention of a model is on given images.
 
-The model runs batch by batch under `visit_attention`; every layer adds its operator to its own `RunningStatistics`, at
-most `queries` rows per image and head, so that the memory needed is that of one layer. Layers of this library that look
-at positions alone are also asked what `can_express` says of 3 x 3 kernels; attention that depends on the image has one
-Phi per image or none, and no such number.
+The model runs batch by batch under `visit_attention`, and every layer adds its operator to its own `RunningStatistics`,
+so that the memory of one layer is enough.
 """
 
 import math
@@ -21,7 +19,7 @@ from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.kernel_expressibility import kernel_span
-from attnconv.inspect.moments import sample_queries
+from attnconv.inspect.query_sampling import sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -33,17 +31,16 @@ class LayerAudit:
     """One attention of a model.
 
     Attributes:
-        name: Its module's name; with the number of the call behind it where a module attends more than once.
+        name: Its module's name, with the number of the call where a module attends more than once.
         kind: Its module's class.
         sizes: Keys of the image per axis.
-        queries: Queries looked at, of every image.
-        query_count: Queries there are.
-        position_only: Whether it is a layer of this library that looks at positions and never at the image.
+        queries, query_count: Number of queries measured in every image, and of all.
+        position_only: Whether it is a layer of this library whose attention does not depend on the image.
         span_residual: The relative part of 3 x 3 kernels (3 per axis) that no weights of the layer reach, away from the
-            border of at most `MOST_POSITIONS` positions per axis: 0 where it can be every such convolution. None
-            where attention depends on the image, the layer is not this library's, or it is not known.
-        statistics: The numbers of the layer and its heads.
-        span_unknown: Why the residual of a layer that looks at positions alone is not known; else empty.
+            border: 0 where it can be every such convolution. None where attention depends on the image, the layer is
+            not this library's, or it is not known.
+        statistics: Statistics of the layer and its heads.
+        span_unknown: Why the residual of a layer with `position_only` is not known; else empty.
     """
 
     name: str
@@ -57,25 +54,20 @@ class LayerAudit:
     span_unknown: str = ""
 
     def numbers(self) -> dict[str, Any]:
-        """All numbers as JSON holds them; what is not a number (NaN) is null. The profile is left out."""
-        plain = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "statistics"}
-        statistics = {
-            entry.name: getattr(self.statistics, entry.name)
-            for entry in fields(self.statistics)
-            if entry.name != "profile"
-        }
-        return {name: _plain(value) for name, value in {**plain, **statistics}.items()}
+        """Everything except the profile as JSON values; NaN is null."""
+        values = {**_fields(self), **_fields(self.statistics)}
+        return {name: _plain(value) for name, value in values.items() if name not in ("statistics", "profile")}
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """How convolutional the attentions of a model are. Printed, a table.
+    """How convolutional the attentions of a model are; printed, a table.
 
     Attributes:
         layers: In the order in which they run.
-        images: Images looked at.
-        left_out: Name of each module whose attention could not be read -> why. Empty unless `skip_unreadable`.
+        images: Number of images.
+        left_out: Name of each module whose attention could not be read -> the reason. Empty unless `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -83,15 +75,11 @@ class Audit:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerAudit:
-        """The layer of a name.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """The layer with a name; raises a KeyError if there is none."""
         return {layer.name: layer for layer in self.layers}[name]
 
     def numbers(self) -> dict[str, Any]:
-        """All numbers as JSON holds them."""
+        """Everything as JSON values."""
         layers = [layer.numbers() for layer in self.layers]
         return {"images": self.images, "layers": layers, "left_out": dict(self.left_out)}
 
@@ -123,32 +111,27 @@ def audit(
     options: Mapping[str, object] | None = None,
     skip_unreadable: bool = False,
 ) -> Audit:
-    """Read every attention of a model on some images and say in numbers how much of a convolution it is.
+    """Measure how much of a convolution every attention of a model is, on some images.
 
     Args:
         model: Any module that `visit_attention` reads. It runs in evaluation mode and without gradients.
-        images: What the model's forward pass takes, normalised as in training, usually (b, c, height, width), the batch
-            first; or an iterable of such batches. All of one size.
-        queries: At most how many queries of each image to look at, spread evenly, at least 1. Under about a hundred,
-            chance is no longer small.
+        images: Input of the model, normalised as in training, usually (b, c, height, width), the batch first; or an
+            iterable of such batches. All of one size.
+        queries: Upper limit of queries per image, spread evenly, at least 1. With fewer than about a hundred, chance is
+            no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
         grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
-            what is neither stands after them.
+        prefix: Number of class tokens and registers before the image's tokens, for models that do not say it. With
+            `grid`, the remaining tokens are after the image's.
         layers: Names of the modules to read; None for all.
-        options: Further arguments of the model's forward pass by name, the same for every batch.
-        skip_unreadable: Whether attention that cannot be read, as that of a pooling head with one query, is left out
-            and named in `left_out`. Layers that are named by `layers` are never left out.
-
-    Returns:
-        The layers in the order in which they run.
+        options: Further keyword arguments of the model's forward pass, the same for every batch.
+        skip_unreadable: Leave out attention that cannot be read, such as that of a pooling head with one query, and
+            name it in `left_out`. Ignored with `layers`.
 
     Raises:
-        TypeError: `images` holds something else than tensors of a floating dtype; or `queries` or `batch` is no whole
-            number.
-        ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size, or are
-            not what the model takes (its own words are passed on); the model takes other arguments than `options`, or
-            gives NaN; an attention cannot be read and is not to be left out, or there is none to read.
+        TypeError: `images` holds other things than floating point tensors; or `queries` or `batch` is no whole number.
+        ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size; the model
+            does not accept them or `options`, or returns NaN; or an attention cannot be read, or there is none.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -159,35 +142,26 @@ def audit(
         ('0', 1.0, 0.0)
     """
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
-    gathered: dict[str, _Layer] = {}
+    running: dict[str, _RunningLayer] = {}
     left_out: dict[str, str] = {}
     reading: dict[str, Any] = {"grid": grid, "prefix": prefix, "layers": layers, "options": options}
     reading["unreadable"] = left_out.setdefault if skip_unreadable else None
     count, shape = 0, None
     for some in _batches(images, batch):
         check_images(some, before=count, shape=shape)
-        shape = tuple(some.shape[1:])
-        calls: dict[str, int] = {}
-
-        def look(name: str, operator: AttentionOperator, calls: dict[str, int] = calls, some: Tensor = some) -> None:
-            _check_batch_first(name, operator, some)
-            calls[name] = calls.get(name, 0) + 1
-            key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
-            gathered.setdefault(key, _Layer(name, operator, queries)).add(operator)
-
+        count, shape = count + len(some), tuple(some.shape[1:])
         with blaming_images(model, some, options):
-            visit_attention(model, some, look, **reading)
-        count += len(some)
+            visit_attention(model, some, _Visitor(running, some, queries), **reading)
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
-    if not gathered:
+    if not running:
         named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
         raise ValueError(bad("model", "must have an attention that can be read", named))
-    return Audit(tuple(layer.result(key, model) for key, layer in gathered.items()), count, left_out)
+    return Audit(tuple(layer.result(name, model) for name, layer in running.items()), count, left_out)
 
 
 @final
-class _Layer:
+class _RunningLayer:
     """What is gathered of one attention."""
 
     def __init__(self, module: str, operator: AttentionOperator, queries: int) -> None:
@@ -195,23 +169,22 @@ class _Layer:
         self._queries = sample_queries(operator.grid, queries, device=operator.device)
 
     def add(self, operator: AttentionOperator) -> None:
-        # All queries are asked for as such: products over axes are then summed without a single row.
+        # None asks for all queries: products over axes are then summed without a single row.
         everything = len(self._queries) == self._grid.query_count
         self._statistics.add(operator, queries=None if everything else self._queries)
 
-    def result(self, key: str, model: nn.Module) -> LayerAudit:
-        module = model.get_submodule(self._module)
-        sizes = self._grid.sizes
+    def result(self, name: str, model: nn.Module) -> LayerAudit:
+        module, sizes = model.get_submodule(self._module), self._grid.sizes
         try:
             statistics = self._statistics.result()
         except ValueError as error:
-            raise ValueError(f"model.{key}: {error}") from error
-        own = module if isinstance(module, SelfAttention) and looks_at_positions_alone(module, sizes) else None
+            raise ValueError(f"model.{name}: {error}") from error
+        own = module if isinstance(module, SelfAttention) and _is_position_only(module, sizes) else None
         span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
-            name=key or type(module).__name__,
+            name=name or type(module).__name__,
             kind=type(module).__name__,
-            sizes=self._grid.sizes,
+            sizes=sizes,
             queries=len(self._queries),
             query_count=self._grid.query_count,
             position_only=own is not None,
@@ -221,8 +194,26 @@ class _Layer:
         )
 
 
+@final
+class _Visitor:
+    """Adds the attentions of one batch of images to the layers; later calls of a module are layers of their own."""
+
+    def __init__(self, running: dict[str, _RunningLayer], images: Tensor, queries: int) -> None:
+        self._running, self._images, self._queries = running, images, queries
+        self._calls: dict[str, int] = {}
+
+    def __call__(self, name: str, operator: AttentionOperator) -> None:
+        if self._images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(self._images):
+            got = f"{tuple(self._images.shape)}, of which {name!r} attends in {operator.batch} sequences"
+            fix = "Wrap the model in one that transposes them."
+            raise ValueError(bad("images", "must have the batch axis first", got, fix))
+        call = self._calls[name] = self._calls.get(name, 0) + 1
+        key = name if call == 1 else f"{name} (call {call})"
+        self._running.setdefault(key, _RunningLayer(name, operator, self._queries)).add(operator)
+
+
 @torch.no_grad()
-def looks_at_positions_alone(layer: SelfAttention, sizes: Sequence[int]) -> bool:
+def _is_position_only(layer: SelfAttention, sizes: Sequence[int]) -> bool:
     """Whether two images share one operator."""
     some = next(layer.parameters())
     return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
@@ -238,16 +229,12 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
             yield from some.split(batch)
 
 
-def _check_batch_first(name: str, operator: AttentionOperator, images: Tensor) -> None:
-    """Refuse tokens that stand before the batch: they would be split and counted as if they were images."""
-    if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
-        requirement = "must have the batch axis first"
-        got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
-        raise ValueError(bad("images", requirement, got, "Wrap the model in one that transposes them."))
+def _fields(entry: Any) -> dict[str, Any]:
+    return {part.name: getattr(entry, part.name) for part in fields(entry)}
 
 
 def _plain(value: Any) -> Any:
-    """A tensor or number as JSON holds it."""
+    """A tensor or number as a JSON value."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):

@@ -1,12 +1,9 @@
-"""The attention of any model, read while it runs: no code of the model is touched.
+"""Attention of any model, read while it runs; no code of the model is changed.
 
-Hooks keep the names of the modules that are running. Layers of this library give their operator themselves; for all
-other models the calls that compute attention are seen where they reach PyTorch (`attention_calls`), placed on the image
-(`token_places`) and handed over one at a time, so that the memory needed is that of one layer.
-
-What cannot be read is refused with the module's name, and those that can be read are listed. That includes modules
-named as attention in which none was seen: a model must not lose a map without a word. A caller may take the refusals
-itself, one by one, and have the rest.
+Hooks record which modules are running. Layers of this library give their operator; in other models PyTorch's calls of
+attention are intercepted (`capture_calls`) and their tokens located (`token_grid`). Operators are handed over one at a
+time, so that the memory of one layer is enough. What cannot be read is refused by the module's name, and so are modules
+named as attention in which none was seen: no map of a model may be missed silently.
 """
 
 import inspect
@@ -23,15 +20,15 @@ from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
-from attnconv.inspect.attention_rows import GatedRows, PlacedRows, ScoreRows, TokenRows, UnreadableError
+from attnconv.inspect.attention_rows import TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.capture_calls import AttentionCalls
-from attnconv.inspect.token_grid import Places, Running, layout_of
+from attnconv.inspect.token_grid import Running, layout_of
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
-# Modules whose probabilities are not the softmax that they compute, by class: what they do instead.
+# Classes whose probabilities are not the softmax that they compute, and what they do instead.
 _DIFFERENCE = "it attends by the difference of two softmaxes"
 _TALKING = "it mixes its heads after the softmax"
 _CHANNELS = "it attends among channels, not among tokens"
@@ -55,31 +52,27 @@ def visit_attention(
     options: Mapping[str, object] | None = None,
     unreadable: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Run a model once and hand the operator of each of its attentions to a function, just before it is computed.
+    """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
-    Layers of this library, timm's and torchvision's vision transformers, Hugging Face's ViT family, torch's
-    nn.MultiheadAttention and whatever else calls PyTorch's attention or a softmax over keys. Rows are those of the
-    tokens of the image over one another; see `TokenOperator`.
+    Reads layers of this library and, as `TokenOperator`s, vision transformers of timm, torchvision and Hugging Face,
+    nn.MultiheadAttention, and whatever else calls PyTorch's attention or a softmax over keys.
 
     Args:
-        model: Any module. It runs in evaluation mode and without gradients, and is left in the mode it was in.
-        images: What the model's forward pass takes, (b, c, height, width) for a model of images.
-        visit: Called with the module's name and its operator, in the order in which attentions run. A module that
-            attends twice is visited twice.
-        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images;
-            windows know theirs.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it. With `grid`,
-            what is neither stands after them.
-        layers: Names of the modules to read; None for all. What is not named is neither read nor refused.
-        options: Further arguments of the model's forward pass by name, as `interpolate_pos_encoding`.
-        unreadable: Called in the place of an error with the name of each module whose attention cannot be read and the
-            reason; what can be read is visited all the same. None stops at the first. Modules that `layers` names are
-            never passed over.
+        model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
+        images: Input of the model, (b, c, height, width) for a model of images.
+        visit: Called with the module's name and its operator, in the order in which attentions run.
+        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
+        prefix: Number of class tokens and registers before the image's tokens, for models that do not say it. With
+            `grid`, the remaining tokens are after the image's.
+        layers: Names of the modules to read; None for all. Others are neither read nor refused.
+        options: Further keyword arguments of the model's forward pass, such as `interpolate_pos_encoding`.
+        unreadable: Called with name and reason for attention that cannot be read, instead of an error. Ignored with
+            `layers`.
 
     Raises:
-        TypeError: An argument is of another kind.
-        ValueError: An attention cannot be read: its module's name, the reason, and what can be read. Or the model has
-            no attention that runs, or one that `layers` names does not run; or its forward pass takes other arguments.
+        TypeError: An argument has the wrong type.
+        ValueError: An attention cannot be read, the model has none that runs, one of `layers` does not run, or the
+            forward pass does not accept the arguments.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -88,35 +81,30 @@ def visit_attention(
         >>> visit_attention(block, torch.zeros(1, 12, 8), visit, grid=(3, 4))
         self_attn (3, 4) (1, 2, 2, 12)
     """
-    functions = {"visit": visit} if unreadable is None else {"visit": visit, "unreadable": unreadable}
-    _check_arguments(model, images, functions, grid, prefix, layers)
+    check_module(model)
+    check_tensor(images)
+    for name, function in (("visit", visit), ("unreadable", unreadable)):
+        if not callable(function) and (name == "visit" or function is not None):
+            raise TypeError(bad(name, "must be a function", type(function).__name__))
+    _check_words(grid, prefix, layers)
     call_options = checked_options(model, images, options)
-    places = Places(None if grid is None else tuple(grid), prefix)
-    reading = _Reading(images, visit, places, None if layers is None else frozenset(layers), unreadable)
+    state = _Visit(images, visit, grid, prefix, layers, unreadable)
     handles: list[RemovableHandle] = []
     try:
         for name, module in model.named_modules():
-            handles.extend(reading.watch(name, module))
-        with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(reading.call):
+            handles.extend(state.watch(name, module))
+        with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(state.call):
             model(images, **call_options)
     except Exception:
-        reading.check_refused()  # what comes after a refusal would hide it
+        state.raise_refusal()  # what comes after a refusal would hide it
         raise
     finally:
         for handle in handles:
             handle.remove()
-    reading.check(model)
+    state.check(model)
 
 
-def _check_arguments(
-    model: object, images: object, functions: Mapping[str, object], grid: object, prefix: object, layers: Any
-) -> None:
-    """Refuse arguments of other kinds before a hook is set."""
-    check_module(model)
-    check_tensor(images)
-    for name, function in functions.items():
-        if not callable(function):
-            raise TypeError(bad(name, "must be a function", type(function).__name__))
+def _check_words(grid: object, prefix: object, layers: Any) -> None:
     if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
         raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))
     if prefix is not None:
@@ -127,15 +115,11 @@ def _check_arguments(
 
 
 def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
-    """The options of a model's call, held against the signature of its forward pass.
-
-    Args:
-        model: The model.
-        images: Its first argument.
-        options: Further arguments by name; None for none.
+    """Check keyword arguments (or None) of a model's call against the signature of its forward pass.
 
     Raises:
-        ValueError: The forward pass takes no such argument, or wants others besides.
+        TypeError: `options` is no mapping from names.
+        ValueError: The forward pass does not accept them, or requires others.
 
     Example:
         >>> checked_options(nn.ReLU(), torch.zeros(1), {"mask": None})
@@ -158,29 +142,40 @@ keyword argument 'mask'.
     return given
 
 
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """A context in which compiled modules run eagerly: compiled code does not call hooks."""
+    compiled = any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 @final
-class _Reading:
-    """The state of one visit: which modules are running, and what was read."""
+class _Visit:
+    """The state of one visit: which modules are running, and what was read or refused."""
 
     def __init__(
         self,
         images: Tensor,
         visit: Callable[[str, AttentionOperator], None],
-        places: Places,
-        layers: frozenset[str] | None,
+        grid: Sequence[int] | None,
+        prefix: int | None,
+        layers: Collection[str] | None,
         unreadable: Callable[[str, str], None] | None,
     ) -> None:
+        self._images, self._visit, self._prefix = images, visit, prefix
+        self._grid = None if grid is None else tuple(grid)
+        self._layers = None if layers is None else frozenset(layers)
         self._unreadable = unreadable if layers is None else None
         self._refused: dict[str, tuple[nn.Module, str]] = {}
-        self._images, self._visit, self._places, self._layers = images, visit, places, layers
+        self._seen: dict[str, None] = {}  # in the order in which they run
         self._running: list[Running] = []
         self._visiting = False  # what the visitor runs is no part of the pass
         self._own = 0  # layers of this library that are running: what they call is theirs
-        self._first_of_two: tuple[str, TokenRows] | None = None
-        self._seen: dict[str, None] = {}  # in the order in which they run
 
     def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
-        """Hooks that note when a module begins and ends."""
+        """Register hooks that record when a module begins and ends."""
         if isinstance(module, torch.jit.ScriptModule):
             if self._layers is None:
                 self._refuse(name, module, "it is a compiled script, which hides what it calls")
@@ -190,38 +185,36 @@ class _Reading:
             module.register_forward_pre_hook(
                 lambda module, args, named: self._begin(name, module, args, named), with_kwargs=True
             ),
-            module.register_forward_hook(
-                lambda module, _args, output: self._end(name, module, output), always_call=True
-            ),
+            module.register_forward_hook(lambda module, _args, output: self._end(module, output), always_call=True),
         ]
 
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._visiting:
             return
-        self._running.append(_running(name, module, args, named))
+        self._running.append(_frame(name, module, args, named))
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
             self._refuse(name, module, reason)
         if isinstance(module, SelfAttention):
             self._own += 1
+            self._running[-1].calls = 1
             if self._own == 1 and self._wanted(name):
                 self._hand_over(name, module.operator(next(iter((*args, *named.values())))))
 
-    def _end(self, name: str, module: nn.Module, output: Any) -> None:
+    def _end(self, module: nn.Module, output: Any) -> None:
         if self._visiting:
             return
         frame = self._running.pop()
-        if isinstance(module, SelfAttention):
-            self._own -= 1
+        self._own -= isinstance(module, SelfAttention)
         if self._running:
             self._running[-1].calls += frame.calls
-        # An error has no output; it must not be hidden behind another.
+        # After an error there is no output; it must not be hidden behind another.
         silent = output is not None and frame.calls == 0 and self._own == 0
-        if silent and _claims_attention(module) and self._wanted(name):
-            self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
+        if silent and _claims_attention(module) and self._wanted(frame.name):
+            self._refuse(frame.name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
-        """A call of attention that is about to run."""
+        """Read a call of attention that is about to run."""
         if self._own > 0 or self._visiting:
             return
         frames = self._running
@@ -232,65 +225,54 @@ class _Reading:
         if not self._wanted(frame.name) or frame.name in self._refused:
             return
         try:
-            if (other := _other_formula(frame.module)) is not None:
-                raise UnreadableError(other)
-            rows = read()
-            if isinstance(frame.module, GatedPositionalAttention):
-                if isinstance(rows, ScoreRows):  # of positions along one axis: they are added below
-                    return
-                rows = _beside_positions(frame, frame.module, rows)
-            elif type(frame.module).__name__ == "GPSA":
-                gated = self._gated(frame, rows)
-                if gated is None:
-                    return
-                rows = gated
-            layout = layout_of(frames, rows, self._images, self._places)
-        except UnreadableError as reason:
-            self._refuse(frame.name, frame.module, str(reason))
+            if (reason := _other_formula(frame.module)) is not None:
+                raise UnreadableError(reason)
+            rows = _with_gate(frame, read())
+            if rows is None:
+                return
+            operator = TokenOperator(rows, layout_of(frames, rows, self._images, self._grid, self._prefix))
+        except UnreadableError as error:
+            self._refuse(frame.name, frame.module, str(error))
             return
-        self._hand_over(frame.name, TokenOperator(rows, layout))
+        self._hand_over(frame.name, operator)
         rows.release()
-
-    def _gated(self, frame: Running, rows: TokenRows) -> TokenRows | None:
-        """ConViT computes the attention by content, then that by position: None until both are there."""
-        if self._first_of_two is None or self._first_of_two[0] != frame.name:
-            self._first_of_two = (frame.name, rows)
-            return None
-        content, self._first_of_two = self._first_of_two[1], None
-        module: Any = frame.module
-        return GatedRows(content, rows, torch.sigmoid(module.gating_param))
 
     def _wanted(self, name: str) -> bool:
         return self._layers is None or name in self._layers
 
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
-        self._running[-1].calls += isinstance(self._running[-1].module, SelfAttention)
         self._seen[name] = None
-        if self._refused and self._unreadable is None:  # nobody wants it any more, but its name
+        if self._refused and self._unreadable is None:  # the pass only goes on to name what can be read
             return
         self._visiting = True
         self._visit(name, operator)
         self._visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
-        """Note what cannot be read. Where that is an error, the pass goes on to see what can be."""
+        """Record what cannot be read; the pass goes on to see what can be."""
         if name in self._refused:
             return
         self._refused[name] = (module, reason)
         if self._running:
-            self._running[-1].calls += 1  # its parents need not say that nothing was seen in them
+            self._running[-1].calls += 1  # its parents need not report that nothing was seen in them
         if self._unreadable is not None:
             self._unreadable(name, reason)
 
-    def check_refused(self) -> None:
-        """Stop at the first refusal, unless the caller takes them."""
-        if self._refused and self._unreadable is None:
-            name, (module, reason) = next(iter(self._refused.items()))
-            raise _refusal(name, module, reason, [name for name in self._seen if name not in self._refused])
+    def raise_refusal(self) -> None:
+        """Raise an error for the first refusal, unless the caller receives them."""
+        if not self._refused or self._unreadable is not None:
+            return
+        name, (module, reason) = next(iter(self._refused.items()))
+        fix = f"It is not: {reason}."
+        if readable := [name for name in self._seen if name not in self._refused]:
+            fix += f" Others are: pass layers (--layers) {','.join(readable)}"
+            fix += ", or to `audit` skip_unreadable (--skip-unreadable), which names what it leaves out."
+        requirement = f"the attention of module {name!r} must be readable"
+        raise ValueError(bad("model", requirement, type(module).__name__, fix))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
-        self.check_refused()
+        self.raise_refusal()
         missing = sorted((self._layers or frozenset()) - self._seen.keys())
         if missing:
             requirement = "must name modules in which attention is seen"
@@ -300,7 +282,7 @@ class _Reading:
             raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
 
 
-def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
+def _frame(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
     """A module that begins, with what its inputs say of its tokens."""
     first = next(iter((*args, *named.values())), None)
     second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
@@ -309,28 +291,26 @@ def _running(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping
     return Running(name, module, shape, second if pair else None)
 
 
-def _beside_positions(frame: Running, module: GatedPositionalAttention, content: TokenRows) -> TokenRows:
-    """This library's gated attention calls PyTorch's for its content alone."""
-    side = math.isqrt(content.queries)
-    position = PlacedRows(module.position_operator(frame.resolution or (side, side)), content.batch)
-    return GatedRows(content, position, torch.sigmoid(module.gating_param))
-
-
-def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Where compiled modules run as they were written: what is compiled does not ask for hooks.
-
-    Args:
-        model: Any module.
-    """
-    compiled = any(
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
+    """The attention of a module that mixes content and positions by a gate; None until both parts are known."""
+    module: Any = frame.module
+    if isinstance(module, GatedPositionalAttention):
+        if rows.transient:  # scores of positions along one axis: they are added here
+            return None
+        side = math.isqrt(rows.queries)
+        position = operator_rows(module.position_operator(frame.resolution or (side, side)), rows.batch)
+        return gated_rows(rows, position, torch.sigmoid(module.gating_param))
+    if type(module).__name__ != "GPSA":
+        return rows
+    if frame.pending is None:  # ConViT computes content, then positions
+        frame.pending = rows
+        return None
+    content, frame.pending = frame.pending, None
+    return gated_rows(content, rows, torch.sigmoid(module.gating_param))
 
 
 def _other_formula(module: nn.Module) -> str | None:
-    """What a module does with its softmax that makes its probabilities others; None for what is not known to."""
+    """What a module is known to do to its softmax that changes its probabilities; None for all others."""
     kind = type(module).__name__
     if kind in NOT_A_SOFTMAX:
         return NOT_A_SOFTMAX[kind]
@@ -341,15 +321,6 @@ def _other_formula(module: nn.Module) -> str | None:
 
 
 def _claims_attention(module: nn.Module) -> bool:
-    """Whether a module's class is named as an attention, by its last word."""
-    name = type(module).__name__.lower()
-    return name.endswith(("attention", "attn")) or type(module).__name__ in NOT_A_SOFTMAX
-
-
-def _refusal(name: str, module: nn.Module, reason: str, readable: Sequence[str]) -> ValueError:
-    requirement = f"the attention of module {name!r} must be readable"
-    fix = f"It is not: {reason}."
-    if readable:
-        fix += f" Others are: pass layers (--layers) {','.join(readable)}"
-        fix += ", or to `audit` skip_unreadable (--skip-unreadable), which names what it leaves out."
-    return ValueError(bad("model", requirement, type(module).__name__, fix))
+    """Whether the name of a module's class ends in attention."""
+    name = type(module).__name__
+    return name.lower().endswith(("attention", "attn")) or name in NOT_A_SOFTMAX

@@ -1,14 +1,12 @@
-"""Calls of attention, seen while a model runs: what PyTorch's own functions are given.
+"""Calls of attention, intercepted while a model runs.
 
-A `TorchFunctionMode` is asked before every call of a torch function. It knows these:
-
-    scaled_dot_product_attention       queries, keys, mask and scale after rotary embeddings and norms
-    multi_head_attention_forward       what nn.MultiheadAttention runs, projected here once more
+    scaled_dot_product_attention       queries, keys, mask and scale, after rotary embeddings and norms
+    multi_head_attention_forward       what nn.MultiheadAttention runs; its projections are computed once more
     softmax over the last of 4 axes    the scores of models that run unfused
-    softmax over the last of 3 axes    where the last two are alike: scores of a single head
+    softmax over the last of 3 axes    the scores of a single head, if the last two axes are equally long
 
-Under such a mode nn.MultiheadAttention and nn.TransformerEncoder leave their inference shortcuts by themselves, for the
-same formula in `multi_head_attention_forward`.
+Under a `TorchFunctionMode` nn.MultiheadAttention and nn.TransformerEncoder leave their inference shortcuts for the same
+formula in `multi_head_attention_forward`.
 """
 
 import inspect
@@ -20,11 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv.inspect.attention_rows import ProductRows, ScoreRows, TokenRows, UnreadableError
+from attnconv.inspect.attention_rows import TokenRows, UnreadableError, product_rows, score_rows
 
 SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
-SHORTCUTS = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
-
 KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -33,7 +29,7 @@ class AttentionCalls(TorchFunctionMode):
     """Hands every call of attention to a function, just before it runs.
 
     Args:
-        seen: Called with a function that gives the call's rows, or raises `UnreadableError`.
+        seen: Called with a function that returns the call's rows, or raises `UnreadableError`.
     """
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
@@ -48,42 +44,31 @@ class AttentionCalls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = {} if kwargs is None else kwargs
-        reader = _reader(func, args, named)
+        reader = _read_softmax if func in SOFTMAX and _is_over_keys(*args, **named) else READERS.get(func)
         if reader is not None:
             self._seen(lambda: reader(*args, **named))
         return func(*args, **named)
 
 
-def _reader(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., TokenRows] | None:
-    """What reads a call, or None for a call that is no attention."""
-    if func is F.scaled_dot_product_attention:
-        return _of_kernel
-    if func is F.multi_head_attention_forward:
-        return _of_multihead
-    if func in SHORTCUTS:
-        return _of_shortcut
-    if func in SOFTMAX:
-        scores = args[0] if args else named.get("input")
-        dim = args[1] if len(args) > 1 else named.get("dim")
-        if isinstance(scores, Tensor) and scores.dim() > 2 and dim in (-1, scores.dim() - 1):
-            # With other than 4 axes it may be anything, as probabilities of classes; queries x keys is a square.
-            return _of_softmax if scores.dim() == 4 or scores.shape[-1] == scores.shape[-2] else None
-    return None
+def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
+    """Whether a softmax may be one of attention: without 4 axes it may be anything, but queries x keys is a square."""
+    if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
+        return False
+    return input.dim() == 4 or input.shape[-1] == input.shape[-2]
 
 
-def _of_softmax(*args: Any, **named: Any) -> TokenRows:
-    scores = args[0] if args else named["input"]
-    if scores.dim() > 4:
-        raise UnreadableError(f"its scores have the shape {tuple(scores.shape)}, not (batch, heads, queries, keys)")
-    return ScoreRows(scores if scores.dim() == 4 else scores[:, None])
+def _read_softmax(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002
+    if input.dim() > 4:
+        raise UnreadableError(f"its scores have the shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
+    return score_rows(input if input.dim() == 4 else input[:, None])
 
 
-def _of_shortcut(*_: Any, **__: Any) -> TokenRows:
-    raise UnreadableError("it calls PyTorch's inference shortcut directly, whose queries and keys are not to be had")
+def _refuse_shortcut(*_: Any, **__: Any) -> TokenRows:
+    raise UnreadableError("it calls PyTorch's inference shortcut directly, which hides its queries and keys")
 
 
-def _of_kernel(*args: Any, **named: Any) -> TokenRows:
-    """Queries and keys of the fused kernel; what else it takes (values, dropout) shows in neither."""
+def _read_kernel(*args: Any, **named: Any) -> TokenRows:
+    """Queries and keys of the fused kernel."""
     call = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}
     query, key = call["query"], call["key"]
     if query.dim() != 4 or key.dim() != 4:
@@ -93,11 +78,11 @@ def _of_kernel(*args: Any, **named: Any) -> TokenRows:
     if query.shape[0] != key.shape[0]:
         raise UnreadableError(f"{query.shape[0]} sequences of queries share {key.shape[0]} of keys")
     mask, is_causal = call.get("attn_mask"), call.get("is_causal", False)
-    return ProductRows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
+    return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
 
 
-def _of_multihead(*args: Any, **named: Any) -> TokenRows:
-    """Queries and keys of nn.MultiheadAttention: its projections, and its masks added up."""
+def _read_multihead(*args: Any, **named: Any) -> TokenRows:
+    """Projected queries and keys of nn.MultiheadAttention, with the sum of its masks."""
     given = inspect.signature(F.multi_head_attention_forward).bind(*args, **named)
     given.apply_defaults()
     call = given.arguments
@@ -106,33 +91,35 @@ def _of_multihead(*args: Any, **named: Any) -> TokenRows:
     query, key = call["query"], call["key"]  # (tokens, b, c), or (tokens, c)
     if query.dim() == 2:
         query, key = query[:, None], key[:, None]
-    width = query.shape[-1]
+    width, bias, heads = query.shape[-1], call["in_proj_bias"], call["num_heads"]
     if call["use_separate_proj_weight"]:
         weights = (call["q_proj_weight"], call["k_proj_weight"])
     else:
         weights = call["in_proj_weight"][: 2 * width].split(width)
-    bias = call["in_proj_bias"]
     biases = (None, None) if bias is None else bias[: 2 * width].split(width)
-    heads = call["num_heads"]
-    parts = [
+    projected = [
         F.linear(tokens, weight, offset).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)  # (b, h, tokens, e)
         for tokens, weight, offset in zip((query, key), weights, biases, strict=True)
     ]
-    return ProductRows(parts[0], parts[1], mask=_mask(call["attn_mask"], call["key_padding_mask"], heads))
-
-
-def _mask(mask: Tensor | None, padding: Tensor | None, heads: int) -> Tensor | None:
-    """What is added to the scores; True means a key that takes no part in either of the two."""
-    total = None
+    mask, padding = call["attn_mask"], call["key_padding_mask"]
+    parts = []
     if mask is not None:
-        total = _added(mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask)  # (b h, n, m) -> (b, h, n, m)
+        parts.append(_additive(mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask))  # (b h, n, m)
     if padding is not None:
-        keys = _added(padding if padding.dim() == 2 else padding[None])[:, None, None, :]
-        total = keys if total is None else total + keys
-    return total
+        parts.append(_additive(padding if padding.dim() == 2 else padding[None])[:, None, None, :])
+    return product_rows(projected[0], projected[1], mask=sum(parts[1:], parts[0]) if parts else None)
 
 
-def _added(mask: Tensor) -> Tensor:
+def _additive(mask: Tensor) -> Tensor:
+    """A mask as a term of the scores; True blocks a key."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+
+
+READERS: dict[Callable[..., Any], Callable[..., TokenRows]] = {
+    F.scaled_dot_product_attention: _read_kernel,
+    F.multi_head_attention_forward: _read_multihead,
+    torch._native_multi_head_attention: _refuse_shortcut,
+    torch._transformer_encoder_layer_fwd: _refuse_shortcut,
+}

@@ -1,7 +1,6 @@
-"""How much of 3 x 3 kernels no weights of a layer reach, asked of an image that is large enough to tell and no larger.
+"""How much of 3 x 3 kernels no weights of a layer reach, on an image that is just large enough to tell.
 
-The answer of `can_express` costs a QR decomposition per query, so that at most `MOST_POSITIONS` per axis are taken. A
-layer may not run on so small an image: what it says then stands in the place of the number.
+`can_express` computes a QR decomposition per query, so that at most `MOST_POSITIONS` per axis are taken.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ class KernelSpan:
         missed: The relative part of such kernels that no weights of the layer reach, away from the border; None where
             it is not known.
         expresses: Whether that is 0 to rounding.
-        sizes: Positions per axis of the image that was asked for.
-        reason: Why it is not known, in the layer's words; empty where it is.
+        sizes: Positions per axis of the image.
+        reason: Why it is not known, as the layer reports it; empty where it is.
     """
 
     missed: float | None
@@ -35,11 +34,7 @@ class KernelSpan:
 
 
 def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
-    """Ask `can_express` of a layer that looks at positions alone.
-
-    Args:
-        layer: The layer.
-        sizes: Positions of its image per axis, of which at most `MOST_POSITIONS` are taken.
+    """Measure a layer whose attention depends on positions only, for an image of some positions per axis.
 
     Example:
         >>> import torch
@@ -51,7 +46,7 @@ def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
     few = tuple(min(size, MOST_POSITIONS[len(sizes)]) for size in sizes)
     try:
         found = can_express(layer, KERNEL, sizes=few)
-    # An encoding of the user's own may say in any way that it is bound to one size.
+    # A custom encoding may raise any of these for an image of another size.
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it stopped with: {words}")

@@ -1,19 +1,14 @@
-"""Where chosen query pixels attend, on average over images: what Figures 5, 6 and 7 of the paper show.
-
-Only the rows of the chosen queries are ever computed. Images go through the model a few at a time and only running sums
-are kept, so that content-based layers of any width fit.
-"""
+"""Where chosen query pixels attend, on average over images, as in Figures 5, 6 and 7 of the paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect.capture_operators import visit_operators
+from attnconv.inspect.capture import visit_attention
 from attnconv.operators.base import AttentionOperator
 
 
@@ -36,56 +31,51 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Mean attention probabilities of chosen queries over images, for every layer.
+    """Compute mean attention probabilities of chosen queries over images, for every layer.
+
+    Only the rows of these queries are computed, for a few images at a time.
 
     Args:
-        model: Any module with two-dimensional `SelfAttention` layers; see `attention_operators`.
+        model: Any module with attention over images that `visit_attention` reads.
         images: (n, c, height, width), n at least 1.
-        places: Where the queries stand, as parts of the image's height and width, each at least 0 and below 1.
+        places: Queries as fractions of the image's height and width, each at least 0 and below 1.
         batch_size: Images at once, at least 1.
 
     Returns:
-        One entry per layer, in the order in which the layers run.
+        One entry per layer, in the order in which the layers run; of a layer that runs several times, the last.
 
     Raises:
         ValueError: No image, a place outside the image, a batch size below 1, or a layer that is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        raise ValueError(
-            bad("images", "must have the shape (n, c, height, width) with n at least 1", tuple(images.shape))
-        )
+        requirement = "must have the shape (n, c, height, width) with n at least 1"
+        raise ValueError(bad("images", requirement, tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         requirement = "must be at least one (row, column), each at least 0 and below 1"
         raise ValueError(bad("places", requirement, repr(list(places))))
     if batch_size < 1:
         raise ValueError(bad("batch_size", "must be at least 1", batch_size))
-    means: dict[str, QueryMaps] = {}
+    sums: dict[str, QueryMaps] = {}
     for batch in images.split(batch_size):
-        for name, maps in _batch_maps(model, batch, places).items():
-            share = len(batch) / len(images)
-            before = means[name].maps if name in means else torch.zeros_like(maps.maps)
-            means[name] = QueryMaps(name, maps.positions, before + share * maps.maps)
-    return list(means.values())
+        maps: dict[str, QueryMaps] = {}
 
+        def visit(name: str, operator: AttentionOperator, maps: dict[str, QueryMaps] = maps) -> None:
+            maps[name] = _maps_of(name, operator, places)
 
-def _batch_maps(model: nn.Module, images: Tensor, places: Sequence[tuple[float, float]]) -> dict[str, QueryMaps]:
-    """The mean over the images of one forward pass; of a layer that runs several times, the last."""
-    maps: dict[str, QueryMaps] = {}
-
-    def take(name: str, operator: AttentionOperator) -> None:
-        maps[name] = _maps_of(name, operator, places)
-
-    visit_operators(model, images, take)
-    return maps
+        visit_attention(model, batch, visit)
+        for name, found in maps.items():
+            share = len(batch) / len(images) * found.maps
+            sums[name] = QueryMaps(name, found.positions, sums[name].maps + share if name in sums else share)
+    return list(sums.values())
 
 
 def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[float, float]]) -> QueryMaps:
+    """The mean over the images of one operator."""
     grid = operator.grid
     if grid.dims != 2:
         raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))
     indices = [[int(part * size) for part, size in zip(place, grid.query_sizes, strict=True)] for place in places]
-    queries = torch.tensor([row * grid.query_sizes[1] + column for row, column in indices], device=operator.device)
-    rows = operator.rows(queries).double().mean(0)  # h r m
+    rows = operator.rows([row * grid.query_sizes[1] + column for row, column in indices]).double().mean(0)  # h r m
     row_axis, column_axis = grid.axes
     positions = tuple(
         (

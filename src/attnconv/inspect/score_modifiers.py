@@ -1,14 +1,13 @@
-"""What enters the scores of an attention module besides its projections, and how the module is called.
+"""Terms in the scores of an attention module besides its projections, and how the module is called.
 
     scores(q, k) = s (R_q N_q(x_q W_q)) . (R_k N_k(x_k W_k)) + B(q, k) + A(q, k)        per head
 
     B    a learned number for each relative position and head, read from a table
-    R    rotary positions: planes of the image's queries and keys turned by angles that depend on their place
-    A    what is added at every call: the mask of shifted windows, or a bias that several layers share
+    R    rotary positions: planes of the image's queries and keys, turned by angles that depend on the position
+    A    a term of the call: the mask of shifted windows, or a bias that several layers share
 
-R and A are arguments of the forward pass. They are known by name, as are the two ways in which rotations are given:
-sines and cosines in one tensor for neighbouring channels or halves (timm), cosines and sines in a pair for halves
-(Hugging Face).
+R and A are arguments of the forward pass, known by name. Rotations are sines and cosines in one tensor (timm) or
+cosines and sines in a pair (Hugging Face).
 """
 
 import inspect
@@ -24,7 +23,7 @@ from attnconv._util.errors import bad
 
 ADDED = ("attn_mask", "attention_mask", "mask", "shared_rel_pos_bias", "shared_rel_pos")
 ROTATIONS = ("rope", "position_embeddings")
-BLOCKED = -50.0  # what is added to scores that are to be nothing: -100 in Swin, infinity elsewhere; e^-50 = 2e-22
+BLOCKED = -50.0  # terms below this block a key: Swin adds -100, others -infinity; e^-50 = 2e-22
 
 
 @final
@@ -32,13 +31,8 @@ class PositionBias(nn.Module):
     """B: a number for each relative position and head.
 
     Args:
-        table: One row for each relative position, (positions, heads). Held, not copied.
-        index: Which of them a query and a key have, (queries, keys).
-
-    Example:
-        >>> bias = PositionBias(nn.Parameter(torch.tensor([[1.0], [2.0]])), torch.tensor([[0, 1], [1, 0]]))
-        >>> bias().tolist()
-        [[[1.0, 2.0], [2.0, 1.0]]]
+        table: One row for each relative position, (positions, heads); not copied.
+        index: Row of the table for each query and key, (queries, keys).
     """
 
     def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
@@ -48,7 +42,7 @@ class PositionBias(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self) -> Float[Tensor, "h r n"]:
-        """B of all queries and keys."""
+        """B of all heads, queries and keys."""
         return self.table[self.index].permute(2, 0, 1)
 
     def of(self, heads: Sequence[int], queries: slice = slice(None)) -> "PositionBias":
@@ -63,10 +57,9 @@ class ScoreTerms:
     """R and A of one call.
 
     Attributes:
-        cos: Cosines for the tokens of the image, which are the last; None without rotations.
-        sin: Sines.
-        neighbours: Whether planes are of channels 2i and 2i + 1 or (False) of i and i + d / 2.
-        added: A for the sequences of one image, or for any sequence.
+        cos, sin: Cosines and sines for the image's tokens, which are the last; None without rotations.
+        neighbours: Whether planes have channels 2i and 2i + 1 or (False) i and i + d / 2.
+        added: A for each sequence of one image, or for every sequence.
     """
 
     cos: Float[Tensor, "#h m d"] | None = None
@@ -75,16 +68,15 @@ class ScoreTerms:
     added: Float[Tensor, "w #h n n"] | None = None
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
-        """Those of some heads."""
-        some = list(heads)
+        """The terms of some heads."""
 
         def pick(x: Tensor | None, dim: int) -> Tensor | None:
-            return x if x is None or x.shape[dim] == 1 else x.index_select(dim, torch.tensor(some, device=x.device))
+            return x if x is None or x.shape[dim] == 1 else x.index_select(dim, torch.tensor(heads, device=x.device))
 
         return replace(self, cos=pick(self.cos, 0), sin=pick(self.sin, 0), added=pick(self.added, 1))
 
     def turned(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-        """R x. Tokens before the image's stay."""
+        """R x; tokens before the image's are not turned."""
         if self.cos is None or self.sin is None:
             return x
         before = x.shape[2] - self.cos.shape[1]
@@ -98,35 +90,26 @@ class ScoreTerms:
         return torch.cat((x[:, :, :before], (image * self.cos + partner * self.sin).to(x.dtype)), 2)
 
     def raised(self, scores: Float[Tensor, "b h r n"], rows: slice = slice(None)) -> Float[Tensor, "b h r n"]:
-        """Scores plus A.
-
-        Args:
-            scores: Of sequences; those of one image follow one another.
-            rows: Which queries they belong to.
-        """
+        """Scores plus A, for the queries `rows`; the sequences of an image follow one another."""
         if self.added is None:
             return scores
         added = self.added[:, :, rows].to(scores.dtype)
         return (scores.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
 
     def allowed(self) -> Bool[Tensor, "w n n"] | None:
-        """Which keys a query may look at in any head; None where nothing is added."""
+        """Which keys a query may attend to in any head; None where nothing is added."""
         return None if self.added is None else (self.added > BLOCKED).any(1)
 
     def blocks(self) -> bool:
-        """Whether there is a key that a query may not look at."""
+        """Whether there is a key that a query may not attend to."""
         allowed = self.allowed()
         return allowed is not None and not bool(allowed.all())
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
-        """The same with A of as many sequences as one image has, or of one.
-
-        Args:
-            sequences: Of one image.
-            name: What errors call the module.
+        """The same with A for the `sequences` of one image, or for one.
 
         Raises:
-            ValueError: A differs from image to image.
+            ValueError: A differs from image to image; the error has the module's name.
         """
         if self.added is None or len(self.added) in (1, sequences):
             return self
@@ -139,14 +122,14 @@ class ScoreTerms:
 @final
 @dataclass(frozen=True)
 class CallForm:
-    """How an attention module is called, and what its caller expects.
+    """How an attention module is called.
 
     Attributes:
-        names: Of the arguments of its forward pass, in order. The first holds the tokens.
-        torchs: Whether it is called as `nn.MultiheadAttention`, with queries, keys and values.
+        names: Names of the arguments of its forward pass, in order. The first holds the tokens.
+        torchs: Whether it is called like `nn.MultiheadAttention`, with queries, keys and values.
         batch_first: Whether sequences come before tokens.
         neighbours: As in `ScoreTerms`.
-        pair: Whether it gives maps, or None in their place, beside the output.
+        pair: Whether it returns maps, or None in their place, after the output.
     """
 
     names: tuple[str, ...]
@@ -157,12 +140,7 @@ class CallForm:
 
     @classmethod
     def of(cls, attention: nn.Module) -> "CallForm":
-        """That of a module.
-
-        Example:
-            >>> CallForm.of(nn.MultiheadAttention(4, 1)).batch_first
-            False
-        """
+        """The form of a module."""
         torchs = isinstance(attention, nn.MultiheadAttention)
         return cls(
             tuple(inspect.signature(type(attention).forward).parameters)[1:],
@@ -173,22 +151,18 @@ class CallForm:
         )
 
     def read(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Float[Tensor, "b n c"], ScoreTerms]:
-        """Tokens and what enters the scores beside them, of one call.
-
-        Args:
-            args: Positional arguments.
-            named: The others.
+        """Tokens and score terms of one call, from its positional and keyword arguments.
 
         Raises:
-            ValueError: Tokens are no sequences, queries are not keys and values, attention is causal, or a tensor is
-                given that is not known.
+            ValueError: Tokens are no sequences, queries are not keys and values, attention is causal, or there is a
+                tensor of unknown meaning.
         """
         given = {**dict(zip(self.names, args, strict=False)), **named}
         x = given.pop(self.names[0], None)
         if self.torchs and any(given.pop(name, x) is not x for name in ("key", "value")):
             raise ValueError(bad("key, value", "must be the queries", "others"))
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _words(x)))
+            raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
             raise ValueError(bad("is_causal", "must be False", True))
         rotation = [given.pop(name, None) for name in ROTATIONS]
@@ -202,7 +176,7 @@ class CallForm:
         return (x if self.batch_first else x.transpose(0, 1)), terms
 
     def give(self, out: Float[Tensor, "b n d"]) -> Tensor | tuple[Tensor, None]:
-        """What the caller expects."""
+        """The output as the caller expects it."""
         out = out if self.batch_first else out.transpose(0, 1)
         return (out, None) if self.pair else out
 
@@ -211,8 +185,8 @@ class CallForm:
         if mask is None:
             return None
         if mask.dim() not in ((2,) if self.torchs else (2, 3, 4)):
-            raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _words(mask)))
-        if mask.dtype == torch.bool:  # torch's own marks what is blocked, the others what is not
+            raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _shape_of(mask)))
+        if mask.dtype == torch.bool:  # nn.MultiheadAttention marks blocked keys, others the allowed ones
             blocked = mask if self.torchs else ~mask
             mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)
         return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
@@ -222,10 +196,7 @@ def _rotation(given: Any) -> tuple[Tensor | None, Tensor | None]:
     """Cosines and sines, (heads or 1, tokens, d)."""
     if given is None:
         return None, None
-    if isinstance(given, Tensor):
-        sin, cos = given.chunk(2, -1)
-    else:
-        cos, sin = given
+    cos, sin = reversed(given.chunk(2, -1)) if isinstance(given, Tensor) else given
     return _by_head(cos), _by_head(sin)
 
 
@@ -237,5 +208,5 @@ def _by_head(part: Tensor) -> Tensor:
     return part[None] if part.dim() == 2 else part
 
 
-def _words(x: object) -> str:
+def _shape_of(x: object) -> str:
     return f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,17 +1,16 @@
-"""Where the tokens of a foreign model stand, from what the model says of itself.
+"""Positions of the tokens of any model, from what its modules say.
 
-Asked from the attention outwards, the first module that knows decides:
+From the attention outwards, the first module that knows decides:
 
-    window_size, shift_size           tokens in shifted windows (Swin of timm, torchvision, Hugging Face)
+    window_size, shift_size           shifted windows (Swin of timm, torchvision, Hugging Face)
     patch_embed, num_prefix_tokens    timm: patches of the image, class tokens and registers before them
     config.patch_size                 Hugging Face: the same, with num_register_tokens after the class token
     config.num_detection_tokens       Hugging Face's YOLOS: after a class token and the patches
     patch_size                        torchvision
 
-A model of images that says nothing has square patches after no token or one; of other inputs the user says the grid.
-Where the user says the grid, one token more than it holds stands before the image. Of several, the model or the user
-says how many do: taken wrongly, they would move every map. The others stand after it. What does not come out even is
-refused.
+A model of images that says nothing has square patches after no token or one. For other inputs the user passes the grid.
+One token more than that grid is before the image; for several, the model or the user has to say how many are, and the
+others are after it. A wrong guess would move every map, so what does not fit is refused.
 """
 
 import math
@@ -22,7 +21,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from attnconv.inspect.attention_rows import TokenRows, UnreadableError
-from attnconv.inspect.token_layout import TokenLayout, Whole, Windows
+from attnconv.inspect.token_operator import TokenLayout, window_layout
 
 
 @final
@@ -31,11 +30,11 @@ class Running:
     """A module whose forward pass is under way.
 
     Attributes:
-        name: Its name in the model.
-        module: The module.
+        name, module: Its name in the model, and the module.
         shape: Shape of its first input, if that is a tensor.
         resolution: Its second input, where that is a (height, width) of tokens.
-        calls: Calls of attention that were read inside so far.
+        calls: Calls of attention seen inside so far.
+        pending: The first of two attentions that the module mixes.
     """
 
     name: str
@@ -43,167 +42,138 @@ class Running:
     shape: tuple[int, ...] | None
     resolution: tuple[int, int] | None
     calls: int = 0
+    pending: TokenRows | None = None
 
 
 @final
 @dataclass(frozen=True)
-class Places:
-    """What the user says of the tokens; None for what the model is to say.
-
-    Attributes:
-        grid: Tokens of the image, (height, width).
-        prefix: Tokens before them. What neither is stands after them.
-    """
-
-    grid: tuple[int, ...] | None
-    prefix: int | None
-
-
-def layout_of(running: Sequence[Running], rows: TokenRows, images: Tensor, places: Places) -> TokenLayout:
-    """The layout of one call.
-
-    Args:
-        running: The modules that the call runs in, outermost first.
-        rows: The call.
-        images: What the model was given.
-        places: What the user says.
-
-    Raises:
-        UnreadableError: The tokens cannot be placed.
-    """
-    if rows.queries != rows.keys:
-        raise UnreadableError(f"{rows.queries} queries look at {rows.keys} keys, which is no attention among tokens")
-    for frame in reversed(running):
-        if getattr(frame.module, "shift_size", None) is not None:
-            return _windows(frame, rows, images)
-    if images.dim() == 4 and rows.batch != len(images):
-        raise UnreadableError(f"it attends in {rows.batch} sequences for {len(images)} images, cut in an unknown way")
-    if images.dim() == 3 and rows.batch not in images.shape[:2]:
-        raise UnreadableError(f"it attends in {rows.batch} sequences for the input {tuple(images.shape)}")
-    tokens = rows.keys
-    layout = _whole(running, tokens, images, places)
-    if layout is None:
-        if images.dim() == 3 and (tokens, rows.batch) == tuple(images.shape[:2]) and rows.batch != tokens:
-            given = f"the input {tuple(images.shape)} has its tokens first. Where it is split, put the batch first"
-            raise UnreadableError(f"its {tokens} tokens make no grid of grid={places.grid}: {given}")
-        raise UnreadableError(_no_grid(tokens, images, places))
-    return layout
-
-
-def _no_grid(tokens: int, images: Tensor, places: Places) -> str:
-    """Why tokens cannot be placed, and what would help."""
-    said = "" if places.prefix is None else f", prefix={places.prefix}"
-    if places.grid is None:
-        given = f"the input {tuple(images.shape)}{said}"
-        return f"its {tokens} tokens make no grid of {given}; pass grid=(height, width) and prefix="
-    wanted = math.prod(places.grid) + (places.prefix or 0)
-    return f"its {tokens} tokens make no grid of grid={places.grid}{said}, which has {wanted}; pass a smaller grid="
-
-
-def _whole(running: Sequence[Running], tokens: int, images: Tensor, places: Places) -> Whole | None:
-    """The grid of one sequence of tokens: the user's word, the model's, or an image's square patches, if any fits."""
-    said = [word for frame in reversed(running) for word in _said(frame.module, images)]
-    if places.grid is not None:
-        return _of_grid(running, tokens, places.grid, places.prefix, said)
-    for word in said:
-        prefix = tokens - math.prod(word.sizes) - word.suffix
-        if prefix in (word.prefixes if places.prefix is None else {places.prefix}):
-            return Whole(word.sizes, prefix, word.suffix)
-    if not said and images.dim() == 4:
-        for prefix in (0, 1) if places.prefix is None else (places.prefix,):
-            square = _square_patches(tokens - prefix, images)
-            if square is not None:
-                return Whole(square, prefix)
-    return None
-
-
-def _of_grid(
-    running: Sequence[Running], tokens: int, grid: tuple[int, ...], prefix: int | None, said: Sequence["_Word"]
-) -> Whole | None:
-    """The user's grid, unless it is too large: which surplus tokens stand before it says the user too, or the model."""
-    surplus = tokens - math.prod(grid)
-    if surplus < (prefix or 0):
-        return None
-    whole = [word for word in said if tokens - math.prod(word.sizes) - word.suffix in word.prefixes]
-    if prefix is not None:
-        if prefix < surplus and whole and all(word.sizes != grid for word in whole):
-            given = f"grid={grid}, prefix={prefix} leave {surplus - prefix} of its {tokens} tokens over"
-            raise UnreadableError(f"{given}, while the model itself says a grid of {whole[0].sizes}; pass that or none")
-        return Whole(grid, prefix, surplus - prefix)
-    if surplus < 2:
-        return Whole(grid, surplus)
-    for word in whole:
-        if word.sizes == grid:
-            return Whole(grid, surplus - word.suffix, word.suffix)
-    for frame in reversed(running):
-        known = _known_others(frame.module)
-        if known is not None and sum(known) == surplus:
-            return Whole(grid, *known)
-    given = f"its {tokens} tokens are {surplus} more than those of grid={grid}"
-    raise UnreadableError(f"{given}; pass prefix= with grid=, how many of the {surplus} stand before the image")
-
-
-@final
-@dataclass(frozen=True)
-class _Word:
-    """What a module says of its tokens: those of the image, how many may stand before, how many stand after."""
+class _Hint:
+    """What a module says of its tokens: those of the image, how many may be before, how many are after."""
 
     sizes: tuple[int, int]
     prefixes: frozenset[int]
     suffix: int = 0
 
+    def prefix(self, tokens: int) -> int:
+        """Tokens before the image, out of all."""
+        return tokens - math.prod(self.sizes) - self.suffix
 
-def _said(module: nn.Module, images: Tensor) -> Iterator[_Word]:
+
+def layout_of(
+    running: Sequence[Running], rows: TokenRows, images: Tensor, grid: tuple[int, ...] | None, prefix: int | None
+) -> TokenLayout:
+    """The layout of one call.
+
+    Args:
+        running: The modules that the call runs in, outermost first.
+        rows: The call.
+        images: The model's input.
+        grid: Tokens of the image as the user gives them, or None.
+        prefix: Number of tokens before them, likewise.
+
+    Raises:
+        UnreadableError: The positions of the tokens cannot be determined.
+    """
+    tokens, shape = rows.keys, tuple(images.shape)
+    if rows.queries != tokens:
+        raise UnreadableError(f"{rows.queries} queries look at {tokens} keys, which is no attention among tokens")
+    for frame in reversed(running):
+        if getattr(frame.module, "shift_size", None) is not None:
+            return _windows(frame, rows, len(images))
+    if images.dim() == 4 and rows.batch != len(images):
+        raise UnreadableError(f"it attends in {rows.batch} sequences for {len(images)} images, cut in an unknown way")
+    if images.dim() == 3 and rows.batch not in shape[:2]:
+        raise UnreadableError(f"it attends in {rows.batch} sequences for the input {shape}")
+    modules = [frame.module for frame in reversed(running)]
+    hints = [hint for module in modules for hint in _hints(module, images)]
+    if grid is None:
+        layout = _model_layout(hints, tokens, images, prefix)
+    else:
+        layout = _user_layout(modules, hints, tokens, grid, prefix)
+    if layout is not None:
+        return layout
+    given = "" if prefix is None else f", prefix={prefix}"
+    if images.dim() == 3 and (tokens, rows.batch) == shape[:2] and rows.batch != tokens:
+        why = f"{grid=}: the input {shape} has its tokens first. Where it is split, put the batch first"
+    elif grid is None:
+        why = f"the input {shape}{given}; pass grid=(height, width) and prefix="
+    else:
+        why = f"{grid=}{given}, which has {math.prod(grid) + (prefix or 0)}; pass a smaller grid="
+    raise UnreadableError(f"its {tokens} tokens make no grid of {why}")
+
+
+def _model_layout(hints: Sequence[_Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
+    """The grid by the model's hints or, without any, of square patches; None if none fits."""
+    for hint in hints:
+        before = hint.prefix(tokens)
+        if before in (hint.prefixes if prefix is None else {prefix}):
+            return TokenLayout(hint.sizes, before, hint.suffix)
+    if not hints and images.dim() == 4:
+        for before in (0, 1) if prefix is None else (prefix,):
+            square = _square_patches(tokens - before, images)
+            if square is not None:
+                return TokenLayout(square, before)
+    return None
+
+
+def _user_layout(
+    modules: Sequence[nn.Module], hints: Sequence[_Hint], tokens: int, grid: tuple[int, ...], prefix: int | None
+) -> TokenLayout | None:
+    """The user's grid, or None if it is too large; the user or the model says which other tokens are before it."""
+    others = tokens - math.prod(grid)
+    if others < (prefix or 0):
+        return None
+    fitting = [hint for hint in hints if hint.prefix(tokens) in hint.prefixes]
+    if prefix is not None:
+        if prefix < others and fitting and all(hint.sizes != grid for hint in fitting):
+            given = f"{grid=}, {prefix=} leave {others - prefix} of its {tokens} tokens over"
+            raise UnreadableError(
+                f"{given}, while the model itself says a grid of {fitting[0].sizes}; pass that or none"
+            )
+        return TokenLayout(grid, prefix, others - prefix)
+    if others < 2:
+        return TokenLayout(grid, others)
+    known = [(hint.prefix(tokens), hint.suffix) for hint in fitting if hint.sizes == grid]
+    known += [pair for module in modules if (pair := _other_tokens(module)) is not None and sum(pair) == others]
+    if known:
+        return TokenLayout(grid, *known[0])
+    raise UnreadableError(
+        f"its {tokens} tokens are {others} more than those of {grid=}; pass prefix= with grid=, how many of the "
+        f"{others} stand before the image"
+    )
+
+
+def _hints(module: nn.Module, images: Tensor) -> Iterator[_Hint]:
     """What a module says of the tokens of some images."""
     if images.dim() != 4:
         return
-    known = _known_others(module)
-    embed = getattr(module, "patch_embed", None)
-    if embed is not None:
-        # Class tokens may join later than the first blocks.
-        prefixes = frozenset({0, 1} if known is None else {0, known[0]})
-        for sizes in _patches(getattr(embed, "patch_size", None), images):
-            yield _Word(sizes, prefixes)
-        fixed, made_for = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "img_size", None))
-        if fixed is not None and made_for == tuple(images.shape[2:]):
-            yield _Word(fixed, prefixes)
+    height, width = images.shape[2:]
+    known, embed = _other_tokens(module), getattr(module, "patch_embed", None)
+    early = {0, 1} if known is None else {0, known[0]}  # class tokens may join later than the first blocks
     before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
-    for sizes in _patches(getattr(getattr(module, "config", None), "patch_size", None), images):
-        yield _Word(sizes, frozenset(before), after)
-    for sizes in _patches(getattr(module, "patch_size", None), images):
-        yield _Word(sizes, frozenset({0, 1}))
+    fixed = pair_of(getattr(embed, "grid_size", None))
+    if fixed is not None and pair_of(getattr(embed, "img_size", None)) == (height, width):
+        yield _Hint(fixed, frozenset(early))
+    holders = ((embed, early, 0), (getattr(module, "config", None), before, after), (module, {0, 1}, 0))
+    for holder, prefixes, suffix in holders:
+        patch = pair_of(getattr(holder, "patch_size", None))
+        if patch is not None:  # without and with patches that extend beyond the border
+            yield _Hint((height // patch[0], width // patch[1]), frozenset(prefixes), suffix)
+            yield _Hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), frozenset(prefixes), suffix)
 
 
-def _known_others(module: nn.Module) -> tuple[int, int] | None:
-    """How many tokens stand before and after those of the image, where a module says so."""
+def _other_tokens(module: Any) -> tuple[int, int] | None:
+    """How many tokens are before and after those of the image, where a module says so."""
     if getattr(module, "patch_embed", None) is not None and getattr(module, "num_prefix_tokens", None) is not None:
-        return int(module.num_prefix_tokens), 0  # type: ignore[arg-type]
+        return int(module.num_prefix_tokens), 0
     config = getattr(module, "config", None)
     registers, detections = (getattr(config, f"num_{kind}_tokens", None) for kind in ("register", "detection"))
     return None if registers is None and detections is None else (1 + int(registers or 0), int(detections or 0))
 
 
-def _patches(patch: Any, images: Tensor) -> Iterator[tuple[int, int]]:
-    """Patches of an image, without and with those that hang over its border."""
-    lengths = pair_of(patch)
-    if lengths is None:
-        return
-    height, width = images.shape[2:]
-    yield height // lengths[0], width // lengths[1]
-    yield math.ceil(height / lengths[0]), math.ceil(width / lengths[1])
-
-
-def pair_of(value: Any) -> tuple[int, int] | None:
-    """A size as (height, width), or None for what is no size.
-
-    Args:
-        value: An integer, or two of them in a list or tuple.
-
-    Example:
-        >>> pair_of(3), pair_of([2, 5]), pair_of("a")
-        ((3, 3), (2, 5), None)
-    """
-    if isinstance(value, int) and value > 0:
+def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
+    """A size, one integer or two, as (height, width); None for what is no size."""
+    if isinstance(value, int) and value >= least:
         return value, value
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
         return value[0], value[1]
@@ -221,31 +191,23 @@ def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
     return rows, tokens // rows
 
 
-def _windows(frame: Running, rows: TokenRows, images: Tensor) -> Windows:
+def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     """The windows of a block, from its own sizes and the shape of its input."""
     block: Any = frame.module
-    window, shift = pair_of(getattr(block, "window_size", None)), _shift(block.shift_size)
+    window, shift = pair_of(getattr(block, "window_size", None)), pair_of(block.shift_size, least=0)
+    sizes = frame.resolution
     if frame.shape is not None and len(frame.shape) == 4:
-        sizes: tuple[int, int] | None = (frame.shape[1], frame.shape[2])
-    else:
-        sizes = frame.resolution
+        sizes = (frame.shape[1], frame.shape[2])
     if window is None or shift is None or sizes is None:
-        raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not to be had")
+        raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not known")
     # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of
     # timm and of Hugging Face say for which resolution they were built, torchvision's do not.
     timms = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
     pad_first = hasattr(block, "maybe_pad") or not timms
     if pad_first:
         shift = (shift[0] * (sizes[0] > window[0]), shift[1] * (sizes[1] > window[1]))
-    layout = Windows(sizes, window, shift=shift, pad_first=pad_first)
-    if rows.keys != math.prod(window) or rows.batch != layout.parts * len(images):
+    layout = window_layout(sizes, window, shift=shift, pad_first=pad_first)
+    if rows.keys != math.prod(window) or rows.batch != layout.parts * images:
         got = f"{rows.batch} sequences of {rows.keys} tokens"
-        raise UnreadableError(f"{got} are no windows of {window} over {sizes} tokens of {len(images)} images")
+        raise UnreadableError(f"{got} are no windows of {window} over {sizes} tokens of {images} images")
     return layout
-
-
-def _shift(value: Any) -> tuple[int, int] | None:
-    """A shift as (rows, columns); 0 is one."""
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return int(value[0]), int(value[1])
-    return (int(value), int(value)) if isinstance(value, int) else None

@@ -2,10 +2,11 @@
 
     A[q, k] = p(token k | token q)      for tokens q, k of the image,      padding_mass(q) = 1 - sum_k A[q, k]
 
-The rows are the model's own and are not divided by their sum: what a token spends on the class token, on registers, on
-tokens after the image's or on the padding of a window is its padding mass.
+Rows are not renormalised: attention to class tokens, registers or the padding of a window is padding mass.
 """
 
+import math
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -15,36 +16,79 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.grid import Grid
 from attnconv.inspect.attention_rows import TokenRows
-from attnconv.inspect.token_layout import TokenLayout
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
-BLOCK = 2**25  # probabilities that are held at once: 128 MiB in float32
+BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Positions of the tokens of one call in the image.
+
+    Attributes:
+        sizes: Tokens of the image, (height, width).
+        prefix: Number of tokens before the image's, such as class tokens and registers.
+        suffix: Number of tokens after them, such as those of detectors.
+        window: Tokens of a window, (height, width); None where an image is one sequence.
+        tokens: Image token at each place of each window, -1 for padding; None where there are no windows.
+    """
+
+    sizes: tuple[int, ...]
+    prefix: int = 0
+    suffix: int = 0
+    window: tuple[int, int] | None = None
+    tokens: Int[Tensor, "windows places"] | None = None
+
+    @property
+    def parts(self) -> int:
+        """Number of sequences per image."""
+        return 1 if self.tokens is None else len(self.tokens)
+
+
+def window_layout(
+    sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
+) -> TokenLayout:
+    """The layout of images that are shifted cyclically and cut into windows, row by row.
+
+    Args:
+        sizes: Tokens of the image, (height, width).
+        window: Tokens of a window, (height, width).
+        shift: How far tokens move up and left before they are cut, (rows, columns).
+        pad_first: Whether tokens are padded to whole windows before they move or (False) after.
+    """
+    counts = [math.ceil(size / length) for size, length in zip(sizes, window, strict=True)]
+    axes = []  # the token at each place along an axis after shift and padding, -1 for padding
+    for size, length, count, step in zip(sizes, window, counts, shift, strict=True):
+        places, full = torch.arange(count * length), count * length
+        moved = (places + step) % full if pad_first else torch.where(places < size, (places + step) % size, -1)
+        axes.append(moved.where(moved < size, -1))
+    rows, columns = axes[0][:, None], axes[1]
+    tokens = (rows * sizes[1] + columns).masked_fill((rows < 0) | (columns < 0), -1)
+    tokens = tokens.reshape(counts[0], window[0], counts[1], window[1]).transpose(1, 2).reshape(math.prod(counts), -1)
+    return TokenLayout(sizes, window=window if len(tokens) > 1 else None, tokens=tokens)
 
 
 @final
 class TokenOperator(AttentionOperator):
     """The attention of one call in any model, as `visit_attention` hands it over.
 
-    Rows are computed when asked for, in at least float32, from the very tensors that the model's kernel was given, held
-    by reference. Of a model that runs unfused, rows can be had inside the visit only.
+    Rows are computed on demand, in at least float32, from the tensors that the model's kernel was given. For a model
+    that runs unfused they are available inside the visit only.
 
     Args:
         source: The rows of the call.
-        layout: Where its tokens stand.
+        layout: Positions of its tokens.
 
     Attributes:
-        prefix: Number of class tokens and registers before the image's tokens.
-        suffix: Number of other tokens after them, as those of detectors.
-        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
+        prefix, suffix, window: As in the layout.
 
     Example:
-        >>> from attnconv.inspect.token_layout import Whole
-        >>> from attnconv.inspect.attention_rows import ProductRows
-        >>> query = torch.zeros(
-        ...     1, 2, 7, 4
-        ... )  # 2 heads, a class token and 2 x 3 tokens: all look everywhere alike
-        >>> operator = TokenOperator(ProductRows(query, query), Whole((2, 3), 1))
+        >>> from attnconv.inspect.attention_rows import product_rows
+        >>> from attnconv.inspect.token_operator import TokenLayout
+        >>> query = torch.zeros(1, 2, 7, 4)  # 2 heads, a class token and 2 x 3 tokens, uniform attention
+        >>> operator = TokenOperator(product_rows(query, query), TokenLayout((2, 3), prefix=1))
         >>> operator.grid.sizes, operator.rows(torch.tensor([5])).shape
         ((2, 3), torch.Size([1, 2, 1, 6]))
         >>> torch.testing.assert_close(operator.padding_mass(torch.tensor([5])), torch.full((1, 2, 1), 1 / 7))
@@ -52,7 +96,7 @@ class TokenOperator(AttentionOperator):
 
     def __init__(self, source: TokenRows, layout: TokenLayout) -> None:
         self._source, self._layout = source, layout
-        # What is no token of the image counts as padding; there is none on the lattice itself.
+        # What is no token of the image counts as padding; the lattice itself has none.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
         self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
@@ -62,18 +106,16 @@ class TokenOperator(AttentionOperator):
         return self._source.device
 
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
-        queries = query_indices(queries, self.grid, self.device)
-        return self._layout.rows(self._source, queries)[0]
+        return self._split(queries)[0]
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
-        queries = query_indices(queries, self.grid, self.device)
-        return self._layout.rows(self._source, queries)[1]
+        return self._split(queries)[1]
 
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
-        """What class tokens and registers look at, over the image's tokens (flat, row-major).
+        """Attention of class tokens and registers over the image's tokens (flat, row-major).
 
         Args:
-            tokens: Which of the tokens before the image's, from 0; the class token is the first in most models.
+            tokens: Indices of tokens before the image's; the class token is 0 in most models.
 
         Raises:
             ValueError: There is no such token.
@@ -99,3 +141,29 @@ class TokenOperator(AttentionOperator):
     def _blocks(self) -> tuple[Tensor, ...]:
         length = max(1, BLOCK // (self.batch * self.heads * self._source.keys * self._layout.parts))
         return all_queries(self.grid, self.device).split(length)
+
+    def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
+        """Probabilities over the image's tokens, (b, h, r, m), and their sum elsewhere, (b, h, r)."""
+        chosen = query_indices(queries, self.grid, self.device)
+        if self._layout.tokens is not None:
+            return self._split_windows(chosen, self._layout.tokens.to(self.device))
+        rows = self._source.rows(chosen + self.prefix)
+        stop = self.prefix + self.grid.key_count
+        return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
+
+    def _split_windows(self, queries: Tensor, tokens: Int[Tensor, "windows places"]) -> tuple[Tensor, Tensor]:
+        """The same for windows; only the windows of these queries are computed."""
+        length, count = tokens.shape[1], self.grid.key_count
+        places = (tokens.flatten() >= 0).nonzero().squeeze(1)
+        place_of = torch.empty_like(places)
+        place_of[tokens.flatten()[places]] = places
+        window, inside = place_of[queries] // length, place_of[queries] % length
+        touched, index = torch.unique(window, return_inverse=True)
+        first = torch.arange(self.batch, device=queries.device)[:, None] * len(tokens)
+        local = self._source.rows(torch.arange(length, device=queries.device), (first + touched).flatten())
+        local = local.unflatten(0, (self.batch, len(touched)))
+        chosen = local[:, index, :, inside].permute(1, 2, 0, 3)  # (b, h, r, places)
+        # Padding goes to one column past the last token, and is taken off again as mass elsewhere.
+        columns = tokens[window].where(tokens[window] >= 0, count).expand(chosen.shape)
+        out = chosen.new_zeros(*chosen.shape[:3], count + 1).scatter_add_(-1, columns, chosen)
+        return out[..., :count], out[..., count]

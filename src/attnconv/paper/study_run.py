@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor, nn
 
-from attnconv.inspect.capture_operators import visit_operators
+from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_arrangement import TurnedHeads, turned_heads
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
@@ -105,5 +105,5 @@ def _layer_statistics(model: nn.Module, images: Tensor) -> list[LayerStatistics]
         running.setdefault(name, RunningStatistics()).add(operator)
 
     for batch in images.split(BATCH):
-        visit_operators(model, batch, add)
+        visit_attention(model, batch, add)
     return [statistics.result() for statistics in running.values()]

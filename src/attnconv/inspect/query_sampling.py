@@ -1,0 +1,99 @@
+"""Which queries to measure attention on: a sample that is spread over the grid, and blocks that fit in memory."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
+
+BLOCK = 2**22  # probabilities held at once: 32 MiB in float64, a few times over
+
+
+def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """Choose at most `count` queries spread over a grid, flat and ascending: a random one in each of its cells.
+
+    Cells are as equal as whole numbers allow. An even lattice would sample attention windows, which are a lattice too,
+    at the same few places in each.
+
+    Args:
+        grid: The grid of queries.
+        count: Upper limit, at least 1; all queries if there are not more.
+        seed: Seed of the positions in the cells.
+        device: Device of the indices, such as `operator.device`.
+
+    Example:
+        >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
+        [5, 6, 8, 18, 20, 22]
+    """
+    counts = _cells(grid, whole("count", count, 1))
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.zeros((), dtype=torch.int64)
+    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
+        edges = _edges(size, taken)
+        along = [1] * grid.dims
+        along[axis] = taken
+        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
+        part = torch.rand(counts, generator=generator, dtype=torch.float64)
+        flat = flat * size + first + (part * length).long()
+    return flat.flatten().sort().values.to(device)
+
+
+def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """Choose the middle query of each cell of `sample_queries`; the arguments are the same.
+
+    Every query is near one of them, as a picture needs. To measure attention, use `sample_queries`.
+
+    Example:
+        >>> lattice_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
+        [7, 9, 11, 19, 21, 23]
+    """
+    flat = torch.zeros(1, dtype=torch.int64)
+    for size, taken in zip(grid.query_sizes, _cells(grid, whole("count", count, 1)), strict=True):
+        edges = _edges(size, taken)
+        places = torch.div(edges[:-1] + edges[1:], 2, rounding_mode="floor")
+        flat = (flat[:, None] * size + places).flatten()
+    return flat.to(device)
+
+
+def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "r"]]:
+    """Split queries (None for all) into blocks of `block` (None for what fits in memory), with the checks of both."""
+    if block is None:
+        block = BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count)
+    else:
+        block = whole("block", block, 1)
+    if queries is None:
+        chosen = all_queries(operator.grid, operator.device)
+    else:
+        chosen = query_indices(queries, operator.grid, operator.device)
+    if chosen.numel() == 0:
+        raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
+    return chosen.split(max(1, block))
+
+
+def _cells(grid: Grid, count: int) -> list[int]:
+    """Cells per axis, at most `count` in all."""
+    sizes = grid.query_sizes
+    part = min(1.0, (count / grid.query_count) ** (1 / grid.dims))
+    counts = [max(1, int(size * part)) for size in sizes]
+    while math.prod(counts) > count:  # axes shorter than one cell
+        counts[max(range(grid.dims), key=counts.__getitem__)] -= 1
+    while True:  # refine the coarsest axis that still has room
+        room = [
+            axis
+            for axis in range(grid.dims)
+            if counts[axis] < sizes[axis] and math.prod(counts) // counts[axis] * (counts[axis] + 1) <= count
+        ]
+        if not room:
+            return counts
+        counts[min(room, key=lambda axis: counts[axis] / sizes[axis])] += 1
+
+
+def _edges(size: int, taken: int) -> Tensor:
+    """First query of each cell along an axis, and the end of the last."""
+    return torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
