@@ -20,13 +20,13 @@ from attnconv._util.value_checks import whole
 from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.toeplitz import SMALL, Toeplitz
+from attnconv.operators.toeplitz import Toeplitz
 
 POSITION = "position-position"
 MOST_DIMS = 3
-FACTOR = 64  # entries of an axis's factor per query of the grid, up to which factors are stored
 
 
 @final
@@ -272,7 +272,8 @@ def separable_operator(
             one long axis, where a factor would be the whole matrix.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
-    if largest <= FACTOR * grid.query_count or heads * largest <= SMALL or not has_values(x):
+    few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
+    if few or not has_values(x):
         return Kronecker.from_scores(grid, scores())
     rows = tables()
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))

@@ -27,7 +27,8 @@ import torch
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.cache_folder import user_cache
 from attnconv.grid import Grid
-from attnconv.operators.kernels.tiling import BLOCK, LONG_AXIS, block_bytes_on
+from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS
+from attnconv.operators.kernels.tiling import block_bytes
 
 Form = Literal["dense", "structured"]
 
@@ -67,7 +68,7 @@ def seconds(
     low: bool,
     training: bool,
     machine: Machine,
-    block: int = BLOCK,
+    block: int = KRONECKER_BLOCK,
 ) -> dict[Form, float]:
     """Predicted seconds of mixing by each form.
 
@@ -100,7 +101,7 @@ def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, tra
 
 @functools.lru_cache(maxsize=1024)
 def _fastest(grid: Grid, heads: int, channels: int, batch: int, low: bool, training: bool, device: str) -> Form:
-    block = block_bytes_on(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
+    block = block_bytes(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
     machine = machine_of(device)
     costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine, block=block)
     return "dense" if costs["dense"] <= costs["structured"] else "structured"

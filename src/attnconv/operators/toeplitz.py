@@ -15,12 +15,11 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 from attnconv.operators.kernels.toeplitz_fft import shift_rows
 from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
 from attnconv.operators.lattice import LatticeOperator
-
-SMALL = 2**24  # probabilities up to which all rows are made at once: about where the two cost the same
 
 
 @final
@@ -69,7 +68,8 @@ class Toeplitz(LatticeOperator):
     @property
     def _small(self) -> bool:
         """Whether to make all rows at once; no question where there are no values to look at."""
-        return not has_values(self.table) or self.heads * self.grid.query_count * self.grid.lattice_count <= SMALL
+        count = self.heads * self.grid.query_count * self.grid.lattice_count
+        return not has_values(self.table) or count <= block_sizes.ALL_ROWS
 
     @property
     def _all_rows(self) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import full_precision, has_values, product_dtype
+from attnconv.operators.base import full_precision, product_dtype
 from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import project, project_heads, transposed
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
@@ -34,8 +34,6 @@ def contract_factors(
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
-        if not has_values(x):
-            return contract_plainly(*cast)
         return _contraction(*cast)
 
 

@@ -19,11 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.autograd import Gradients
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
-from attnconv.operators.kernels.tiling import block_bytes
-
-LEAST_COLUMNS = 8  # of a part: fewer make thin products
+from attnconv.operators.kernels.tiling import block_bytes, spans
 
 
 def contract_short(
@@ -33,9 +32,9 @@ def contract_short(
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
-    for images, spans in _parts(x, weight, factors):
+    for images, parts in _parts(x, weight, factors):
         keys = _leading(x[images])
-        for columns in spans:
+        for columns in parts:
             mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
             projected = project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
             made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
@@ -50,16 +49,16 @@ def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"]
     x, weight, first, *inner = inputs
     exact = score_dtype(x.dtype)  # sums over parts lose nothing
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
-    for images, spans in _parts(x, weight, inputs[2:]):
+    for images, parts in _parts(x, weight, inputs[2:]):
         keys = _leading(x[images])
         total: Tensor | None = None
-        for columns in spans:
+        for columns in parts:
             part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
             chosen = (weight, first, *_of_columns(inner, columns))
             into = (*totals[:2], *_of_columns(totals[2:], columns))
             back = _pull_part(keys, chosen, part, into, wanted)
             if back is not None:
-                total = back if len(spans) == 1 else back.to(exact) if total is None else total.add_(back)
+                total = back if len(parts) == 1 else back.to(exact) if total is None else total.add_(back)
         if total is not None:
             to_x[images] = total.view(keys.shape).transpose(0, 1)
     totals.insert(0, to_x)
@@ -97,12 +96,10 @@ def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
     column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
-    most = max(block_bytes(x) // column, 1)
-    images = max(most // columns, 1)
-    width = math.ceil(columns / math.ceil(columns / max(most, LEAST_COLUMNS)))  # spans of about the same width
-    spans = [slice(start, min(start + width, columns)) for start in range(0, columns, width)]
-    for image in range(0, x.shape[0], images):
-        yield slice(image, min(image + images, x.shape[0])), spans
+    most = max(block_bytes(x.device.type) // column, 1)
+    count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
+    for some in spans(x.shape[0], max(most // columns, 1)):
+        yield some, spans(columns, math.ceil(columns / count))  # of about the same width
 
 
 def _leading(x: Float[Tensor, "b k *sizes c"]) -> Float[Tensor, "k b *sizes c"]:

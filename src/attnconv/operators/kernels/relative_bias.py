@@ -2,16 +2,16 @@
 
     S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
 
-No n x n array exists beyond a block of query rows that stays in a processor's cache, neither for the scores nor for the
-bias; the backward pass makes the block's probabilities again and uses, with G the gradient of O,
+Queries go in blocks of rows that stay in a processor's cache. The backward pass computes the probabilities of a block
+again and uses, with G the gradient of O,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
 
-On CUDA the fused kernels do the same (`attnconv.operators.kernels.fused_relative_bias`).
+On CUDA fused kernels do the same (`attnconv.operators.kernels.folded_relative_bias`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -21,12 +21,11 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.fused_relative_bias import Form, attend_flex, attend_folded, form_of
-
-BLOCK = 2**19  # scores of a block
-LEAST_ROWS = 16
+from attnconv.operators.kernels.folded_relative_bias import attend_folded
+from attnconv.operators.kernels.tiling import spans
 
 
 def attention_with_relative_bias(
@@ -98,24 +97,23 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """softmax(Q K^T + sum_a B_a) V, in the form that `form_of` names.
+    """softmax(Q K^T + sum_a B_a) V: by fused kernels on CUDA, elsewhere a block of rows at a time.
 
-    Scores and softmax are at least float32. On CUDA queries and keys in half precision meet as they are: the fused
-    kernels sum their products in float32, and the biases keep the digits that `attend_flex` and `attend_folded` name.
+    Scores and softmax are at least float32. On CUDA queries and keys in half precision are multiplied as they are: the
+    fused kernels sum their products in float32, and `attend_folded` keeps the digits of the biases.
 
     Args:
         queries: Scaled query vectors.
         keys: Key vectors of all lattice points, row-major.
         values: Of all lattice points; shared by the heads if the second size is 1.
-        biases: Per axis of the lattice, the scores of its positions; none for products alone.
+        biases: Per axis of the lattice, the scores of its positions; none for products only.
     """
-    dtype = score_dtype(values.dtype)
-    channels = (queries.shape[-1], values.shape[-1])
-    form = form_of(values.device, values.dtype, queries=queries.shape[2], axes=len(biases), channels=channels)
-    products = values.dtype if form in ("flex", "folded") else dtype  # those kernels sum in float32 by themselves
-    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(dtype) for bias in biases)]
+    exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
+    products = values.dtype if fused else exact
+    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(exact) for bias in biases)]
     with full_precision(values.device):
-        return _FORMS[form](*inputs).to(values.dtype)
+        out = attend_folded(*inputs) if fused else _attention(*inputs)
+        return out.to(values.dtype)
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
@@ -176,13 +174,13 @@ class _Room:
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """All images and rows of queries, in parts of about `BLOCK` scores."""
+    """All images and rows of queries, in parts of about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
-    rows = min(max(BLOCK // (heads * keys.shape[2]), LEAST_ROWS), count)
-    images = max(BLOCK // (heads * keys.shape[2] * count), 1) if rows == count else 1
-    for image in range(0, batch, images):
-        for row in range(0, count, rows):
-            yield slice(image, min(image + images, batch)), slice(row, min(row + rows, count))
+    most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
+    rows = min(max(most, block_sizes.LEAST_ROWS), count)
+    for images in spans(batch, max(most // count, 1)):
+        for some in spans(count, rows):
+            yield images, some
 
 
 def _part(
@@ -240,9 +238,3 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 _attention = recomputing(attend_plainly, _forward, _gradients)
-_FORMS: Mapping[Form, Callable[..., Tensor]] = {
-    "blocks": _attention,
-    "plain": attend_plainly,
-    "folded": attend_folded,
-    "flex": attend_flex,
-}

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from attnconv.grid import Axis, Grid
 from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest
-
-TILE = 64  # queries of a tile, over all axes
-BLOCK = 2**21  # numbers that are gathered at a time
 
 
 @final
@@ -53,7 +51,7 @@ def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> 
     Looks at values: not for the eyes of a compiler.
     """
     cut = 2 * math.log(torch.finfo(score_dtype(dtype)).eps)
-    length = max(round(TILE ** (1 / grid.dims)), 1)
+    length = max(round(block_sizes.WINDOW_TILE ** (1 / grid.dims)), 1)
     tallest = functools.reduce(lambda peaks, dim: _per_query(peaks, dim, grid.axes[dim]), range(grid.dims), table)
     floors = cut + functools.reduce(lambda part, dim: _per_tile(part, dim, length, -1), range(grid.dims), tallest)
     found = []
@@ -126,8 +124,9 @@ def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tenso
 def _portions(grid: Grid, box: tuple[Run, ...], values: Tensor) -> Iterator[tuple[slice, tuple[Run, ...]]]:
     run, *others = box
     row = math.prod(other.tiles for other in others) * math.prod(each.keys for each in box) * values.shape[-1]
-    height = min(max(BLOCK // row, 1), run.tiles)
-    images = max(BLOCK // (row * height), 1) if height == run.tiles else 1
+    most = block_sizes.WINDOW_BLOCK // (values.element_size() * row)
+    height = min(max(most, 1), run.tiles)
+    images = max(most // height, 1) if height == run.tiles else 1
     for tile in range(0, run.tiles, height):
         move = tile * run.queries
         part = replace(
