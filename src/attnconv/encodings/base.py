@@ -191,8 +191,9 @@ class SeparableEncoding(Encoding):
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
-        scores = enumerate(self._scores(grid, x))
-        return {POSITION: axis_sum([over_queries(grid, dim, score) for dim, score in scores])[None]}
+        indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
+        scores = zip(self._scores(grid, x), indices, strict=True)
+        return {POSITION: axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
     def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         dtype = score_dtype(x.dtype)
@@ -277,11 +278,6 @@ def separable_operator(
         return Kronecker.from_scores(grid, scores())
     rows = tables()
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
-
-
-def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> Float[Tensor, "h flat lattice"]:
-    """A score of one axis's queries -> the same for every query of the grid, flat and row-major."""
-    return score.index_select(1, grid.unravel(all_queries(grid, score.device))[dim])
 
 
 def _points(axes: list[Tensor]) -> Tensor:
