@@ -1,14 +1,14 @@
-"""Lemma 3 decided: which convolutions an attention layer can express, whatever its value weights.
+"""Decide Lemma 3: which convolutions an attention layer can express, for some value weights.
 
-Stack the attention rows of query q as A_q (heads x keys) and the indicators of the kernel's positions as E_q (kernel
+Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel's positions (kernel
 positions x keys). A layer with matrices W_h equals the convolution with matrices W_j for every image when, at every q,
 
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     and for every kernel if and only if     E_q = Phi A_q     for ALL q,
 
-with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. Weights do not depend on the query, so
-Phi must not. The paper asks that row(E_q) lie inside row(A_q) for each q, which gives each query a Phi_q of its own:
-necessary, but not sufficient. With two pixels and two heads, one always on pixel 1 and one always on pixel 2, each
-query's rows span its own pixel, and yet both queries get the same output: not even the identity is within reach.
+with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper asks that row(E_q) lie inside
+row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but not sufficient. With two pixels and two
+heads, one always on pixel 1 and one always on pixel 2, each query's rows span its own pixel, and yet both queries get
+the same output.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Expressiveness:
 @final
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """E_q = Phi A_q of one query, as far as it holds: the matrices of the paper's Figure 11.
+    """E_q = Phi A_q of one query: the matrices of the paper's Figure 11.
 
     Attributes:
         indicators: E_q, kernel positions x keys: a single one per row, or none where the tap sees a zero.
@@ -144,7 +144,7 @@ class Factorisation:
 
     @property
     def residual(self) -> float:
-        """||E_q - Phi A_q|| / ||E_q||; infinite where E_q is nothing and Phi A_q is not."""
+        """||E_q - Phi A_q|| / ||E_q||; infinite where only E_q is zero."""
         return float(residual(torch.cat((self.rows, self.indicators)).mT, self.phi))
 
 
@@ -249,9 +249,7 @@ def factorise(
     Example:
         >>> import torch
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
-        >>> [
-        ...     factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)
-        ... ]  # no Phi serves both
+        >>> [factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)]
         [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     with torch.no_grad():
@@ -273,7 +271,7 @@ def factorise(
 def layer_operator(
     layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """A layer's attention on images, or on any images of a size where it looks at positions alone.
+    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only.
 
     Raises:
         ValueError: Neither or both of x and sizes are given, or sizes where attention depends on content.

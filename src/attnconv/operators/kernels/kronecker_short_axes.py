@@ -1,4 +1,4 @@
-"""sum_h A_h X W_h over short axes, where heads have no bands worth cutting: in an order that keeps products large.
+"""sum_h A_h X W_h over short axes, for all heads at once: in an order that keeps products large.
 
     inner     Y_h = (F_h,2 (x) ..) X             all axes but the first; its keys lead, and images follow
     project   U_h = Y_h W_h                      one product per head
@@ -8,7 +8,7 @@ With G the gradient of out, V_h = G W_h^T and U_h's gradient F_h,1^T G,
 
     dW_h = Y_h^T (F_h,1^T G),     dF_h,1 = V_h Y_h^T,     dY_h = F_h,1^T V_h,     and dX, dF_h,2 .. from dY.
 
-Neither Y nor U nor V is kept or ever whole: images, or columns of one, follow each other in parts that stay in cache.
+Neither Y nor U nor V is kept or ever whole: images, or columns of one, go in parts that stay in cache.
 """
 
 import math
@@ -75,7 +75,7 @@ def _pull_part(
     """A part's gradient of its keys; those of weights and factors are added to the totals."""
     weight, first, *inner = inputs
     heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
-    mixed, met = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
+    mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
     if mixed is not None and wanted[1]:
         slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
         totals[0].add_(project_gradient(mixed.flatten(1, -2), slopes, groups))
@@ -87,11 +87,11 @@ def _pull_part(
         totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
     mixed, back = None, first.mT @ back  # the gradient of Y
     back = back.view(heads, -1, *(factor.shape[1] for factor in inner), keys.shape[-1])
-    return _unmix(back, keys, factors=inner, met=met, to_factors=totals[2:] if moving else (), wanted=wanted[0])
+    return _unmix(back, keys, factors=inner, steps=steps, to_factors=totals[2:] if moving else (), wanted=wanted[0])
 
 
 def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
-    """Images, and spans of columns (queries of the last axis) for which Y or U takes as many bytes as a block may."""
+    """Images, and spans of columns (queries of the last axis), for which Y or U fits in a block."""
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
@@ -117,18 +117,19 @@ def _of_image(image: Tensor, columns: slice) -> Tensor:
 def _mix(
     keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]], heads: int
 ) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
-    """Y, and what each axis but the last met, in the order of axes."""
+    """Y, and the input of each axis but the last, in the order of axes."""
     flat = keys.flatten(0, 1)
     if not factors:
         return flat.expand(heads, *flat.shape), []
     *others, last = factors
     lead = flat.shape[:-2]
-    wide = torch.bmm(_alike(last.flatten(0, 1), lead), flat.flatten(0, -3))  # the last axis, all heads at once
-    part, met = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
+    # The last axis, all heads at once.
+    wide = torch.bmm(last.flatten(0, 1).expand(math.prod(lead), -1, -1), flat.flatten(0, -3))
+    part, steps = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
     for dim, factor in reversed(list(enumerate(others, start=2))):
-        met.append(part)
+        steps.append(part)
         part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
-    return part, met[::-1]
+    return part, steps[::-1]
 
 
 def _unmix(
@@ -136,7 +137,7 @@ def _unmix(
     keys: Float[Tensor, "k b *sizes c"],
     *,
     factors: Sequence[Float[Tensor, "h _ _"]],
-    met: Sequence[Tensor],
+    steps: Sequence[Tensor],
     to_factors: Sequence[Tensor],
     wanted: bool,
 ) -> Float[Tensor, "kb *sizes c"] | None:
@@ -148,7 +149,7 @@ def _unmix(
         dim = place + 2
         flat = gradient.flatten(dim + 1)
         if to_factors:
-            outer = flat @ met[place].flatten(dim + 1).mT
+            outer = flat @ steps[place].flatten(dim + 1).mT
             to_factors[place].add_(outer.sum(tuple(range(1, dim)), dtype=to_factors[place].dtype))
         gradient = (_beside(factor.mT, dim) @ flat).unflatten(-1, gradient.shape[dim + 1 :])
     lead = gradient.shape[1:-2]
@@ -158,12 +159,7 @@ def _unmix(
         to_factors[-1].add_(outer.mT.view(last.shape))
     if not wanted:
         return None
-    return torch.bmm(_alike(last.flatten(0, 1).mT, lead), wide).view(*lead, -1, wide.shape[-1])
-
-
-def _alike(matrix: Float[Tensor, "q k"], lead: Sequence[int]) -> Float[Tensor, "n q k"]:
-    """The same matrix for all."""
-    return matrix.expand(math.prod(lead), -1, -1)
+    return torch.bmm(last.flatten(0, 1).mT.expand(math.prod(lead), -1, -1), wide).view(*lead, -1, wide.shape[-1])
 
 
 def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:

@@ -42,15 +42,15 @@ def attention_with_relative_bias(
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    Exact, differentiable in all five tensors: `scaled_dot_product_attention` without the n x n bias that it would have
-    to be given. Beside the inputs it keeps height + width numbers per query and head.
+    Exact, differentiable in all five tensors, and without the n x n bias that `scaled_dot_product_attention` needs. It
+    keeps the inputs and height + width numbers per query and head.
 
     Args:
         q: Query vectors of all pixels, row-major.
         k: Key vectors.
         v: Values, of any length f.
         row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
-            a shift beyond the table takes its outermost vector, so that a table serves images of any size.
+            a shift beyond the table takes its outermost vector.
         column_table: The same for column shifts.
         sizes: Height and width of the image, height * width = n.
         scale: Factor on all products; None for 1 / sqrt(e).
@@ -69,7 +69,7 @@ def attention_with_relative_bias(
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
         raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
-    # The biases keep their digits where q has few: they are sums of products, and large where a head is sharp.
+    # In the scores' dtype, since biases are sums of products, and large where a head is sharp.
     scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
@@ -160,13 +160,13 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 @final
 class _Room:
-    """Tensors that all blocks share: a new one for each would be fetched from the system page by page, and cleared."""
+    """Buffers that all blocks share: a new one for each would cost page faults."""
 
     def __init__(self, count: int) -> None:
         self._held: list[Tensor | None] = [None] * count
 
     def of(self, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Tensor number `place`, of any shape, not filled; the first block is the largest."""
+        """Buffer number `place` in a shape, not filled; the first block is the largest."""
         held, size = self._held[place], math.prod(shape)
         if held is None or held.numel() < size:
             held = self._held[place] = like.new_empty(size)
@@ -187,11 +187,8 @@ def _part(
     images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
 ) -> list[Tensor]:
     """Views of all inputs on a block; those that images share stay as they are."""
-
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor if tensor.shape[0] == 1 else tensor[images]
-
-    return [chosen(queries)[:, :, rows], chosen(keys), chosen(values), *(chosen(bias)[:, :, rows] for bias in biases)]
+    chosen = [part if part.shape[0] == 1 else part[images] for part in (queries, keys, values, *biases)]
+    return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) -> Float[Tensor, "b h r lattice"]:
@@ -200,7 +197,8 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     scores = room.of(0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # they are written first: the product adds itself to what is there
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
-        along = [bias.unflatten(-1, _beside(dim, len(biases))) for dim, bias in enumerate(biases)]
+        shapes = [[-1 if axis == dim else 1 for axis in range(len(biases))] for dim in range(len(biases))]
+        along = [bias.unflatten(-1, shape) for bias, shape in zip(biases, shapes, strict=True)]
         grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
         for bias in along[2:]:
             grid += bias
@@ -210,11 +208,6 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     else:
         torch.matmul(queries, keys.mT, out=scores)
     return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
-
-
-def _beside(dim: int, axes: int) -> list[int]:
-    """The shape of a vector along one of several axes."""
-    return [-1 if axis == dim else 1 for axis in range(axes)]
 
 
 def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
