@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from attnconv.operators.base import has_values
@@ -36,43 +36,18 @@ def recomputing(
     @final
     class Recomputing(torch.autograd.Function):
         @staticmethod
-        def forward(*inputs: Tensor) -> Tensor:
+        def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+            ctx.save_for_backward(*inputs)
             return forward(*inputs)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            del output
-            ctx.save_for_backward(*inputs)
-            ctx.save_for_forward(*inputs)
-
-        @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Gradients:
-            inputs = ctx.saved_tensors
-            found = _plain_gradients(plain, inputs, gradient, [True] * len(inputs))
-            return gradients(inputs, gradient, ctx.needs_input_grad) if found is None else found
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-            inputs = ctx.saved_tensors
-            moves = tuple(torch.zeros_like(v) if t is None else t for v, t in zip(inputs, tangents, strict=True))
-            # Forward modes cannot nest, so this is the transpose of the transpose.
-            pulled = torch.func.vjp(plain, *inputs)
-            moved: Tensor = torch.func.vjp(pulled[1], torch.zeros_like(pulled[0]))[1](moves)[0]
-            return moved
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-            del info
-            return torch.func.vmap(plain, in_dims=in_dims)(*inputs), 0
+            inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad
+            found = _plain_gradients(plain, inputs, gradient, wanted)
+            return gradients(inputs, gradient, wanted) if found is None else found
 
     apply: Callable[..., Tensor] = Recomputing.apply
-
-    def function(*inputs: Tensor) -> Tensor:
-        if not has_values(inputs[0]) or _is_tracing():  # `torch.jit.trace` records no custom function
-            return plain(*inputs)
-        return apply(*inputs)
-
-    return function
+    return lambda *inputs: plain(*inputs) if not has_values(inputs[0]) or _is_transformed() else apply(*inputs)
 
 
 def twice_differentiable(plain: Callable[..., Tensor], fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -108,32 +83,25 @@ def twice_differentiable(plain: Callable[..., Tensor], fast: Callable[..., Tenso
     def function(*inputs: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # which differentiates once, and traces into the function
             return fast(*inputs)
-        if _is_tracing() or _is_transformed() or any(unpack_dual(tensor).tangent is not None for tensor in inputs):
+        if _is_transformed():
             return plain(*inputs)
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)):
-            with torch.no_grad():
-                return fast(*(tensor.detach() for tensor in inputs))
-        return apply(*inputs)
+        return apply(*inputs) if torch.is_grad_enabled() else fast(*inputs)
 
     return function
 
 
 def checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """The function, which the backward pass runs again instead of keeping what it computed."""
-    if _is_tracing() or _is_transformed():  # which have no hooks for saved tensors
+    if _is_transformed():  # where tensors are saved without hooks
         return function(*inputs)
     out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return out
 
 
-def _is_tracing() -> bool:
-    """Inside `torch.jit.trace`."""
-    return torch._C._get_tracing_state() is not None
-
-
 def _is_transformed() -> bool:
-    """Inside `torch.func`."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Inside `torch.func`, forward-mode derivatives or `torch.jit.trace`, which record no custom function."""
+    states: list[object] = [torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()]
+    return forward_ad._current_level >= 0 or states != [None, None]
 
 
 def _plain_gradients(
