@@ -5,7 +5,6 @@ gradients of both tables included. All contenders compute the same from the same
 
     materialised    `scaled_dot_product_attention` with the n x n bias as its mask, as is usual
     folded          the same function, the biases folded in as more channels: no n x n bias
-    flex            FlexAttention, the biases added inside its kernel; where `attention_with_relative_bias` may use it
     linear          `attention_with_relative_bias`, whichever form it uses
 
 In bfloat16 queries, keys and values have that dtype and the tables stay float32. The difference from the materialised
@@ -24,10 +23,9 @@ from torch import Tensor
 
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.contractions import axis_sum
-from attnconv.operators.kernels.fused_relative_bias import attend_flex, attend_folded, forget_kernels, form_of
+from attnconv.operators.kernels.folded_relative_bias import attend_folded
 from attnconv.operators.kernels.relative_bias import attention_with_relative_bias, axis_scores
 from benchmarks.compare import Step, compare
-from benchmarks.measure import device_here
 from benchmarks.results import Results, Row
 
 QUICK = {"cases": ((1, 6), (2, 8)), "heads": 2, "channels": 8, "dtypes": ("float32",), "repeats": 2}
@@ -44,25 +42,15 @@ def run(
     """Times, peak memory and differences over the sizes."""
     rows: list[Row] = []
     for dtype, (batch, side) in itertools.product(dtypes, cases):
-        names = contenders(side, channels, dtype)
         rows += compare(
             prepare,
             {"batch": batch, "side": side, "heads": heads, "channels": channels, "dtype": dtype},
-            names,
+            tuple(_FORMS),
             case=f"{dtype}, {batch} x {heads} heads of {channels}, {side} x {side}",
             repeats=repeats,
             memory=side > 8,
         )
-        if "flex" in names:
-            forget_kernels()  # only a few sizes are compiled, and all others folded
     return Results("relative-bias", "times as fast as with the bias materialised", tuple(rows))
-
-
-def contenders(side: int, channels: int, dtype: str) -> tuple[str, ...]:
-    """Contenders of a case. FlexAttention has no gradients on a CPU, and uncompiled it holds all scores."""
-    kind = getattr(torch, dtype)
-    form = form_of(device_here(), kind, queries=side**2, axes=2, channels=(channels, channels))
-    return ("materialised", "folded", *(["flex"] if form == "flex" else []), "linear")
 
 
 def prepare(*, batch: int, side: int, heads: int, channels: int, dtype: str, contender: str) -> Step:
@@ -90,11 +78,6 @@ def _folded(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[
     return attend_folded(scaled, k, v, *biases)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
-    scaled, biases = _scaled(q, tables, sizes)
-    return attend_flex(scaled, k, v, *biases)
-
-
 def _linear(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> Tensor:
     return attention_with_relative_bias(q, k, v, tables[0], tables[1], sizes=sizes)
 
@@ -108,6 +91,5 @@ def _scaled(q: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> tuple[Te
 _FORMS: Mapping[str, Callable[..., Tensor]] = {
     "materialised": _materialised,
     "folded": _folded,
-    "flex": _flex,
     "linear": _linear,
 }

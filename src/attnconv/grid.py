@@ -1,9 +1,8 @@
-"""Where queries stand over keys: the geometry that every attention operator shares.
+"""Positions of queries and keys: the geometry that every attention operator shares.
 
-Along one axis an image has keys at the positions k = 0 .. m-1, spread `spacing` apart, and query i stands at
-`stride * i + offset`. The *shift* is key position minus query position, everywhere. Attention may look at more than
-the image: the **lattice** is the ordered list of all positions that take part in the softmax, and every lattice point
-either is an image key, is a copy of one, or holds zeros. The border rule decides which:
+Along one axis an image has m keys, `spacing` apart, and query i is at `stride * i + offset`. The *shift* is key
+position minus query position. The **lattice** is the ordered list of all positions that take part in the softmax; the
+border rule decides what its points hold:
 
     renormalise   lattice = the image's keys; rows over them sum to 1 (the paper's softmax)
     zero          lattice = keys, gaps and padding; gaps and padding hold zeros but take their share of the softmax
@@ -11,8 +10,8 @@ either is an image key, is a copy of one, or holds zeros. The border rule decide
     reflect       ... of the key mirrored at the edge (the edge itself not repeated)
     circular      ... of the key one period away
 
-Axes are independent: an image of several dimensions has the product of its axes' lattices, and *folding* lattice
-probabilities onto image keys works axis by axis. `docs/grid.md` states this as formulas; `tests/laws.py` holds them.
+The lattice of an image is the product of its axes' lattices, and *folding* lattice probabilities onto image keys works
+axis by axis. `docs/grid.md` states this as formulas; `tests/laws.py` tests them.
 """
 
 import math
@@ -81,14 +80,11 @@ class Axis:
 
     @property
     def shift_count(self) -> int:
-        """Number of different shifts that occur: those of `all_shifts`."""
+        """Number of different shifts: those of `all_shifts`."""
         return self.lattice_size + self.stride * (self.queries - 1)
 
     def all_shifts(self, device: torch.device | None = None) -> Tensor:
-        """Every shift from the last query to the first lattice point up to the reverse, ascending, int64.
-
-        Query i sees the window of `lattice_size` shifts that begins at entry stride * (n - 1 - i).
-        """
+        """Every shift that occurs, ascending, int64; query i sees `lattice_size` of them from stride * (n - 1 - i)."""
         first = 0 if self.border == "renormalise" else -self.padding[0]
         last_query = self.offset + self.stride * (self.queries - 1)
         return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
@@ -126,10 +122,7 @@ class Axis:
         return (probabilities * empty).sum(-1)
 
     def take(self, image: Tensor, dim: int, positions: Tensor) -> Tensor:
-        """What the lattice shows at `positions` (l,): `image` with its axis `dim` (size m) replaced by one of size l.
-
-        Positions outside the lattice are moved to its nearest point, as an attention head does that looks there.
-        """
+        """`image` at the lattice's `positions` (l,) along its axis `dim`; outside the lattice its nearest point."""
         lattice = self.lattice_positions(positions.device)
         sources = self.sources(positions.clamp(lattice[0], lattice[-1]))
         if self.border != "zero":
@@ -161,16 +154,15 @@ class Grid:
     ) -> "Grid":
         """The grid of a layer over an image.
 
-        A free layer has ceil(m / stride) queries per axis, whatever the padding. With a `window` (the extent
-        dilation * (kernel - 1) + 1 of a convolution's kernel) it has as many as that convolution:
-        (m + padding_before + padding_after - window) // stride + 1.
+        A free layer has ceil(m / stride) queries per axis, whatever the padding; with a `window`, as many as that
+        convolution has outputs: (m + padding_before + padding_after - window) // stride + 1.
 
         Args:
             sizes: Keys per axis, each at least 1.
             stride: Distance between queries, at least 1; one number or one per axis.
             padding: Points added to the lattice, at least 0: one number, one per axis, or (before, after) per axis.
             border: One of `renormalise`, `zero`, `replicate`, `reflect`, `circular`.
-            window: Extent of the kernel per axis, or None for a free layer.
+            window: Extent dilation * (kernel - 1) + 1 of a kernel per axis, or None for a free layer.
 
         Raises:
             ValueError: An axis without a pixel, or a window larger than the padded image.
@@ -179,15 +171,13 @@ class Grid:
         paddings = padding_pairs(padding, len(sizes))
         check_border(border)
         axes = []
+        _check_pixels(sizes)
         for axis, (size, step, pad) in enumerate(zip(sizes, strides, paddings, strict=True)):
-            if size < 1:
-                raise ValueError(bad("sizes", "every axis needs at least one pixel", tuple(sizes)))
             queries = -(-size // step) if window is None else (size + pad[0] + pad[1] - window[axis]) // step + 1
             if queries < 1:
                 got = f"window {tuple(window or ())} over an image of {tuple(sizes)} padded by {paddings}"
-                raise ValueError(
-                    bad("window", "must not exceed the padded image", got, "Use a larger image or padding.")
-                )
+                fix = "Use a larger image or padding."
+                raise ValueError(bad("window", "must not exceed the padded image", got, fix))
             axes.append(Axis(size=size, queries=queries, stride=step, padding=pad, border=border))
         return Grid(tuple(axes))
 
@@ -200,16 +190,15 @@ class Grid:
         output_padding: int | Sequence[int] = 0,
         window: Sequence[int],
     ) -> "Grid":
-        """The grid of a transposed convolution: keys stand `stride` apart on the lattice of its output.
+        """The grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
-        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries. The
-        lattice holds zeros between the keys and around them as far as the window reaches.
+        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries.
 
         Args:
             sizes: Keys per axis, each at least 1.
             stride: Distance between neighbouring keys, at least 1; one number or one per axis.
-            padding: What the transposed convolution cuts off its output, as nn.ConvTranspose2d names it.
-            output_padding: What it adds after the last output, at least 0.
+            padding: Cut off the output, as by nn.ConvTranspose2d.
+            output_padding: Added after the last output, at least 0.
             window: Extent dilation * (kernel - 1) + 1 of the kernel per axis.
 
         Raises:
@@ -217,12 +206,10 @@ class Grid:
         """
         strides = per_axis("stride", stride, len(sizes), least=1)
         extras = per_axis("output_padding", output_padding, len(sizes), least=0)
+        paddings = padding_pairs(padding, len(sizes))
         axes = []
-        for size, step, (before, after), extra, extent in zip(
-            sizes, strides, padding_pairs(padding, len(sizes)), extras, window, strict=True
-        ):
-            if size < 1:
-                raise ValueError(bad("sizes", "every axis needs at least one pixel", tuple(sizes)))
+        _check_pixels(sizes)
+        for size, step, (before, after), extra, extent in zip(sizes, strides, paddings, extras, window, strict=True):
             queries = step * (size - 1) + extent - before - after + extra
             if queries < 1:
                 got = f"padding {(before, after)} of {queries + before + after} outputs"
@@ -305,14 +292,9 @@ class Grid:
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
             if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):
-                raise ValueError(
-                    bad(
-                        "encoding",
-                        "content-based scores need every query on a pixel",
-                        f"queries from {axis.offset} to {last} over {axis.size} pixels {axis.spacing} apart",
-                        "Use a position-only encoding.",
-                    )
-                )
+                requirement, fix = "content-based scores need every query on a pixel", "Use a position-only encoding."
+                got = f"queries from {axis.offset} to {last} over {axis.size} pixels {axis.spacing} apart"
+                raise ValueError(bad("encoding", requirement, got, fix))
             if axis.stride > 1 or axis.offset > 0 or axis.queries != axis.size:
                 image = image.index_select(dim, axis.query_positions(image.device))
         return image
@@ -334,9 +316,7 @@ def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
     numbers = [number for pair in pairs for number in pair]
     whole_pairs = len(pairs) == dims and all(len(pair) == 2 for pair in pairs)
     if not whole_pairs or not all(is_index(v) and _plain(v) >= 0 for v in numbers):
-        requirement = (
-            f"must be a whole number of at least 0, one for each of {dims} axes, or a (before, after) pair each"
-        )
+        requirement = f"must be a whole number of at least 0, one for each of {dims} axes, or (before, after) pairs"
         raise ValueError(bad("padding", requirement, repr(padding)))
     return tuple((_plain(before), _plain(after)) for before, after in pairs)
 
@@ -346,6 +326,11 @@ def _plain(value: SupportsIndex) -> int:
     if isinstance(value, torch.SymInt):
         return cast("int", value)
     return operator.index(value)
+
+
+def _check_pixels(sizes: Sequence[int]) -> None:
+    if any(size < 1 for size in sizes):
+        raise ValueError(bad("sizes", "every axis needs at least one pixel", tuple(sizes)))
 
 
 def check_border(border: str) -> None:

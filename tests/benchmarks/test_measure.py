@@ -10,8 +10,7 @@ import torch
 import torch.utils.benchmark
 from torch import Tensor
 
-from attnconv.operators.kernels import fused_relative_bias
-from benchmarks import memory_process, relative_bias
+from benchmarks import memory_process
 from benchmarks.measure import Ratio, device_here, exponent, interleaved, measuring_on, memory_of
 from benchmarks.results import Row
 
@@ -78,8 +77,6 @@ def test_no_measurement_asks_torch_for_its_default_device(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch, "empty", lambda size: SimpleNamespace(device=torch.device("cuda")))
     assert device_here().type == "cuda"
-    monkeypatch.setattr(fused_relative_bias, "can_compile", lambda device: True)
-    assert "flex" in relative_bias.contenders(24, 32, "bfloat16")
 
 
 def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:

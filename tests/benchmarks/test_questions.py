@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import flex_attention as torch_flex
 
 from attnconv.models.factory import build
-from attnconv.operators.kernels import fused_relative_bias
 from benchmarks import compare, gated, megapixel, model_step, position_only, relative_bias
 from benchmarks.__main__ import ask, settings_of
 from benchmarks.measure import Memory, measuring_on, memory_of
 from benchmarks.results import QUESTIONS, Results
-from tests.tolerances import tolerance
 
 
 @pytest.fixture(autouse=True)
@@ -85,36 +82,6 @@ def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
     low = [row.difference for row in rows if row.case.startswith("bfloat16") and row.difference is not None]
     assert len(low) == 4
     assert all(1e-4 < difference < 5e-2 for difference in low)
-
-
-@pytest.mark.parametrize(
-    ("device", "side", "expected"),
-    [
-        ("cpu", 24, ("materialised", "folded", "linear")),
-        ("cuda", 24, ("materialised", "folded", "flex", "linear")),
-        ("cuda", 8, ("materialised", "folded", "linear")),
-    ],
-)
-def test_flex_attention_runs_where_the_library_may_take_it(
-    device: str, side: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused_relative_bias, "can_compile", lambda device: True)
-    monkeypatch.setattr(relative_bias, "device_here", lambda: torch.device(device))
-    assert relative_bias.contenders(side, 32, "bfloat16") == expected
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_flex_attention_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU it refuses gradients, for want of a compiled kernel; uncompiled it has them."""
-    if not hasattr(torch_flex, "_validate_device"):
-        pytest.skip("this torch names its check differently")
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-    flex, exact = (
-        relative_bias.prepare(batch=2, side=3, heads=2, channels=8, dtype="float32", contender=name)()
-        for name in ("flex", "materialised")
-    )
-    for one, other in zip(flex, exact, strict=True):
-        torch.testing.assert_close(one, other, **tolerance(torch.float32, scale=3))  # sums of float32 in another order
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnconv.encodings import Encoding, LearnedRelative, Quadratic, Relative, base
+from attnconv.encodings import Encoding, LearnedRelative, Quadratic, Relative
 from attnconv.grid import BORDERS, Border, Grid
-from attnconv.operators import Kronecker, Toeplitz, toeplitz
+from attnconv.operators import Kronecker, Toeplitz
+from attnconv.operators.kernels import block_sizes
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -22,7 +23,7 @@ def both(encoding: Encoding, grid: Grid, x: torch.Tensor) -> tuple[Toeplitz, Kro
     """The operator without a stored factor, and with it."""
     stored = encoding.operator(grid, x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "SMALL", 1000)
+        patch.setattr(block_sizes, "ALL_ROWS", 1000)
         lean = encoding.operator(grid, x)
     assert isinstance(lean, Toeplitz)
     assert isinstance(stored, Kronecker)
@@ -35,14 +36,14 @@ def both(encoding: Encoding, grid: Grid, x: torch.Tensor) -> tuple[Toeplitz, Kro
 def test_outputs_and_gradients_equal_those_of_a_stored_factor(
     name: str, border: Border, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toeplitz, "SMALL", 1000)
     encoding = MAKERS[name](len(sizes)).double()
     grid = Grid.make(sizes, border=border, padding=3 if border == "zero" or sizes == (300,) else 0)
     x = torch.randn(1, *sizes, 2, dtype=DOUBLE, requires_grad=True)
     weight = torch.randn(3, 2, 2, dtype=DOUBLE, requires_grad=True)
     leaves = [x, weight, *encoding.parameters()]
-    found = []
-    for operator in both(encoding, grid, x):
+    found, operators = [], both(encoding, grid, x)
+    monkeypatch.setattr(block_sizes, "ALL_ROWS", 1000)
+    for operator in operators:
         out = operator.contract(x, weight)
         rows = operator.rows(torch.tensor([0, 7, grid.query_count - 1]))
         found.append([out, rows, *torch.autograd.grad(out.square().sum(), leaves)])

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker
-from attnconv.operators.kernels import kronecker_short_axes, tiling
+from attnconv.operators.kernels import block_sizes, tiling
 from attnconv.operators.kernels.contractions import contract_rows
 from attnconv.operators.kernels.kronecker_contraction import contract_factors, contract_plainly
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
@@ -64,12 +64,12 @@ def check_gradients(fast: Tensor, slow: Tensor, inputs: list[Tensor], dtype: tor
 def test_every_split_equals_the_plain_products(
     sizes: tuple[int, ...], queries: tuple[int, ...], block: int, axis: int, strip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "STRIP", strip)
-    monkeypatch.setattr(tiling, "BLOCK", block)
-    monkeypatch.setattr(tiling, "LEAST_ROWS", 2)
-    monkeypatch.setattr(tiling, "LONG_AXIS", axis)
-    monkeypatch.setattr(tiling, "TILE", 2)
-    monkeypatch.setattr(kronecker_short_axes, "LEAST_COLUMNS", 2)
+    monkeypatch.setattr(block_sizes, "STRIP", strip)
+    monkeypatch.setattr(block_sizes, "KRONECKER_BLOCK", block)
+    monkeypatch.setattr(block_sizes, "LEAST_ROWS", 2)
+    monkeypatch.setattr(block_sizes, "LONG_AXIS", axis)
+    monkeypatch.setattr(block_sizes, "BAND_TILE", 2)
+    monkeypatch.setattr(block_sizes, "LEAST_COLUMNS", 2)
     for outputs in (5, 3):  # the mixing comes first, or the projection
         for band in (True, False):
             check(problem(sizes, queries, band=band, outputs=outputs))
@@ -103,7 +103,7 @@ def test_no_tensor_outgrows_a_block_and_the_inputs(
     sizes: tuple[int, ...], channels: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long axes, few channels: what the factors' gradients are summed from has more numbers than the mixed pixels."""
-    monkeypatch.setattr(tiling, "BLOCK", 2**17)
+    monkeypatch.setattr(block_sizes, "KRONECKER_BLOCK", 2**17)
     x, weight = torch.randn(40, *sizes, channels).to(dtype), torch.randn(3, channels, outputs).to(dtype)
     factors = [torch.rand(3, size, size).to(dtype) for size in sizes]
     with Largest(x, weight, *factors) as forward:
@@ -132,10 +132,10 @@ def test_rows_for_all_images_have_no_gradient_of_each_image_where_there_are_more
 def axes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of the two ways is gone: in large products, or head by head over bands, tiles and strips."""
     if request.param == "long":
-        monkeypatch.setattr(tiling, "LONG_AXIS", 1)
-        monkeypatch.setattr(tiling, "TILE", 2)
-        monkeypatch.setattr(tiling, "STRIP", 2)
-        monkeypatch.setattr(tiling, "BLOCK", 2**10)
+        monkeypatch.setattr(block_sizes, "LONG_AXIS", 1)
+        monkeypatch.setattr(block_sizes, "BAND_TILE", 2)
+        monkeypatch.setattr(block_sizes, "STRIP", 2)
+        monkeypatch.setattr(block_sizes, "KRONECKER_BLOCK", 2**10)
     return str(request.param)
 
 
@@ -176,10 +176,10 @@ def test_vmap_over_any_input() -> None:
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("far", [False, True])
 def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "STRIP", 35)
-    monkeypatch.setattr(tiling, "LONG_AXIS", 16)
-    monkeypatch.setattr(tiling, "TILE", 8)
-    monkeypatch.setattr(tiling, "BLOCK", 16000)
+    monkeypatch.setattr(block_sizes, "STRIP", 35)
+    monkeypatch.setattr(block_sizes, "LONG_AXIS", 16)
+    monkeypatch.setattr(block_sizes, "BAND_TILE", 8)
+    monkeypatch.setattr(block_sizes, "KRONECKER_BLOCK", 16000)
     encoding = Quadratic(4, 2).double()
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor([[0.0, 0.3], [3.0, -40.0], [0.0, 0.0], [-2.5, 90.0]]))

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import attnconv
-from attnconv.operators.kernels import relative_bias
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.fused_relative_bias import attend_folded
+from attnconv.operators.kernels.folded_relative_bias import attend_folded
 from attnconv.operators.kernels.relative_bias import attend, attention_with_relative_bias
 from tests.tolerances import tolerance
 
@@ -34,8 +34,8 @@ def problem(sizes: tuple[int, ...], *, shared: bool, batches: tuple[int, int, in
 def test_every_split_equals_the_softmax_of_all_scores(
     sizes: tuple[int, ...], shared: bool, batches: tuple[int, int, int], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relative_bias, "BLOCK", block)
-    monkeypatch.setattr(relative_bias, "LEAST_ROWS", 2)
+    monkeypatch.setattr(block_sizes, "SCORES_BLOCK", 8 * block)
+    monkeypatch.setattr(block_sizes, "LEAST_ROWS", 2)
     inputs = problem(sizes, shared=shared, batches=batches)
     expected = attend_plainly(*inputs)
     g = torch.randn_like(expected)

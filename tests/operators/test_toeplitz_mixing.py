@@ -8,8 +8,8 @@ from torch import Tensor
 
 from attnconv.encodings import GeneralizedQuadratic
 from attnconv.grid import Grid
-from attnconv.operators import Toeplitz, toeplitz
-from attnconv.operators.kernels import toeplitz_fft, toeplitz_mixing, toeplitz_tiles
+from attnconv.operators import Toeplitz
+from attnconv.operators.kernels import block_sizes, toeplitz_mixing, toeplitz_tiles
 from attnconv.operators.kernels.toeplitz_mixing import mix_by_shift, mix_plainly
 from tests.laws import CHANNELS, HEADS, contracted, images
 from tests.tolerances import tolerance
@@ -66,8 +66,8 @@ def both(grid: Grid, values: Tensor, table: Tensor) -> list[tuple[Tensor, Tensor
 @pytest.mark.parametrize("head", [*HEADS_OF, "any"])
 @pytest.mark.parametrize("name", GRIDS)
 def test_windows_equal_the_matrix(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz_tiles, "TILE", 8)
-    monkeypatch.setattr(toeplitz_tiles, "BLOCK", 500)
+    monkeypatch.setattr(block_sizes, "WINDOW_TILE", 8)
+    monkeypatch.setattr(block_sizes, "WINDOW_BLOCK", 4000)
     grid = GRIDS[name]
     any_table = torch.randn([axis.shift_count for axis in grid.axes], dtype=DOUBLE) * 30
     table = any_table if head == "any" else table_of(grid, head)
@@ -79,8 +79,8 @@ def test_windows_equal_the_matrix(name: str, head: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", GRIDS)
 def test_spectrum_equals_the_matrix(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toeplitz_mixing, "_prefers_spectrum", lambda *_: True)
-    monkeypatch.setattr(toeplitz_mixing, "COLUMNS", 3000)
-    monkeypatch.setattr(toeplitz_fft, "APART", 20000)
+    monkeypatch.setattr(block_sizes, "SPECTRUM_BLOCK", 24000)
+    monkeypatch.setattr(block_sizes, "ROWS_BLOCK", 80000)
     grid = GRIDS[name]
     table = table_of(grid, head)
     for fast, plain in both(grid, *inputs_of(grid, table, torch.float32)):
@@ -138,7 +138,7 @@ def test_derivatives_of_every_kind(name: str) -> None:
 @pytest.mark.parametrize("outputs", [6, 24])
 @pytest.mark.parametrize("name", ["square", "zero", "reflect", "stride", "line", "cube"])
 def test_large_problems_go_head_by_head(name: str, outputs: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz, "SMALL", 0)
+    monkeypatch.setattr(block_sizes, "ALL_ROWS", 0)
     grid = GRIDS[name]
     tables = torch.stack([table_of(grid, head) for head in ("local", "wide", "beyond")]).requires_grad_()
     operator = Toeplitz(grid, tables)
@@ -154,7 +154,7 @@ def test_large_problems_go_head_by_head(name: str, outputs: int, groups: int, mo
 
 
 def test_half_precision_follows_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz, "SMALL", 0)
+    monkeypatch.setattr(block_sizes, "ALL_ROWS", 0)
     grid = GRIDS["square"]
     operator = Toeplitz(
         grid, torch.stack([table_of(grid, head) for head in ("local", "wide", "sharp")]), dtype=torch.float32

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnconv import Kronecker, Quadratic, SelfAttention2d
 from attnconv.encodings import encoding_named
 from attnconv.grid import Grid
-from attnconv.operators import toeplitz
+from attnconv.operators.kernels import block_sizes
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -18,7 +18,7 @@ both_orders = pytest.mark.parametrize("outputs", [4, 2])
 
 @pytest.fixture(autouse=True)
 def no_problem_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz, "SMALL", 0)
+    monkeypatch.setattr(block_sizes, "ALL_ROWS", 0)
 
 
 def layer(encoding: str, outputs: int = 4) -> SelfAttention2d:

@@ -1,8 +1,7 @@
-"""What an encoding is: learned parameters that say how much a query likes a shift, laid over a grid as an operator.
+"""Base classes of positional encodings: learned attention scores as a function of the shift, laid over a grid.
 
-Two open classes cover encodings of one's own. Derive from `SeparableEncoding` where the score is a sum over axes (its
-operator is a `Kronecker` product, the fast case) and from `JointEncoding` where it is not (`Toeplitz`); implement one
-method. Every other class of the room is final. `docs/own-encoding.md` walks through an example.
+For a custom encoding derive from `SeparableEncoding` where the score is a sum over axes (its operator is a `Kronecker`
+product, the fast case), else from `JointEncoding` (`Toeplitz`); see `docs/own-encoding.md`.
 """
 
 import abc
@@ -20,13 +19,12 @@ from attnconv._util.value_checks import whole
 from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.toeplitz import SMALL, Toeplitz
+from attnconv.operators.toeplitz import Toeplitz
 
 POSITION = "position-position"
-MOST_DIMS = 3
-FACTOR = 64  # entries of an axis's factor per query of the grid, up to which factors are stored
 
 
 @final
@@ -59,22 +57,22 @@ class Gaussians:
 
 
 class Encoding(nn.Module, abc.ABC):
-    """How much each head's query likes each key, as a function of positions and perhaps of content.
+    """Attention scores of each head as a function of positions and perhaps of content.
 
-    `plan`, error bounds, pruning, head records and the explorer use the methods below and never the class, so they work
-    with an encoding of your own.
+    `plan`, error bounds, pruning, head records and the explorer only use the methods below, so they work with a custom
+    encoding.
 
     Args:
         heads: Number of heads h, at least 1.
         dims: Number of axes, 1 to 3.
 
     Attributes:
-        undecayed: Names of the parameters that weight decay must leave alone (a centre has no reason to be small).
-        by_head: Names of the parameters, and of the submodules with parameters, whose first axis is made of one equal
-            part for each head, in order; None where the class does not say.
-        reads_content: Whether scores depend on the image; otherwise they depend on the shift alone.
+        undecayed: Names of the parameters without weight decay (a centre has no reason to be small).
+        by_head: Names of the parameters and submodules whose first axis holds one equal part per head, in order; None
+            where the class does not say.
+        reads_content: Whether scores depend on the image, or on the shift only.
         table_channels: Length of the vectors of shifts that a linear map takes to scores, 0 without such a table. The
-            authors' code applies it to all pairs of rows and of columns, which the paper's count of operations holds.
+            paper's count of operations includes that map for all pairs of rows and of columns.
     """
 
     reads_content: bool = True
@@ -88,7 +86,7 @@ class Encoding(nn.Module, abc.ABC):
         super().__init__()
         self.heads = whole("heads", heads, 1)
         self.dims = whole("dims", dims, 1)
-        if dims > MOST_DIMS:
+        if dims > 3:
             raise ValueError(bad("dims", "must be 1, 2 or 3", dims))
 
     @abc.abstractmethod
@@ -108,9 +106,9 @@ class Encoding(nn.Module, abc.ABC):
         return None
 
     def mass_off(self) -> Float64[Tensor, "h"] | None:
-        """The most attention that each head can give to keys other than the one nearest to its centre.
+        """Upper bound of each head's attention off the key nearest to its centre; None if unknown.
 
-        None where that is not known; by default it is known of Gaussians along the axes.
+        By default it is known of Gaussians along the axes.
         """
         heads = self.gaussians()
         if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:
@@ -119,9 +117,9 @@ class Encoding(nn.Module, abc.ABC):
         return mass_off_nearest(alpha, centres - centres.round())
 
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The shift that each head attends alone, or None where a head is soft. Looks at values.
+        """The only shift that each head attends to; None where a head is soft.
 
-        Hard means: on an unbounded grid the mass off the nearest shift is below the parameters' eps.
+        A head is hard if on an unbounded grid its mass off the nearest shift is below the parameters' eps.
         """
         heads, mass = self.gaussians(), self.mass_off()
         if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
@@ -132,13 +130,13 @@ class Encoding(nn.Module, abc.ABC):
 
     @final
     def select_heads(self, heads: Sequence[int]) -> "Encoding":
-        """A copy with these heads only, in this order: every parameter in `by_head` keeps their parts.
+        """A copy with these heads only, in this order; a head may occur twice.
 
         Args:
-            heads: One or more of 0 .. self.heads - 1; a head named twice is there twice.
+            heads: One or more of 0 .. self.heads - 1.
 
         Raises:
-            ValueError: No head or one that does not exist is named, or the class does not say what belongs to a head.
+            ValueError: No head or one that does not exist is named, or `by_head` is None.
 
         Example:
             >>> from attnconv import Quadratic
@@ -149,9 +147,7 @@ class Encoding(nn.Module, abc.ABC):
         name = type(self).__name__
         if self.by_head is None:
             fix = f"Set {name}.by_head, () if heads have no parameters of their own."
-            raise ValueError(
-                bad("by_head", "must name the parameters with a part for each head", f"None in {name}", fix)
-            )
+            raise ValueError(bad("by_head", "must name the parameters with a part per head", f"None in {name}", fix))
         if not heads or any(not 0 <= head < self.heads for head in heads):
             raise ValueError(bad("heads", f"must be one or more of 0 .. {self.heads - 1}", list(heads)))
         picked = copy.deepcopy(self)
@@ -177,12 +173,11 @@ class SeparableEncoding(Encoding):
 
     @abc.abstractmethod
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
-        """The part of the score that one axis contributes, for each head.
+        """One axis's part of the score, for each head.
 
         Args:
-            axis: Which axis, 0 for the first (height in 2-D).
-            shifts: Key minus query along that axis, whole numbers. Column l is the l-th lattice point, row i the i-th
-                query; each row counts up by one.
+            axis: Index of the axis, 0 for the first (height in 2-D).
+            shifts: Key minus query along that axis, whole numbers: one row per query, one column per lattice point.
         """
 
     @final
@@ -191,8 +186,9 @@ class SeparableEncoding(Encoding):
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
-        scores = enumerate(self._scores(grid, x))
-        return {POSITION: axis_sum([over_queries(grid, dim, score) for dim, score in scores])[None]}
+        indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
+        scores = zip(self._scores(grid, x), indices, strict=True)
+        return {POSITION: axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
     def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         dtype = score_dtype(x.dtype)
@@ -216,7 +212,7 @@ class JointEncoding(Encoding):
 
         Args:
             shifts: Key minus query, whole numbers, one per axis in the last dimension; in float64 on devices that
-                have it, since one table of scores serves every query and only differences within its row count.
+                have it, since only differences of scores count.
         """
 
     @final
@@ -235,11 +231,7 @@ class JointEncoding(Encoding):
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
-    """The heads of what was given as an encoding with Gaussian heads.
-
-    Args:
-        encoding: What was given.
-        argument: The argument's name.
+    """The Gaussian heads of an encoding that was passed as `argument`.
 
     Raises:
         TypeError: It is no encoding.
@@ -268,19 +260,15 @@ def separable_operator(
         x: The image.
         heads: Number of heads.
         scores: Computes one (h, queries, lattice) for each axis, for a Kronecker product.
-        tables: Computes the scores of all shifts, one (h, shifts) for each axis in the widest dtype. They are used on
-            one long axis, where a factor would be the whole matrix.
+        tables: Computes one (h, shifts) for each axis in the widest dtype, for one long axis, where a factor would be
+            the whole matrix.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
-    if largest <= FACTOR * grid.query_count or heads * largest <= SMALL or not has_values(x):
+    few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
+    if few or not has_values(x):
         return Kronecker.from_scores(grid, scores())
     rows = tables()
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
-
-
-def over_queries(grid: Grid, dim: int, score: Float[Tensor, "h n lattice"]) -> Float[Tensor, "h flat lattice"]:
-    """A score of one axis's queries -> the same for every query of the grid, flat and row-major."""
-    return score.index_select(1, grid.unravel(all_queries(grid, score.device))[dim])
 
 
 def _points(axes: list[Tensor]) -> Tensor:

@@ -39,14 +39,9 @@ def position_scores(
     dim: int,
     grid: Grid,
 ) -> Float[Tensor, "#b h n lattice"]:
-    """q . r[shift along axis `dim`]: every query meets every vector once, then picks those of its own shifts.
+    """q . r[shift along axis `dim`], with the index into `vectors` for each (query, lattice point) in `rows`.
 
-    Args:
-        query: Scaled query vectors of all queries of the grid.
-        vectors: The vectors r of all shifts along the axis.
-        rows: Which vector belongs to each of the axis's (query, lattice point) pairs.
-        dim: The axis.
-        grid: The grid.
+    Every query is multiplied with every vector once and picks those of its own shifts.
     """
     with full_precision(query.device):
         products = query @ vectors.mT  # (b, h, n, t)
@@ -55,7 +50,7 @@ def position_scores(
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
-    """The length of a head's query and key: unless said otherwise in_channels, or the next multiple above."""
+    """The length of a head's query and key, by default in_channels or the next multiple above."""
     in_channels = whole("in_channels", in_channels, 1)
     if head_channels is None:
         return next_multiple(in_channels, multiple_of)

@@ -25,7 +25,7 @@ from torch import Tensor
 def mass_off_nearest(
     alpha: Float64[Tensor, "*heads dims"], offset: Float64[Tensor, "*#heads #dims"]
 ) -> Float64[Tensor, "*heads"]:
-    """Largest probability that Gaussian heads give to keys other than their nearest: 1 - prod_a 1 / S(alpha_a, f_a).
+    """Upper bound of the attention of Gaussian heads off their nearest key: 1 - prod_a 1 / S(alpha_a, f_a).
 
     Args:
         alpha: Sharpness along each axis, positive, in 1 / pixel^2.

@@ -1,9 +1,9 @@
-"""Heads that begin as the taps of a small kernel: one on each of the shifts nearest to the own position, and narrow.
+"""Initialise heads as the taps of a small kernel: one on each of the shifts nearest to the query, and narrow.
 
     Delta_h = the h-th shift in order of length, ties row-major;        alpha = s^2 / 2 = 2 in place of 1/2
 
 Nine heads on an image are the 3 x 3 kernel. On an unbounded image each gives its own shift
-(sum_k exp(-2 k^2))^-2 = 62 % of its attention; the paper's heads, of spread 1, give the key below them 16 %.
+(sum_k exp(-2 k^2))^-2 = 62 % of its attention; the paper's heads, of spread 1, give the nearest key 16 %.
 """
 
 import itertools
@@ -18,11 +18,7 @@ NEIGHBOUR_SPREAD = 2.0
 
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
-    """The shifts of a lattice that are nearest to 0, the shortest first and those of equal length row-major.
-
-    Args:
-        count: How many, at least 1.
-        dims: Number of axes, at least 1.
+    """The `count` shifts over `dims` axes that are nearest to 0, shortest first and ties row-major.
 
     Raises:
         ValueError: Fewer than one of either.
@@ -39,15 +35,10 @@ def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
 
 
 def start_at_neighbours(encoding: Encoding) -> None:
-    """Move the heads of a fresh encoding to the nearest shifts, in place, and narrow them.
-
-    Spreads keep what was drawn around their mean, twice as large.
-
-    Args:
-        encoding: Of Gaussian heads.
+    """Move Gaussian heads to the nearest shifts, in place, and double their spreads.
 
     Raises:
-        TypeError: It is no encoding.
+        TypeError: `encoding` is no encoding.
         ValueError: Its heads are no Gaussians.
 
     Example:

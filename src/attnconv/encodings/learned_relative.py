@@ -4,8 +4,7 @@
     with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
 
 where a runs over axes, r_a is the axis's table, and q_h,a is the a-th equal part of the query vector of e channels.
-A table has 2 * max_shift + 1 rows. **Another image size:** a shift beyond the table takes the table's outermost row, so
-weights learned on one size serve every size, and a larger image only adds shifts that all count as "far".
+A shift beyond the table takes its outermost row, so weights learned on one image size serve every size.
 """
 
 import math
@@ -48,9 +47,8 @@ class LearnedRelative(SeparableEncoding):
 
     def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
         super().__init__(heads, dims)
-        self.max_shift = check_max_shift(max_shift)
-        channels = whole("channels", channels, 1)
-        self.table_channels = channels
+        self.max_shift = whole("max_shift", max_shift, 0)
+        self.table_channels = whole("channels", channels, 1)
         self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
         self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
 
@@ -84,7 +82,7 @@ class LearnedRelativeContent(Encoding):
     ) -> None:
         super().__init__(heads, dims)
         self.head_channels = check_head_channels(in_channels, head_channels, multiple_of=dims)
-        self.max_shift = check_max_shift(max_shift)
+        self.max_shift = whole("max_shift", max_shift, 0)
         self.query = nn.Linear(in_channels, heads * self.head_channels)
         self.key = nn.Linear(in_channels, heads * self.head_channels)
         rows, part = 2 * max_shift + 1, self.head_channels // dims
@@ -119,8 +117,3 @@ def table_rows(
 ) -> Int[Tensor, "n lattice"]:
     """The table row of each shift: shifts beyond the table take its outermost rows."""
     return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift
-
-
-def check_max_shift(max_shift: int) -> int:
-    """Refuse a table without a row for shift 0."""
-    return whole("max_shift", max_shift, 0)

@@ -9,8 +9,7 @@ The softmax does not see a constant, so scores are taken relative to a nearby sh
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta).
 
 With d0 the row's nearest key nothing overflows or cancels, however far the centre lies or however sharp the head is.
-A full covariance has one table of scores for all rows: there d0 is the nearest shift of the table, and float64 does the
-rest.
+A full covariance has one table of scores for all rows, in float64; there d0 is the nearest shift of the table.
 """
 
 from typing import final
@@ -63,7 +62,7 @@ class Quadratic(SeparableEncoding):
 
     @property
     def covariance(self) -> Float[Tensor, "h dims dims"]:
-        """Covariance of the Gaussian on an unbounded, continuous image: 1 / (2 alpha) on the diagonal, in pixel^2."""
+        """Covariance of the continuous Gaussian: 1 / (2 alpha) on the diagonal, in pixel^2."""
         return torch.diag_embed((0.5 / self.alpha).expand(self.heads, self.dims))
 
     def gaussians(self) -> Gaussians:
@@ -86,9 +85,8 @@ class GeneralizedQuadratic(JointEncoding):
         centre_std: Standard deviation of the initial centres, in pixels.
         spread_std: Standard deviation of the entries of the initial S around the identity.
 
-    As in every softmax, the gradient of a score is a difference of numbers as large as the image's mean, and rounding
-    is relative to those. Normalise images: in float32, where pixels are 100 with a deviation of 0.3, the gradient of
-    `root_precision` can be off by 1e-3 and more of its size, and where the mean is 0 by 1e-6 to 1e-5.
+    Normalise images: gradients of scores are differences of numbers as large as the image's mean. In float32, where
+    pixels are 100 with a deviation of 0.3, that of `root_precision` can be off by 1e-3 of its size; by 1e-5 for mean 0.
 
     Attributes:
         centres: Delta, (h, dims) in pixels.
@@ -116,17 +114,15 @@ class GeneralizedQuadratic(JointEncoding):
 
     @property
     def covariance(self) -> Float[Tensor, "h dims dims"]:
-        """P^-1 in pixel^2; raises where a head's precision is singular.
+        """P^-1 in pixel^2.
 
         Raises:
             ValueError: A head's precision has no inverse.
         """
         inverse, info = torch.linalg.inv_ex(self.precision)
         if bool(info.any()):
-            singular = info.nonzero().flatten().tolist()
-            raise ValueError(
-                bad("root_precision", "must be invertible to have a covariance", f"singular heads {singular}")
-            )
+            got = f"singular heads {info.nonzero().flatten().tolist()}"
+            raise ValueError(bad("root_precision", "must be invertible to have a covariance", got))
         return inverse
 
     def gaussians(self) -> Gaussians:

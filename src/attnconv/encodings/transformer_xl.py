@@ -5,12 +5,13 @@
                               + u_h . x_k W_key                position-content
                               + v_h . W^_key r_delta )         position-position
 
-The vectors r_delta are fixed functions of the shift that are sums over axes, r_delta = sum_a phi_a(delta_a): sinusoids
-(one part of the vector for each axis) or the quadratic (|delta|^2, delta_1, delta_2) of equation (9). Each term can be
-left out, with its parameters; with the last term alone the scores are a sum over axes and no image enters them.
+The vectors r_delta are fixed sums over axes, r_delta = sum_a phi_a(delta_a): sinusoids, one part of the vector for each
+axis, or the quadratic (|delta|^2, delta_1, delta_2) of equation (9). Each term can be left out, with its parameters;
+with only the last one the scores are a sum over axes and no image enters them.
 """
 
 import abc
+import functools
 import math
 from functools import partial
 from typing import Literal, TypeAlias, final, get_args
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.encodings.base import Encoding, over_queries, separable_operator, widest
+from attnconv.encodings.base import Encoding, separable_operator, widest
 from attnconv.encodings.content_scores import (
     check_head_channels,
     content_scores,
@@ -117,83 +118,75 @@ class Relative(Encoding):
         self.head_channels = check_head_channels(in_channels, head_channels)
         self.features = SinusoidalFeatures(next_multiple(in_channels, 2 * dims), dims) if features is None else features
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
-        width = heads * self.head_channels
-        content, position, positional = "content-content", "content-position", "position-position"
-        self.query = nn.Linear(in_channels, width, bias=False) if self.used & {content, position} else None
-        self.key = nn.Linear(in_channels, width, bias=False) if self.used & {content, "position-content"} else None
-        with_position = bool(self.used & {position, positional})
-        self.position_key = nn.Linear(self.features.channels, width, bias=False) if with_position else None
-        vector = (heads, self.head_channels)
+        width, vector = heads * self.head_channels, (heads, self.head_channels)
+
+        def linear(inputs: int, *of: Term) -> nn.Linear | None:
+            return nn.Linear(inputs, width, bias=False) if self.used.intersection(of) else None
+
+        self.query = linear(in_channels, "content-content", "content-position")
+        self.key = linear(in_channels, "content-content", "position-content")
+        self.position_key = linear(self.features.channels, "content-position", "position-position")
         self.content_bias = nn.Parameter(torch.randn(vector)) if "position-content" in self.used else None
-        self.position_bias = nn.Parameter(torch.randn(vector)) if positional in self.used else None
+        self.position_bias = nn.Parameter(torch.randn(vector)) if "position-position" in self.used else None
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
         if not self.reads_content:
-            tables = partial(self._position_tables, grid, x, widest(x.device))
-            return separable_operator(grid, x, self.heads, partial(self._global_positions, grid, x), tables)
-        query = self._query(grid, x)
-        biases: list[Tensor] = []
-        if "content-position" in self.used:
-            assert query is not None
-            biases = self._content_positions(grid, query)
-        if "position-position" in self.used:
-            whole = self._spread_positions(grid, x)
-            biases = [a + b for a, b in zip(biases, whole, strict=True)] if biases else whole
-        left, right = self._content_vectors(grid, x, query)
-        return Content(grid, left, right, biases=biases)
+            scores = partial(self._factor_scores, grid, x)
+            return separable_operator(grid, x, self.heads, scores, partial(self._tables, grid, x, widest(x.device)))
+        left = self._left(grid, x)
+        by_content, by_position = (
+            [vectors for term, vectors in left.items() if term.endswith(key)] for key in ("-content", "-position")
+        )
+        biases = self._position_scores(grid, functools.reduce(torch.add, by_position)) if by_position else []
+        if self.key is not None:
+            key = lattice_keys(self.key, self.heads, grid, x)
+            return Content(grid, functools.reduce(torch.add, by_content), key, biases=biases)
+        nothing = by_position[0][..., :0]  # vectors without numbers, whose products are 0
+        empty = nothing.new_zeros((nothing.shape[0], self.heads, grid.lattice_count, 0))
+        return Content(grid, nothing, empty, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        found: dict[str, Tensor] = {}
-        query = self._query(grid, x)
         key = None if self.key is None else lattice_keys(self.key, self.heads, grid, x)
-        if "content-content" in self.used:
-            assert query is not None
-            assert key is not None
-            found["content-content"] = content_scores(query, key)
-        if "content-position" in self.used:
-            assert query is not None
-            found["content-position"] = axis_sum(self._content_positions(grid, query))
-        if "position-content" in self.used:
-            assert key is not None
-            score = content_scores(self._scaled_bias(key.dtype)[None], key)
-            found["position-content"] = score.expand(-1, -1, grid.query_count, -1)
-        if "position-position" in self.used:
-            found["position-position"] = axis_sum(self._spread_positions(grid, x))
+        found: dict[str, Tensor] = {}
+        for term, vectors in self._left(grid, x).items():
+            if term.endswith("-position"):
+                found[term] = axis_sum(self._position_scores(grid, vectors))
+            else:
+                assert key is not None
+                found[term] = content_scores(vectors, key)
         return found
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, dims={self.dims}, terms={tuple(t for t in TERMS if t in self.used)}"
 
-    def _query(self, grid: Grid, x: Tensor) -> Tensor | None:
-        """scale * q, (b, h, n, e)."""
-        return None if self.query is None else pixel_queries(self.query, self.heads, grid, x, self.scale)
+    def _left(self, grid: Grid, x: Tensor) -> dict[Term, Float[Tensor, "#b h n e"]]:
+        """The scaled left vectors of the terms: those of the pixels under the queries, u or v."""
+        query = None if self.query is None else pixel_queries(self.query, self.heads, grid, x, self.scale)
+        found = {
+            "content-content": query,
+            "content-position": query,
+            "position-content": self._bias(self.content_bias, grid, x),
+            "position-position": self._bias(self.position_bias, grid, x),
+        }
+        return {term: vectors for term in TERMS if term in self.used and (vectors := found[term]) is not None}
 
-    def _content_vectors(self, grid: Grid, x: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Left and right vectors whose products are the terms with a content key: scale * (q + u) . k."""
-        if self.key is None:  # no such term: products of nothing
-            assert query is not None
-            return query[..., :0], query.new_zeros((query.shape[0], self.heads, grid.lattice_count, 0))
-        key = lattice_keys(self.key, self.heads, grid, x)
-        left = key.new_zeros((key.shape[0], self.heads, grid.query_count, self.head_channels))
-        if "content-content" in self.used:
-            assert query is not None
-            left = query
-        if self.content_bias is not None:
-            left = left + self._scaled_bias(left.dtype)
-        return left, key
+    def _bias(self, bias: Tensor | None, grid: Grid, x: Tensor) -> Tensor | None:
+        if bias is None:
+            return None
+        return (bias.to(score_dtype(x.dtype))[None, :, None] * self.scale).expand(-1, -1, grid.query_count, -1)
 
-    def _content_positions(self, grid: Grid, query: Tensor) -> list[Tensor]:
-        """scale * q . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
-        with full_precision(query.device):
-            folded = query @ self._position_matrix(query.dtype)  # (b, h, n, D_p): W^T q meets r directly
+    def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
+        """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
+        with full_precision(left.device):
+            folded = left @ self._position_matrix(left.dtype)  # (b, h, n, D_p): W^T q meets r directly
         scores = []
         for dim, axis in enumerate(grid.axes):
-            shifts = axis.all_shifts(query.device)
-            vectors = self.features.along(dim, shifts.to(query.dtype))
-            scores.append(position_scores(folded, vectors, axis.shifts(query.device) - shifts[0], dim, grid))
+            shifts = axis.all_shifts(left.device)
+            vectors = self.features.along(dim, shifts.to(left.dtype))
+            scores.append(position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid))
         return scores
 
-    def _position_tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    def _tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """v . W^_key phi_a(delta_a), scaled, one (h, shifts) for each axis."""
         assert self.position_bias is not None
         with full_precision(x.device):
@@ -202,20 +195,10 @@ class Relative(Encoding):
             shifts = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
             return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
 
-    def _global_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
+    def _factor_scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         """The same of every query and lattice point, one (h, n_a, lattice_a) for each axis."""
-        tables = zip(grid.axes, self._position_tables(grid, x, score_dtype(x.dtype)), strict=True)
+        tables = zip(grid.axes, self._tables(grid, x, score_dtype(x.dtype)), strict=True)
         return [table[:, axis.shifts(x.device) - axis.all_shifts(x.device)[0]] for axis, table in tables]
-
-    def _spread_positions(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        """The same for every query, one (1, h, n, lattice_a) for each axis."""
-        scores = enumerate(self._global_positions(grid, x))
-        return [over_queries(grid, dim, score)[None] for dim, score in scores]
-
-    def _scaled_bias(self, dtype: torch.dtype) -> Tensor:
-        """scale * u as (h, 1, e)."""
-        assert self.content_bias is not None
-        return self.content_bias.to(dtype)[:, None] * self.scale
 
     def _position_matrix(self, dtype: torch.dtype) -> Tensor:
         """W^_key as (h, e, D_p)."""

@@ -1,4 +1,4 @@
-"""What every layer checks: devices and dtypes, values that are loaded, the shape of its input."""
+"""Checks of every layer: devices and dtypes, loaded values, the shape of its input."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast bring
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
-    """Refuse what no layer can compute in: dtypes other than `FLOATING`, and float64 on Apple's MPS."""
+    """Refuse dtypes other than `FLOATING`, and float64 on Apple's MPS."""
     if dtype is not None and dtype not in FLOATING:
         raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
@@ -22,25 +22,13 @@ def check_device_dtype(device: torch.device | str | None, dtype: object) -> None
 
 
 def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """What every layer does before loading: values must be numbers, or the layer keeps those that it has.
-
-    Raises:
-        ValueError: Some value of the state dict is NaN or infinite.
-    """
+    """Before loading a state dict: refuse NaN and infinity, so that the layer keeps its values."""
     loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
     check_finite(loaded.items(), origin="from the loaded state dict")
 
 
 def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
-    """Refuse tensors with NaN or infinity; what is on the meta device has no values.
-
-    Args:
-        values: By their names.
-        origin: Where they come from.
-
-    Raises:
-        ValueError: Some value is NaN or infinite.
-    """
+    """Refuse named tensors with NaN or infinity; `origin` says where they come from. Meta tensors pass."""
     for name, value in values:
         if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
             raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))
@@ -49,10 +37,10 @@ def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> N
 def channels_last(
     x: object, *, dims: int, channels: int, dtype: torch.dtype, called: str = ""
 ) -> Float[Tensor, "b *sizes c"]:
-    """The input of a layer, checked, channels last; one image becomes a batch of one.
+    """Check a layer's input and return it channels last; one image becomes a batch of one.
 
     Args:
-        x: What was given.
+        x: The input.
         dims: Axes of an image.
         channels: Of the layer's input.
         dtype: Of the layer's parameters.

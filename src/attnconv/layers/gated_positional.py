@@ -5,13 +5,13 @@ Each head weighs attention by content against attention by position, with one le
     out_q = sum_h ( (1 - g_h) softmax_k(q_q . k_k / sqrt(e)) v_k + g_h softmax_k(p_h(k - q)) v_k ) W_out,h + b
     p_h(dx, dy) = w_1 dx + w_2 dy + w_3 (dx^2 + dy^2) + b_h
 
-The two matrices are never added: a sum of matrices times v is the sum of the products, so each part takes its own fast
-form. Content is `scaled_dot_product_attention`. The position score is a sum over axes,
+The two matrices are never added: each is applied in its own fast form. Content is `scaled_dot_product_attention`. The
+position score is a sum over axes,
 
     p_h = ( w_2 dy + w_3 dy^2 ) + ( w_1 dx + w_3 dx^2 ) + b_h,
 
-so its softmax is a Kronecker product of two small factors, whatever the weights. The rows of both softmaxes sum to 1,
-and so do the mixture's: dividing by the sum of the row, as is usual, changes rounding only.
+so its softmax is a Kronecker product of two small factors. The rows of both softmaxes sum to 1, and so do those of the
+mixture: dividing by the sum of the row, as is usual, changes rounding only.
 """
 
 import math
@@ -36,23 +36,23 @@ from attnconv.operators.kronecker import Kronecker
 class GatedPositionalAttention(nn.Module):
     """Gated positional self-attention over the tokens of an image: (b, height * width, c) to the same shape.
 
-    Parameters bear the names that timm's `GPSA` gives them, so that its state dict loads as it stands. A fresh layer
-    starts as a convolution, as the paper does: heads look at neighbouring pixels, values are passed on as they are.
+    Parameters have the names of timm's `GPSA`, so its state dict loads. A new layer is initialised as a convolution, as
+    in the paper: heads attend to neighbouring pixels, values are the inputs.
 
     Args:
         channels: Channels c in and out.
         heads: Number of heads h, which divides the channels.
         qkv_bias: Add learned vectors to queries, keys and values.
-        output_dropout: Probability of dropping a number of the output in training.
-        locality_strength: How sharp the heads start: alpha in `-alpha |delta - Delta_h|^2`, in 1 / pixel^2.
+        output_dropout: Dropout probability of the output.
+        locality_strength: Initial alpha in `-alpha |delta - Delta_h|^2`, in 1 / pixel^2.
         device: Where the parameters live.
         dtype: Their dtype.
 
     Attributes:
         qk: Queries and keys, c to 2 c.
         v: Values, c to c.
-        pos_proj: The position score, (dx, dy, dx^2 + dy^2) to h; shifts are key minus query in pixels. Its bias is in
-            every score of a row alike, so a softmax does not see it and its gradient is zero to rounding.
+        pos_proj: The position score, (dx, dy, dx^2 + dy^2) to h; shifts are key minus query in pixels. Its bias has no
+            effect, since it is equal in all scores of a row.
         gating_param: gamma, (h,).
         proj: The output, c to c.
         scale: Factor on the products of queries and keys, 1 / sqrt(c / h).
@@ -102,10 +102,7 @@ class GatedPositionalAttention(nn.Module):
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """The layer that computes what a `GPSA` of timm does, with that layer's own parameters.
-
-        The parameters are shared, not copied: training one trains the other, and an optimiser made for the old layer
-        serves the new one. Forward and backward hooks of the old layer itself are not taken over.
+        """The same layer as a `GPSA` of timm, sharing its parameters; hooks of the old layer are not kept.
 
         Args:
             module: A `timm.models.convit.GPSA`, without attention dropout.
@@ -127,9 +124,9 @@ class GatedPositionalAttention(nn.Module):
         return made
 
     def reset_parameters(self) -> None:
-        """Start as a convolution: the first k^2 heads, k = floor(sqrt(h)), at the pixels of a k x k kernel.
+        """Initialise as a convolution: the first k^2 heads, k = floor(sqrt(h)), at the pixels of a k x k kernel.
 
-        Further heads look at the query's own pixel. Values are passed on as they are, gates begin at sigmoid(1).
+        Further heads attend to the query's own pixel. Values are the inputs, gates are sigmoid(1).
         """
         self.qk.reset_parameters()
         self.proj.reset_parameters()
@@ -170,11 +167,7 @@ class GatedPositionalAttention(nn.Module):
         return self.proj_drop(out)
 
     def position_operator(self, sizes: Sequence[int]) -> Kronecker:
-        """The positional part alone, softmax_k p_h(k - q), over an image of `sizes` tokens.
-
-        Args:
-            sizes: Height and width.
-        """
+        """The positional part, softmax_k p_h(k - q), over an image of height and width `sizes`."""
         grid = Grid.make(per_axis("sizes", sizes, 2, least=1))
         weight, bias = self.pos_proj.weight, self.pos_proj.bias
         dtype = score_dtype(weight.dtype)
@@ -207,19 +200,17 @@ class GatedPositionalAttention(nn.Module):
 def fuse_convit(model: nn.Module) -> int:
     """Replace every `GPSA` of a ConViT of timm by a `GatedPositionalAttention`, in place.
 
-    The model computes the same, to rounding. Its parameters stay the tensors that they were, under the same names, so
-    state dicts load and optimisers keep working.
+    The model computes the same, to rounding. Its parameters stay the same tensors under the same names.
 
     Args:
         model: A ConViT of timm, or any module that holds `timm.models.convit.GPSA` layers.
 
     Returns:
-        How many layers were replaced.
+        Number of layers replaced.
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: There is no such layer below the model, or one drops attention probabilities; then nothing was
-            replaced.
+        ValueError: There is no such layer in the model, or one drops attention probabilities; nothing was replaced.
 
     Example:
         >>> import timm  # doctest: +SKIP

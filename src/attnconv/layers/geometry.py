@@ -1,4 +1,4 @@
-"""Where a layer's queries stand over an image: everything that a convolution's arguments say about places."""
+"""A layer's geometry over an image: stride, padding and the rest of a convolution's arguments."""
 
 import functools
 import warnings
@@ -18,7 +18,7 @@ _known_grid = functools.lru_cache(Grid.make)
 @final
 @dataclass(frozen=True)
 class Geometry:
-    """Stride, padding and the rest of a layer's places, checked; see `SelfAttention` for what each is.
+    """Validated geometry of a layer; see `SelfAttention` for the arguments.
 
     Raises:
         ValueError: A value is out of range, or two of them do not go together.
@@ -70,17 +70,13 @@ class Geometry:
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
-        """Positions per axis of the kernel that the window is the extent of; None without a window."""
+        """Kernel size per axis of the window; None without a window."""
         if self.window is None:
             return None
         return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
 
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """The grid over an image of `sizes`; `output_size` as in `SelfAttention.forward`.
-
-        Raises:
-            ValueError: The window exceeds the padded image, or the output size cannot be reached.
-        """
+        """See `SelfAttention.grid`."""
         if self.transposed:
             return self._transposed(sizes, output_size)
         if output_size is not None:
@@ -115,11 +111,7 @@ class Geometry:
 
 
 def check_groups(inputs: int, outputs: int, groups: int, head_channels: int | None) -> None:
-    """Check the channel groups of a layer.
-
-    Raises:
-        ValueError: They do not divide the channels, or the weights are factored.
-    """
+    """Check that channel groups divide the channels, and that weights of several groups are not factored."""
     if inputs % groups or outputs % groups:
         got = f"groups={groups} for {inputs} -> {outputs} channels"
         raise ValueError(bad("groups", "must divide in_channels and out_channels", got))

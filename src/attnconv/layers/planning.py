@@ -15,11 +15,7 @@ Plan: TypeAlias = Literal["dense", "structured", "shift"]
 
 
 def check_running(attention_dropout: float, backend: str) -> None:
-    """Check the options of how a layer runs.
-
-    Raises:
-        ValueError: The probability is outside [0, 1), or there is no such backend.
-    """
+    """Check the dropout probability and the backend."""
     if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
         requirement = "must be a number of at least 0 and below 1"
         raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
@@ -28,7 +24,7 @@ def check_running(attention_dropout: float, backend: str) -> None:
 
 
 def anchor(encoding: Encoding) -> Tensor:
-    """Through what hard heads pass zero gradients back: every parameter where one is trained, else any one."""
+    """The tensor to which hard heads pass zero gradients: every parameter where one is trained, else any one."""
     parameters = list(encoding.parameters())
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
         return torch.cat([parameter.flatten() for parameter in parameters])

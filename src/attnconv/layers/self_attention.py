@@ -2,9 +2,8 @@
 
     out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b                                        equations (11) and (12)
 
-The encoding gives A, the operator contracts it with the image and with one matrix per head. W_h is one matrix (merged)
-or W_val,h W_out,h through `head_channels` numbers (factored). Images are (b, c, *sizes) outside, channels last inside;
-a tensor in channels-last memory format passes without a copy.
+W_h is one matrix (merged) or W_val,h W_out,h through `head_channels` numbers (factored). Images are (b, c, *sizes)
+outside and channels last inside; a tensor in channels-last memory format is not copied.
 """
 
 import abc
@@ -45,19 +44,18 @@ class SelfAttention(nn.Module, abc.ABC):
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
         stride: Distance between queries, in pixels; one number or one per axis. The output has ceil(size / stride).
         padding: Points that the border rule adds around the image: a number, one per axis, or (before, after) per axis.
-        dilation: Factor on the centres that an encoding made by name starts from; one number or one per axis. A free
-            layer has no kernel, so nothing else depends on it.
+        dilation: Factor on the initial centres of an encoding given by name; one number or one per axis.
         border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `Grid`.
-        window: None, or the extent per axis of the convolution whose number of outputs the layer takes over.
-        transposed: Stand the keys `stride` apart, as a transposed convolution does; needs border `zero` and a window,
-            and `padding` is then what is cut off the output.
+        window: Kernel extent per axis; the output then has that convolution's size.
+        transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cut off the output.
+            Needs border `zero` and a window.
         output_padding: Outputs that a transposed layer adds at the end; one number or one per axis.
         bias: Add a learned vector to the output.
         groups: Channel groups, as in a grouped convolution; divides both numbers of channels.
         head_channels: None for merged weights W_h, or the width D_h of factored ones, W_h = W_val,h W_out,h.
         attention_dropout: Probability of dropping an attention probability in training; runs dense.
-        backend: `auto` chooses by predicted cost; `reference` is the softmax of all scores, the formula itself;
-            `structured` the encoding's own operator; `dense` stores that operator's matrix. See also `plan`.
+        backend: `auto` chooses by predicted cost; `reference` is the softmax of all scores; `structured` the encoding's
+            own operator; `dense` stores that operator's matrix. See also `plan`.
         device: Where the parameters live.
         dtype: Their dtype.
 
@@ -106,11 +104,8 @@ class SelfAttention(nn.Module, abc.ABC):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = (
-            whole("in_channels", in_channels, 1),
-            whole("out_channels", out_channels, 1),
-        )
-        self.heads, self.groups = whole("heads", heads, 1), whole("groups", groups, 1)
+        self.in_channels, self.heads = whole("in_channels", in_channels, 1), whole("heads", heads, 1)
+        self.out_channels, self.groups = whole("out_channels", out_channels, 1), whole("groups", groups, 1)
         check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
         check_device_dtype(device, dtype)
         check_running(attention_dropout, backend)
@@ -138,16 +133,11 @@ class SelfAttention(nn.Module, abc.ABC):
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
 
-    def _make_weights(self, head_channels: int | None) -> None:
-        """Merged weights, or factored ones."""
-        self.weight: nn.Parameter | None = None
-        self.value_weight: nn.Parameter | None = None
-        self.output_weight: nn.Parameter | None = None
-        if head_channels is None:
-            self.weight = nn.Parameter(torch.empty(self.heads, self.in_channels // self.groups, self.out_channels))
-        else:
-            self.value_weight = nn.Parameter(torch.empty(self.heads, self.in_channels, head_channels))
-            self.output_weight = nn.Parameter(torch.empty(self.heads, head_channels, self.out_channels))
+    def _make_weights(self, width: int | None) -> None:
+        heads, inputs, outputs = self.heads, self.in_channels, self.out_channels
+        self.weight = nn.Parameter(torch.empty(heads, inputs // self.groups, outputs)) if width is None else None
+        self.value_weight = None if width is None else nn.Parameter(torch.empty(heads, inputs, width))
+        self.output_weight = None if width is None else nn.Parameter(torch.empty(heads, width, outputs))
 
     if TYPE_CHECKING:  # nn.Module says Any
 
@@ -155,7 +145,7 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
-        """Positions per axis of the kernel that the window is the extent of; None for a free layer."""
+        """Kernel size per axis of the window; None without a window."""
         return self.geometry.kernel_size
 
     @property
@@ -170,7 +160,7 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @property
     def dilation(self) -> tuple[int, ...]:
-        """Factor per axis on the centres that an encoding made by name starts from."""
+        """Factor per axis on the initial centres of an encoding given by name."""
         return self.geometry.dilation
 
     @property
@@ -180,12 +170,12 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @property
     def window(self) -> tuple[int, ...] | None:
-        """Extent per axis of the convolution whose number of outputs the layer takes over, or None."""
+        """Kernel extent per axis, or None."""
         return self.geometry.window
 
     @property
     def transposed(self) -> bool:
-        """Whether the keys stand `stride` apart, as in a transposed convolution."""
+        """Whether the layer acts as a transposed convolution."""
         return self.geometry.transposed
 
     @property
@@ -194,16 +184,16 @@ class SelfAttention(nn.Module, abc.ABC):
         return self.geometry.output_padding
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding keeps its own."""
-        if self.weight is not None:
-            fan_in = self.heads * (self.in_channels // self.groups)
-            nn.init.uniform_(self.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-        if self.value_weight is not None and self.output_weight is not None:
-            fan_in = self.heads * self.output_weight.shape[1]
-            nn.init.uniform_(self.value_weight, -1 / math.sqrt(self.in_channels), 1 / math.sqrt(self.in_channels))
-            nn.init.uniform_(self.output_weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+        """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding is left as it is."""
+        width = self.in_channels // self.groups if self.output_weight is None else self.output_weight.shape[1]
+        for parameter, fan_in in (
+            (self.weight, self.heads * width),
+            (self.value_weight, self.in_channels),
+            (self.output_weight, self.heads * width),
+            (self.bias, self.heads * width),
+        ):
+            if parameter is not None:
+                nn.init.uniform_(parameter, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
     def forward(
         self,
@@ -214,8 +204,8 @@ class SelfAttention(nn.Module, abc.ABC):
 
         Args:
             input: Images of any size, (b, in_channels, *sizes), or one image without b.
-            output_size: Of a transposed layer, the size of the output where `output_padding` is not to decide it: per
-                axis, or the whole shape, as nn.ConvTranspose2d takes it.
+            output_size: Of a transposed layer, the output's size in place of `output_padding`: per axis, or the whole
+                shape, as for nn.ConvTranspose2d.
 
         Raises:
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
@@ -243,12 +233,12 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @final
     def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
-        """The attention operator that the layer uses on x; a position-only encoding looks at x's shape alone."""
+        """The attention operator of the layer on x; with a position-only encoding it depends on x's shape only."""
         return self._operator(self._pixels(x))
 
     @final
     def score_terms(self, x: Float[Tensor, "*images"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """The terms of equation (7) or (8) apart, each over the lattice; the softmax of their sum is the attention."""
+        """The terms of equation (7) or (8), each over the lattice; the attention is the softmax of their sum."""
         pixels = self._pixels(x)
         return self.encoding.terms(self.grid(pixels.shape[1:-1]), pixels)
 
@@ -263,22 +253,21 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Decide now how the layer runs on images of about `sizes`, and keep to it, also when traced or exported.
+        """Fix how the layer runs on images of about `sizes`, also when traced or exported.
 
-        A forward pass never looks at a parameter's value, and under a compiler not at a size; a plan may do both. With
-        `auto` hard heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not
-        follow later changes of the centres; `unplan`, or loading a state dict, discards the plan.
+        A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
+        heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
+        changes of the centres; `unplan`, or loading a state dict, discards the plan.
 
         Args:
             sizes: Pixels per axis.
-            choose: `auto`, or what to fix: `dense`, `structured`, or `shift`.
+            choose: `auto`, `dense`, `structured`, or `shift`.
 
         Returns:
-            What was chosen.
+            The choice.
 
         Raises:
-            ValueError: There is no such choice, `shift` was asked for and some head does not attend a single key, or a
-                parameter is NaN or infinite.
+            ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.
         """
         if choose not in ("auto", *get_args(Plan)):
             raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
@@ -295,7 +284,7 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @final
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The shift that each head attends alone, to its dtype's precision; None where a head is soft."""
+        """The only shift that each head attends to, to its dtype's precision; None where a head is soft."""
         return self.encoding.hard_shifts()
 
     @final
@@ -322,9 +311,8 @@ class SelfAttention(nn.Module, abc.ABC):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):
             got = f"heads={encoding.heads}, dims={encoding.dims}"
-            raise ValueError(
-                bad("encoding", f"must have heads={self.heads} and dims={self.dims} as the layer does", got)
-            )
+            requirement = f"must have heads={self.heads} and dims={self.dims} as the layer does"
+            raise ValueError(bad("encoding", requirement, got))
         return encoding
 
     def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
@@ -335,9 +323,8 @@ class SelfAttention(nn.Module, abc.ABC):
         if self._plan == "shift":
             return Shift(grid, self._shifts, anchor(self.encoding))
         if self.backend == "reference":
-            return Dense.from_scores(
-                grid, torch.stack(torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())).sum(0)
-            )
+            terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
+            return Dense.from_scores(grid, torch.stack(terms).sum(0))
         operator = self.encoding.operator(grid, pixels)
         dense = self._plan == "dense" or self.backend == "dense"
         known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
@@ -405,6 +392,6 @@ class SelfAttention3d(SelfAttention):
 
 
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
-    """What every layer does after loading: a plan made for other values no longer holds."""
+    """Discard a plan that was made for other values, after loading."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()

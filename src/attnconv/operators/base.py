@@ -1,13 +1,11 @@
-"""What an attention operator is: the probabilities of a grid's queries over its keys, never stored unless asked for.
+"""The attention operator: one row-stochastic matrix A_h per head, known by its structure.
 
-An operator A holds one row-stochastic matrix A_h per head. It knows its structure and offers four things:
-
-    contract(x, W) = sum_h A_h X W_h        the layer's work, equation (12) of the paper without its bias
+    contract(x, W) = sum_h A_h X W_h        equation (12) of the paper without its bias
     apply(V)       = (A_h V_h)_h            per-head values, for factored weights W_h = W_val,h W_out,h
     rows(queries)                           the probabilities of chosen queries over the image's keys
-    padding_mass(queries)                   what those rows put on lattice points that hold zeros
+    padding_mass(queries)                   the mass of those rows on lattice points that hold zeros
 
-Everything else (the dense matrix, statistics, figures) is made from these.
+Everything else (the dense matrix, statistics, figures) is computed from these.
 """
 
 import abc
@@ -50,9 +48,8 @@ class AttentionOperator(abc.ABC):
 
         Args:
             x: Images, channels last.
-            weight: One matrix per head; i = c / groups, and with groups the j-th d / groups outputs see the j-th
-                c / groups inputs, as in a grouped convolution.
-            groups: Number of channel groups.
+            weight: One matrix per head, i = c / groups.
+            groups: Number of channel groups, as in a grouped convolution.
         """
 
     @abc.abstractmethod
@@ -70,7 +67,7 @@ class AttentionOperator(abc.ABC):
     @property
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Where the operator's tensors live."""
+        """Device of the operator's tensors."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
@@ -87,7 +84,7 @@ def all_queries(grid: Grid, device: torch.device) -> Int[Tensor, "n"]:
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that scores and softmax use: at least float32, whatever the layer's own."""
+    """The dtype of scores and softmax: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -101,21 +98,19 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Where scores are computed: autocast is off, on devices that have it."""
+    """Context without autocast, for scores."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are numbers to look at: not while a compiler traces, nor in a tensor that stands for its shape."""
+    """Whether values can be read: not while a compiler traces, nor of meta and fake tensors."""
     return not (torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Tensor, "r"]:
-    """Query indices as a tensor on an operator's device.
-
-    Of a tensor on another device than the CPU the values are not looked at, since that would wait for the device.
+    """Query indices as a tensor on an operator's device; only those on the CPU are checked, without synchronising.
 
     Raises:
         TypeError: The indices are no whole numbers.

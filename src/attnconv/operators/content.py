@@ -2,8 +2,7 @@
 
     score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
 
-Every two-dimensional relative encoding in use is such a sum over axes (a row part and a column part), so the position
-part is one (queries x positions along the axis) array per axis and no n x n bias exists.
+The position part is one (queries x positions along the axis) array per axis; there is no n x n bias.
 """
 
 from collections.abc import Sequence
@@ -26,9 +25,9 @@ class Content(LatticeOperator):
 
     Args:
         grid: Where the queries stand over the keys.
-        queries: Scaled query vectors, (b, h, n, e); b may be 1 for scores that no image enters.
-        keys: (b, h, lattice points, e).
-        biases: None, or per axis a score (1 or b, h, n, lattice_a) that is added as it is.
+        queries: Scaled query vectors, (1 or b, h, n, e).
+        keys: (1 or b, h, lattice points, e).
+        biases: Per axis a score (1 or b, h, n, lattice_a) that is added, or none.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Content(LatticeOperator):
         return attend(self.queries, self.keys, values, self.biases)
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
-        """Probabilities of chosen queries over the lattice, (1 or b, h, r, lattice points), in the scores' dtype."""
         with full_precision(self.device):
             scores = self.queries.index_select(2, queries) @ self.keys.mT
             if self.biases:

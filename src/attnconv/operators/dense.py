@@ -1,9 +1,4 @@
-"""Dense: the matrix of probabilities itself, the reference form beside which every fast form stands.
-
-    contract:  out_q = sum_h sum_k A_h[q, k] X_k W_h
-
-On small grids this is also the fastest form: one large product for the mixing, one for the projection.
-"""
+"""Dense: the matrix of probabilities itself, the reference for every other operator and the fastest on small grids."""
 
 from typing import final
 
@@ -23,8 +18,8 @@ class Dense(AttentionOperator):
     Args:
         grid: Where the queries stand over the keys.
         probabilities: Over the image's keys, (1 or b, h, n, m).
-        padding_mass: What the rows put on lattice points that hold zeros, (1 or b, h, n), or an operator that is asked
-            for it; None for nothing.
+        padding_mass: Mass of the rows on lattice points that hold zeros, (1 or b, h, n), or an operator that computes
+            it; None for zero.
 
     Example:
         >>> import torch
@@ -47,13 +42,13 @@ class Dense(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
-        """softmax over the lattice, folded onto the image's keys: the definition that every operator must equal."""
+        """softmax over the lattice, folded onto the image's keys: the definition of every operator."""
         lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
         return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
 
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
-        """Another operator's matrix, stored."""
+        """The matrix of another operator."""
         return Dense(operator.grid, operator.to_dense(), operator)
 
     @property

@@ -4,13 +4,12 @@ The softmax of a sum over axes is the product of the axes' softmaxes,
 
     softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)        (exactly)
 
-under every border rule, because lattices are products of axes too. So A_h = F_h,1 (x) F_h,2, and A_h X mixes the image
-along its columns and then along its rows: n * (height + width) multiply-adds per channel instead of n^2, and nothing of
-size n x n exists.
+under every border rule, because lattices are products of axes too. So A_h = F_h,1 (x) F_h,2, and A_h X takes
+n * (height + width) multiply-adds per channel instead of n^2.
 
-Band: a key whose weight is below eps^2 of the row's largest is left out of the sum (eps of the score's dtype). The rest
-of the row holds it to rounding, gradients included, and no product ever meets a denormal number, which would slow a CPU
-several times. Rows of three axes and more, products of as many weights, are cut to what is not denormal themselves.
+Band: a key whose weight is below eps^2 of the row's largest is left out of the sum (eps of the score's dtype). That
+changes rows and gradients by less than rounding, and avoids denormal numbers, which slow a CPU several times. Rows of
+three axes and more are cut to what is not denormal themselves.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ class Kronecker(AttentionOperator):
     Args:
         grid: Where the queries stand over the keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
-        padding_masses: What each factor's rows put on lattice points that hold zeros, one (h, n_a) for each axis.
+        padding_masses: Mass of each factor's rows on lattice points that hold zeros, one (h, n_a) for each axis.
     """
 
     batch = 1
@@ -51,12 +50,7 @@ class Kronecker(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Sequence[Float[Tensor, "h _ _"]]) -> "Kronecker":
-        """softmax along each axis's lattice, cut to the band and folded onto the image's keys.
-
-        Args:
-            grid: Where the queries stand over the keys.
-            scores: One (h, n_a, lattice_a) for each axis a, in float32 or float64.
-        """
+        """softmax of one (h, n_a, lattice_a) for each axis, cut to the band and folded onto the image's keys."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
             lattice = banded_softmax(score)
@@ -100,5 +94,5 @@ class Kronecker(AttentionOperator):
 
 
 def _without_denormals(rows: Tensor, axes: int) -> Tensor:
-    """Products of so many weights: eps^6 is denormal in float32, and far below what a row's sum holds."""
+    """Products of three weights may be denormal: eps^6 is, in float32."""
     return rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0) if axes > 2 else rows

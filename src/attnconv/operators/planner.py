@@ -1,15 +1,12 @@
-"""Which form of a position-only operator is fastest: a cost model of a few measured constants.
+"""Predict the fastest form of a position-only operator by a cost model of a few measured constants.
 
     seconds = flops of large products / rate  +  flops of thin products / rate  +  bytes moved / bandwidth
               +  calls * overhead of one
 
-The dense form spends 2 h n m c b in large products and passes over h n m probabilities; the structured form spends
-2 h n (k_1 + k_2 + ..) c b in thin products and passes over the mixed values; the projection is common to both and left
-out. Training costs the dense form three products of each kind (its own, one for the image, one for the probabilities),
-the structured form four (it mixes again).
-
-The constants below are those of a two-core x86 machine; `attnconv calibrate` measures those of another one and
-keeps them in the user's cache folder. What a plan gets wrong costs time, never exactness.
+The dense form takes 2 h n m c b flops in large products and passes over h n m probabilities; the structured form takes
+2 h n (k_1 + k_2 + ..) c b in thin products and passes over the mixed values; both have the same projection. Training
+takes the dense form three products of each kind, the structured form four (it mixes again). The constants below are
+those of a two-core x86 machine; `attnconv calibrate` measures those of another one.
 """
 
 import functools
@@ -27,7 +24,8 @@ import torch
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.cache_folder import user_cache
 from attnconv.grid import Grid
-from attnconv.operators.kernels.tiling import BLOCK, LONG_AXIS, block_bytes_on
+from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS
+from attnconv.operators.kernels.tiling import block_bytes
 
 Form = Literal["dense", "structured"]
 
@@ -35,23 +33,14 @@ Form = Literal["dense", "structured"]
 @final
 @dataclass(frozen=True)
 class Machine:
-    """What a device does per second, measured in this library's own operations.
+    """Measured speed of a device."""
 
-    Attributes:
-        product: flops of large matrix products in float32.
-        low_product: The same in bf16.
-        thin: flops of batched products of small matrices in float32.
-        low_thin: The same in bf16.
-        memory: Bytes read or written.
-        call: Seconds that an operation takes at least.
-    """
-
-    product: float = 150e9
-    low_product: float = 400e9
-    thin: float = 80e9
-    low_thin: float = 250e9
-    memory: float = 15e9
-    call: float = 6e-6
+    product: float = 150e9  # flops per second of large matrix products in float32
+    low_product: float = 400e9  # the same in bf16
+    thin: float = 80e9  # flops per second of batched products of small matrices in float32
+    low_thin: float = 250e9  # the same in bf16
+    memory: float = 15e9  # bytes read or written per second
+    call: float = 6e-6  # seconds that an operation takes at least
 
 
 # A large GPU, by its data sheet: rates of a fifth of the peak, the overhead of a launch.
@@ -67,7 +56,7 @@ def seconds(
     low: bool,
     training: bool,
     machine: Machine,
-    block: int = BLOCK,
+    block: int = KRONECKER_BLOCK,
 ) -> dict[Form, float]:
     """Predicted seconds of mixing by each form.
 
@@ -78,7 +67,7 @@ def seconds(
         batch: Number of images.
         low: Products in bf16 or float16.
         training: With gradients.
-        machine: What the device does per second.
+        machine: The device's speed.
         block: Bytes that the structured form mixes at a time.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
@@ -86,21 +75,17 @@ def seconds(
     matrix, mixed = heads * queries * keys, heads * queries * channels * batch
     dense = (30 if training else 12) * machine.call + 2 * matrix * channels * batch * (3 if training else 1) / product
     dense += matrix * ((48 + 3 * size) if training else (16 + size)) / machine.memory
-    met = sum(axis.size for axis in grid.axes)
+    keys_along = sum(axis.size for axis in grid.axes)
     structured = (70 if training else 22) * machine.call + mixed * size / block * (24 if training else 8) * machine.call
-    structured += 2 * mixed * met * (4 if training else 1) / thin
+    structured += 2 * mixed * keys_along * (4 if training else 1) / thin
     structured += mixed * size * (8 if training else 3) / machine.memory
     return {"dense": dense, "structured": structured}
 
 
+@functools.lru_cache(maxsize=1024)
 def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, training: bool, device: str) -> Form:
     """The form that the model predicts to be the fastest on a device (`cpu`, `cuda`, ..)."""
-    return _fastest(grid, heads, channels, batch, low, training, device)
-
-
-@functools.lru_cache(maxsize=1024)
-def _fastest(grid: Grid, heads: int, channels: int, batch: int, low: bool, training: bool, device: str) -> Form:
-    block = block_bytes_on(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
+    block = block_bytes(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
     machine = machine_of(device)
     costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine, block=block)
     return "dense" if costs["dense"] <= costs["structured"] else "structured"
@@ -108,7 +93,7 @@ def _fastest(grid: Grid, heads: int, channels: int, batch: int, low: bool, train
 
 @functools.lru_cache
 def machine_of(device: str) -> Machine:
-    """The constants of a device: those that were measured here, or the defaults of its kind."""
+    """The constants of a device: measured ones, or the defaults of its kind."""
     default = Machine() if device == "cpu" else GPU
     try:
         known = _known()[device]
@@ -119,7 +104,7 @@ def machine_of(device: str) -> Machine:
 
 
 def calibration_file() -> Path:
-    """Where measured constants are kept: `machine.json` in the user's cache folder."""
+    """The file with measured constants, `machine.json` in the user's cache folder."""
     return user_cache() / "machine.json"
 
 
@@ -128,10 +113,8 @@ def calibrate(device: str = "cpu") -> Machine:
     rates = {}
     for prefix, dtype in (("", torch.float32), ("low_", torch.bfloat16)):
         large = torch.randn(768, 768, device=device).to(dtype)
-        small, images = (
-            torch.rand(288, 32, 32, device=device).to(dtype),
-            torch.randn(288, 32, 64, device=device).to(dtype),
-        )
+        small = torch.rand(288, 32, 32, device=device).to(dtype)
+        images = torch.randn(288, 32, 64, device=device).to(dtype)
         rates[f"{prefix}product"] = 2 * 768**3 / _median(functools.partial(torch.mm, large, large), device)
         flops = 2 * 288 * 32 * 32 * 64
         rates[f"{prefix}thin"] = flops / _median(functools.partial(torch.bmm, small, images), device)
@@ -141,7 +124,7 @@ def calibrate(device: str = "cpu") -> Machine:
 
 
 def keep(machine: Machine, device: str = "cpu") -> Path:
-    """Keep measured constants for later processes, and use them from now on in this one.
+    """Save measured constants for this process and later ones.
 
     Raises:
         OSError: The user's cache folder cannot be written.
@@ -151,12 +134,12 @@ def keep(machine: Machine, device: str = "cpu") -> Path:
     text = json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n"
     write_atomically(path, text.encode())  # others may be reading
     machine_of.cache_clear()
-    _fastest.cache_clear()
+    fastest.cache_clear()
     return path
 
 
 def _known() -> dict[str, Any]:
-    """What the file holds; nothing where it is missing or broken."""
+    """The file's contents; empty where it is missing or broken."""
     try:
         known = json.loads(calibration_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

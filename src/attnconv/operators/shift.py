@@ -1,10 +1,8 @@
 """Shift: every query of a head attends a single key, at one shift: condition (10) of Lemma 1.
 
-Then sum_h A_h X W_h is a convolution whose kernel holds W_h at the head's shift, and runs as one. A head that looks
-outside the lattice attends its nearest point, as the softmax of a hard head does; under `renormalise` that equals
-replicate padding.
-
-The probabilities do not move with small changes of centre or width, so their gradients are zeros (not absent).
+Then sum_h A_h X W_h is a convolution whose kernel holds W_h at the head's shift, and runs as one. A shift that leaves
+the lattice attends its nearest point, as the softmax of a hard head does; under `renormalise` that equals replicate
+padding. The probabilities do not depend on small changes of centre or width, so those get gradients of zero.
 """
 
 import functools
@@ -35,7 +33,7 @@ class Shift(AttentionOperator):
     Args:
         grid: Where the queries stand over the keys.
         shifts: One whole-number shift (key minus query) per head and axis.
-        anchor: A tensor from which dtype and device are taken and to which zero gradients flow, such as the centres.
+        anchor: A tensor with the dtype and device, which gets the zero gradients, such as the centres.
 
     Example:
         >>> import torch
@@ -62,7 +60,7 @@ class Shift(AttentionOperator):
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
     ) -> Float[Tensor, "b *queries d"]:
-        route = (_route if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
+        route = (_Route.of if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
         if route.apart or _is_unsafe(self.grid, route, x):
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
@@ -118,16 +116,15 @@ class Shift(AttentionOperator):
 @final
 @dataclass(frozen=True)
 class _Route:
-    """How heads at fixed shifts run as one convolution; found once for each grid.
+    """How heads at fixed shifts run as one convolution.
 
     Attributes:
         apart: Not as a convolution: its kernel, or the image padded for it, would be mostly empty.
         transposed: As a transposed convolution.
-        taps: First shift, step and count per axis.
+        taps: First shift, step and count per axis: the progression on which the heads' shifts lie.
         counts: The kernel's size.
         steps: Its dilation.
-        strides: Of the queries.
-        places: See `_places`.
+        places: Each head's index in the kernel, row-major; None where heads fill the kernel in order.
         paddings: See `_own_padding`.
     """
 
@@ -136,27 +133,29 @@ class _Route:
     taps: Taps
     counts: tuple[int, ...]
     steps: tuple[int, ...]
-    strides: tuple[int, ...]
     places: tuple[int, ...] | None
     paddings: tuple[int, ...] | None
 
+    @staticmethod
+    def of(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> "_Route":
+        taps = tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(grid.dims))
+        places = [0] * len(shifts)
+        for dim, (first, step, count) in enumerate(taps):
+            places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
+        counts = tuple(count for _, _, count in taps)
+        positions = math.prod(counts)
+        return _Route(
+            apart=positions > 2 * len(shifts) or _far(grid, taps),
+            transposed=_keys_stand_apart(grid, taps),
+            taps=taps,
+            counts=counts,
+            steps=tuple(step for _, step, _ in taps),
+            places=None if places == list(range(positions)) else tuple(places),
+            paddings=_own_padding(grid, taps),
+        )
 
-def _route(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> _Route:
-    taps = _taps(shifts)
-    counts = tuple(count for _, _, count in taps)
-    return _Route(
-        apart=math.prod(counts) > 2 * len(shifts) or _far(grid, taps),
-        transposed=_keys_stand_apart(grid, taps),
-        taps=taps,
-        counts=counts,
-        steps=tuple(step for _, step, _ in taps),
-        strides=tuple(axis.stride for axis in grid.axes),
-        places=_places(shifts, taps),
-        paddings=_own_padding(grid, taps),
-    )
 
-
-_known_route = functools.lru_cache(maxsize=256)(_route)  # a compiler wants the plain one
+_known_route = functools.lru_cache(maxsize=256)(_Route.of)  # a compiler wants the plain one
 
 
 def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int) -> Tensor:
@@ -178,7 +177,7 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
     out: Tensor = _CONVOLUTIONS[grid.dims](
         _canonical(x.movedim(-1, 1), grid),
         _canonical(kernel, grid),
-        stride=route.strides,
+        stride=tuple(axis.stride for axis in grid.axes),
         padding=paddings,
         dilation=route.steps,
         groups=groups,
@@ -235,7 +234,7 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
     """Whether oneDNN may get the weight's gradient wrong: bf16, and an axis no longer than the kernel.
 
     PyTorch's own convolutions return wrong numbers there, or write outside their memory (2.13, CPUs with AMX), mostly
-    where taps meet padding only. Such images are small, so shifting them costs little.
+    where taps only meet padding. Such images are small, so shifting them costs little.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
@@ -245,9 +244,9 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
-    """Whether a transposed convolution does: keys with gaps of zeros, and no head that looks beyond the lattice.
+    """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice.
 
-    Not if compiled: inductor fails on transposed convolutions of free sizes laid out like these.
+    Not if compiled: inductor fails on transposed convolutions of symbolic sizes with these strides.
     """
     if torch.compiler.is_compiling():
         return False
@@ -262,9 +261,9 @@ def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
 
 
 def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farthest: int) -> Tensor:
-    """What the lattice shows at start, start + 1, ..: by padding with zeros where that is all there is outside.
+    """What the lattice shows at start, start + 1, ..: by padding with zeros where there is nothing else outside.
 
-    A head that looks beyond a side without padding sees that side's pixel; on the last side only a shift above 0 does.
+    A shift beyond a side without padding sees that side's pixel; on the last side only a positive shift does.
     """
     zeros_before, zeros_after = axis.padding[0] > 0 or start >= 0, axis.padding[1] > 0 or farthest <= 0
     padded = axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after
@@ -291,20 +290,6 @@ def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
         return tensor.flatten().view(tensor.shape)
     last = tensor.movedim(1, -1)
     return last.flatten().view(last.shape).movedim(-1, 1) if last.is_contiguous() else tensor
-
-
-def _taps(shifts: tuple[tuple[int, ...], ...]) -> Taps:
-    """Per axis, the progression on which the heads' shifts lie."""
-    return tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(len(shifts[0])))
-
-
-def _places(shifts: tuple[tuple[int, ...], ...], taps: Taps) -> tuple[int, ...] | None:
-    """Each head's place in the kernel, row-major; None where heads fill the kernel in order."""
-    places = [0] * len(shifts)
-    for dim, (first, step, count) in enumerate(taps):
-        places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
-    in_order = places == list(range(math.prod([count for _, _, count in taps])))
-    return None if in_order else tuple(places)
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:

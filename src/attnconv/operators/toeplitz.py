@@ -2,9 +2,9 @@
 
     A_h[q, k] = softmax_k s_h(k - q)
 
-The scores of all shifts are a table with one entry per shift that occurs, (n - 1) * stride + lattice of them along each
-axis; a row of the matrix is a window of the table, normalised. A small problem makes all its rows at once; a larger one
-goes head by head and never makes them (`operators/kernels/toeplitz_mixing.py`).
+The scores of all shifts are a table with (n - 1) * stride + lattice entries along each axis; a row of the matrix is the
+softmax of a window of the table. Small problems compute all rows at once; larger ones go head by head without them
+(`operators/kernels/toeplitz_mixing.py`).
 """
 
 from typing import final
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 from attnconv.operators.kernels.toeplitz_fft import shift_rows
 from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
 from attnconv.operators.lattice import LatticeOperator
-
-SMALL = 2**24  # probabilities up to which all rows are made at once: about where the two cost the same
 
 
 @final
@@ -30,8 +29,8 @@ class Toeplitz(LatticeOperator):
     Args:
         grid: Where the queries stand over the keys.
         table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
-        dtype: Of the probabilities; None for the table's. A table in float64 keeps the differences within a row right
-            where the scores themselves are large (a sharp head far from a row's keys), whatever the rows are cast to.
+        dtype: Of the probabilities; None for the table's. A float64 table keeps the differences within a row exact
+            where scores are large (a sharp head far from a row's keys).
     """
 
     batch = 1
@@ -63,13 +62,13 @@ class Toeplitz(LatticeOperator):
         return torch.stack([mix_by_shift(self.grid, shown[:, h], self.table[h]) for h in range(self.heads)], 1)
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r lattice"]:
-        """Probabilities of chosen queries over the lattice, (1, h, r, lattice points)."""
         return shift_rows(self.grid, self.table, queries, self.dtype)[None]
 
     @property
     def _small(self) -> bool:
-        """Whether to make all rows at once; no question where there are no values to look at."""
-        return not has_values(self.table) or self.heads * self.grid.query_count * self.grid.lattice_count <= SMALL
+        """Whether to compute all rows at once."""
+        count = self.heads * self.grid.query_count * self.grid.lattice_count
+        return not has_values(self.table) or count <= block_sizes.ALL_ROWS
 
     @property
     def _all_rows(self) -> Tensor:

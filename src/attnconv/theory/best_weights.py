@@ -1,12 +1,10 @@
-"""The weights with which given attention imitates a convolution best: what Lemma 3 is good for.
+"""The weights with which given attention imitates a convolution best.
 
-Whatever the heads attend (trained, soft, of other shifts than the kernel's), the outputs of a layer and a convolution
-differ for white input by
+For white input the outputs of a layer and a convolution differ by
 
     sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
 
-which the weights W_h = sum_j Phi[j, h] W_j make smallest, with the Phi of `can_express`: one for all kernels, since W_j
-enters linearly. The heads stay as they are.
+which is smallest for the weights W_h = sum_j Phi[j, h] W_j, with the Phi of `can_express`.
 """
 
 import copy
@@ -46,17 +44,17 @@ def imitate(
     """A copy of a layer whose weights and bias imitate a convolution as well as its attention allows.
 
     Best in the least-squares sense for white input on images of the size given, and exact where `can_express` says so.
-    How far the two remain apart is `imitation_error(copy, conv, sizes=...)`.
+    `imitation_error(copy, conv, sizes=...)` measures the rest.
 
     Args:
-        layer: A layer with merged weights and the convolution's channels, stride and number of outputs; where the
-            convolution has a bias, the layer needs one to hold it.
+        layer: A layer with merged weights and the convolution's channels, stride and number of outputs, and a bias if
+            the convolution has one.
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d (their transposes for a transposed layer) with any padding, padding
             mode and dilation. Its groups are the layer's, or any number if the layer has one group.
-        x: Images: their size, and their content where attention depends on it; each of them counts the same.
-        sizes: Pixels per axis, in place of x where attention depends on positions alone.
-        where: The queries that count: `all`, or those `inside`, all of whose taps lie in the image. Inside is the
-            choice for weights that serve larger images, of which the border is a smaller part.
+        x: Images: their size, and their content where attention depends on it; all count equally.
+        sizes: Pixels per axis, in place of x where attention depends on positions only.
+        where: The queries that count: `all`, or those `inside`, all of whose taps lie in the image, for weights that
+            serve larger images.
 
     Returns:
         A deep copy with the layer's own heads, dtype and mode.
@@ -89,24 +87,18 @@ def imitate(
         operator = operator_beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
-        phi = _best_phi(operator, conv, where)
-        matrices = torch.einsum("jh,jid->hid", phi, _matrices(conv, layer.groups).to(phi))
+        everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
+        best = everywhere if where == "all" else within
+        if best is None:
+            got = f"none on an image of {operator.grid.sizes}"
+            raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
+        matrices = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
         made = copy.deepcopy(layer)
         assert made.weight is not None
         made.weight.copy_(matrices)
         if made.bias is not None:
             made.bias.copy_(torch.zeros_like(made.bias) if conv.bias is None else conv.bias)
     return made
-
-
-def _best_phi(operator: AttentionOperator, conv: Convolution, where: str) -> Float[Tensor, "j h"]:
-    """The Phi that serves the queries that count."""
-    everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
-    best = everywhere if where == "all" else within
-    if best is None:
-        got = f"none on an image of {operator.grid.sizes}"
-        raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
-    return best.phi
 
 
 def imitation_error(
@@ -116,18 +108,17 @@ def imitation_error(
     x: Float[Tensor, "b c *sizes"] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Residuals:
-    """How far a layer is from the convolution that it imitates, for white input and relative to the convolution.
+    """Root-mean-square difference of a layer and a convolution for white input, relative to the convolution's output.
 
         sqrt( sum_q || sum_h A_q[h] W_h - sum_j E_q[j] W_j ||^2 / sum_q || sum_j E_q[j] W_j ||^2 )
 
-    That is the root-mean-square difference of the outputs over that of the convolution's outputs; biases are left out.
-    `imitate` makes it smallest, over all queries or over those inside. (`conversion_error` measures against the layer.)
+    Biases are left out. `imitate` minimises it. (`conversion_error` is relative to the layer.)
 
     Args:
         layer: A layer with the convolution's channels, stride and number of outputs; its weights may be factored.
         conv: As for `imitate`.
         x: Images: their size, and their content where attention depends on it.
-        sizes: Pixels per axis, in place of x where attention depends on positions alone.
+        sizes: Pixels per axis, in place of x where attention depends on positions only.
 
     Returns:
         The error inside (None where no query has all of its taps in the image), at the border, and everywhere.
@@ -153,7 +144,7 @@ def imitation_error(
 def operator_beside(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """The layer's attention, after a look whether layer and convolution can be compared at all.
+    """The layer's attention, after checking that layer and convolution can be compared.
 
     Raises:
         TypeError, ValueError: As `imitation_error`.

@@ -1,9 +1,9 @@
-"""What the theorem needs to know of a PyTorch convolution: the shift of each tap, its matrix, its grid.
+"""Taps of a PyTorch convolution: the shift of each, its matrix, its keys.
 
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
 
-Both are one sum over taps of shifted images times a matrix per tap; they differ in where queries and keys stand.
+Both are a sum over taps of shifted images times a matrix per tap; they differ in the positions of queries and keys.
 """
 
 import math
@@ -25,17 +25,12 @@ Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspo
 Convolution: TypeAlias = Forward | Transposed
 FORWARD: dict[int, type[Forward]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, type[Transposed]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-BORDERS: dict[str, Border] = {
-    "zeros": "zero",
-    "replicate": "replicate",
-    "reflect": "reflect",
-    "circular": "circular",
-}
-_COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # what makes a convolution's output
+BORDERS: dict[str, Border] = {"zeros": "zero", "replicate": "replicate", "reflect": "reflect", "circular": "circular"}
+_COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # methods that compute a convolution's output
 
 
 def looks_like_convolution(module: nn.Module) -> bool:
-    """Whether a module is, or means to be, a convolution: also those that `check_convolution` then refuses."""
+    """Whether a module is some kind of convolution, also one that `check_convolution` refuses."""
     foreign = type(module).__module__.startswith(("torch.ao.nn", "torch.nn.intrinsic", "torch.nn.quantized"))
     return is_convolution(module) or (foreign and "Conv" in type(module).__name__)
 
@@ -46,17 +41,11 @@ def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
-    """Refuse what cannot be written as attention.
-
-    Args:
-        conv: The module.
-        name: What to call it in the message, such as its path in a model.
+    """Refuse what cannot be written as attention; `name` is the module's name in messages.
 
     Raises:
-        TypeError: It is no convolution, computes something else than its class, is lazy or quantised, or has a dtype
-            that attention has not.
-        ValueError: Its weight or bias is computed from others, or holds NaN or infinite values, or it holds modules, as
-            the observers of a quantisation.
+        TypeError: It is no convolution, overrides its class's computation, is lazy or quantised, or has another dtype.
+        ValueError: Its weight or bias is parametrised or not finite, or it holds modules, such as observers.
     """
     kind = type(conv).__name__
     if not is_convolution(conv):
@@ -99,19 +88,18 @@ def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
 
 
 def extents(conv: Convolution) -> tuple[int, ...]:
-    """What the kernel spans per axis: dilation * (kernel - 1) + 1."""
+    """Kernel extent per axis: dilation * (kernel - 1) + 1."""
     return tuple(step * (size - 1) + 1 for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
 
 
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
     """The shift (key minus query) of every kernel position, row-major: the centres of the heads."""
     sign = 1 if isinstance(conv, Forward) else -1
-    steps = tuple(zip(conv.dilation, paddings(conv), strict=True))
-    places = product(*(range(size) for size in conv.kernel_size))
-    return tuple(
-        tuple(sign * (dilation * j - before) for j, (dilation, (before, _)) in zip(place, steps, strict=True))
-        for place in places
-    )
+    along = [
+        [sign * (step * j - before) for j in range(size)]
+        for size, step, (before, _) in zip(conv.kernel_size, conv.dilation, paddings(conv), strict=True)
+    ]
+    return tuple(product(*along))
 
 
 def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
@@ -120,7 +108,7 @@ def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
 
 
 def matrices_of(weight: Float[Tensor, "..."], groups: int, *, transposed: bool) -> Float[Tensor, "h i d"]:
-    """The same of a convolution's `weight` alone: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
+    """The same of a convolution's `weight`: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
     if not transposed:
         return weight.flatten(2).permute(2, 1, 0)
     grouped = weight.flatten(2).unflatten(0, (groups, -1))  # (g, i, d / g, h)
@@ -142,8 +130,7 @@ def kernel(
 def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
     """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
 
-    Taps may reach beyond the grid's padding: the border rule continues outside (`renormalise` as `replicate`, which is
-    what hard heads make of it).
+    The border rule continues beyond the grid's padding (`renormalise` as `replicate`, like hard heads).
 
     Args:
         grid: Where the queries stand over the keys.
@@ -162,7 +149,7 @@ def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "
 
 
 def inside(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Bool[Tensor, "r"]:
-    """Whether every tap of a query lies between the first and the last key of each axis: no border rule is asked."""
+    """Whether every tap of a query lies between the first and the last key of each axis."""
     within = torch.ones_like(queries, dtype=torch.bool)
     for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
         positions = axis.offset + axis.stride * index

@@ -1,18 +1,17 @@
-"""How far soft heads are from a convolution: bounds on the output error, and the alpha for a wanted error.
+"""Bounds on the distance of soft heads from a convolution, and the alpha for a wanted error.
 
-Let t_h(q) be the key that head h looks at from query q (its nearest), and eps_h the most mass it leaves elsewhere
-(`mass_off_nearest`). Against the hard layer, and so against the convolution that the layer was made from,
+Let t_h(q) be the key nearest to head h's centre from query q, and eps_h the most mass off it (`mass_off_nearest`).
+Against the hard layer, and so against the convolution that the layer was converted from,
 
     (A_h x)_q - x_{t_h(q)} = sum_{k != t_h} A_h[q, k] (x_k - x_{t_h}),          |.| <= eps_h (max x - min x)
 
     |out_q - conv(x)_q|_d  <=  sum_h eps_h sum_c |W_h[c, d]| (max x_c - min x_c)  +  rounding
 
-with zeros among the x_c where the border rule pads with them. Nothing about the image enters but its range.
+with zeros among the x_c where the border rule pads with them. Only the image's range enters.
 
-Rounding. With unit roundoff u each addition errs by at most u times the sum, and by no more than its smaller term, so
-that keys whose weight is below u add no more than that weight. What counts is the number m of keys above u,
-(2 sqrt(-log u / alpha) + 2) per axis, the few operations of each score, and the length of the projection's sum, once
-here and once in the convolution compared:
+Rounding. With unit roundoff u each addition errs by at most u times the sum, and by no more than its smaller term. So
+the terms are the number m of keys with weights above u, (2 sqrt(-log u / alpha) + 2) per axis, the operations of each
+score, and the length of the projection's sum, here and in the convolution:
 
     rounding  =  u (m + 16 dims + 2 heads c / groups + 8) (sum_h sum_c |W_h[c, d]| max|x_c| + |b_d|).
 """
@@ -30,9 +29,9 @@ from attnconv.operators.kernels.contractions import project
 
 
 def mass_off(alpha: float, dims: int = 2) -> float:
-    """The most probability that a head with a whole-number centre leaves off its target: 1 - S^-dims.
+    """Upper bound of the attention of a head with a whole-number centre off its target: 1 - S^-dims.
 
-    S = sum over whole numbers of exp(-alpha k^2); Lemma 2's limit with its speed, 2 dims exp(-alpha) for large alpha.
+    S = sum over whole numbers of exp(-alpha k^2); 2 dims exp(-alpha) for large alpha, Lemma 2's limit.
 
     Args:
         alpha: Sharpness in 1 / pixel^2, positive.
@@ -52,7 +51,7 @@ def mass_off(alpha: float, dims: int = 2) -> float:
 
 
 def alpha_for(mass: float, dims: int = 2) -> float:
-    """The smallest alpha at which a head leaves no more than `mass` off its target: the inverse of `mass_off`.
+    """The smallest alpha with at most `mass` off the head's target: the inverse of `mass_off`.
 
     Args:
         mass: Wanted bound, between 0 and 1. For a wanted output error e of a layer divide it by
@@ -64,16 +63,13 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 
     Example:
         >>> import torch
-        >>> [
-        ...     round(alpha_for(torch.finfo(dtype).eps / 2), 1)
-        ...     for dtype in (torch.bfloat16, torch.float32, torch.float64)
-        ... ]
-        [6.9, 18.0, 38.1]
+        >>> [round(alpha_for(torch.finfo(dtype).eps / 2), 1) for dtype in (torch.bfloat16, torch.float32)]
+        [6.9, 18.0]
     """
     if not 0 < mass < 1:
         raise ValueError(bad("mass", "must lie between 0 and 1", mass))
     low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
-    if mass_off(low, dims) <= mass:  # blunter than any head that is of use
+    if mass_off(low, dims) <= mass:  # blunter than any useful head
         return low
     while low < (middle := math.sqrt(low * high)) < high:  # until no number lies between, in about 60 steps
         low, high = (middle, high) if mass_off(middle, dims) > mass else (low, middle)
@@ -83,9 +79,9 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """The most by which a layer's output can differ from that of its heads made hard, for each output channel.
+    """Upper bound per output channel on the distance of a layer from its heads made hard, rounding included.
 
-    For a layer from `from_conv` that is the distance from the convolution, rounding included.
+    For a layer from `from_conv` that is the distance from the convolution.
 
     Args:
         layer: A layer of Gaussian heads along the axes, as `Quadratic` has.
@@ -106,7 +102,7 @@ def error_bound(
         raise ValueError(bad("layer", requirement, type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
-        # As float64 at once: without a dtype torch would round Python's numbers to float32, and so the bound.
+        # In float64 at once: without a dtype torch would round Python's numbers, and so the bound, to float32.
         least, most = (torch.as_tensor(v, dtype=weight.dtype, device=weight.device) for v in (low, high))
         least, most = least.expand(layer.in_channels), most.expand(layer.in_channels)
         if bool((least > most).any()):

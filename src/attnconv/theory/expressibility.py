@@ -1,18 +1,18 @@
-"""Lemma 3 decided: which convolutions an attention layer can express, whatever its value weights.
+"""Decide Lemma 3: which convolutions an attention layer can express, for some value weights.
 
-Stack the attention rows of query q as A_q (heads x keys) and the indicators of the kernel's positions as E_q (kernel
+Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel's positions (kernel
 positions x keys). A layer with matrices W_h equals the convolution with matrices W_j for every image when, at every q,
 
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     and for every kernel if and only if     E_q = Phi A_q     for ALL q,
 
-with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. Weights do not depend on the query, so
-Phi must not. The paper asks that row(E_q) lie inside row(A_q) for each q, which gives each query a Phi_q of its own:
-necessary, but not sufficient. With two pixels and two heads, one always on pixel 1 and one always on pixel 2, each
-query's rows span its own pixel, and yet both queries get the same output: not even the identity is within reach.
+with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper asks that row(E_q) lie inside
+row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but not sufficient. With two pixels and two
+heads, one always on pixel 1 and one always on pixel 2, each query's rows span its own pixel, and yet both queries get
+the same output.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal, final
 
@@ -48,7 +48,7 @@ class Expressiveness:
 
     Attributes:
         kernel_size: Per axis.
-        uniform: One Phi for all queries. What it leaves at the worst of them decides.
+        uniform: One Phi for all queries. Its residual at the worst of them decides.
         uniform_inside: One Phi for the queries all of whose taps lie in the image; None if there is none.
         each_query: The paper's condition, each query with its own Phi_q (and each image, where rows depend on
             content): the largest ||E_q - Phi_q A_q|| / ||E_q|| among the queries named.
@@ -75,19 +75,19 @@ class Expressiveness:
 
     @property
     def missed(self) -> float:
-        """The relative part of the worst kernel that no weights reach, away from the border where there is such."""
+        """The relative part of the worst kernel that no weights reach, away from the border where possible."""
         return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
 
     @property
     def expresses_each_query(self) -> bool:
-        """Whether each query alone could be served, by weights of its own: the condition as the paper states it."""
+        """Whether each query could be served by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
 
     def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
         """The matrices per head that imitate a convolution best: W_h = sum_j Phi[j, h] W_j.
 
-        They make the layer equal to it if `expresses`, and nearest in the least-squares sense over all queries, for
-        white input, if not. `uniform_inside.weights` is the same for the queries inside.
+        The layer equals the convolution if `expresses`, else it is nearest in the least-squares sense over all queries,
+        for white input. `uniform_inside.weights` is the same for the queries inside.
 
         Args:
             kernel: A convolution's `weight`, of this kernel size; a transposed one's for a transposed layer.
@@ -124,7 +124,7 @@ class Expressiveness:
 @final
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """E_q = Phi A_q of one query, as far as it holds: the matrices of the paper's Figure 11.
+    """E_q = Phi A_q of one query: the matrices of the paper's Figure 11.
 
     Attributes:
         indicators: E_q, kernel positions x keys: a single one per row, or none where the tap sees a zero.
@@ -144,7 +144,7 @@ class Factorisation:
 
     @property
     def residual(self) -> float:
-        """||E_q - Phi A_q|| / ||E_q||; infinite where E_q is nothing and Phi A_q is not."""
+        """||E_q - Phi A_q|| / ||E_q||; infinite where only E_q is zero."""
         return float(residual(torch.cat((self.rows, self.indicators)).mT, self.phi))
 
 
@@ -166,17 +166,17 @@ def can_express(
 
     The answer holds for images of the size given, and for weights W_h without restriction: merged, or factored with
     D_h of at least the number of output channels. The cost is a QR decomposition of m x (heads + kernel positions)
-    numbers per query, in float64: take an image of a few kernel sizes rather than a large one.
+    numbers per query, in float64: use an image of a few kernel sizes rather than a large one.
 
     Args:
         attention: A layer, or attention rows of any library: (h, n, m), or (b, h, n, m) where they depend on the image,
             with queries and keys row-major and without class tokens.
         kernel_size: One number or one per axis.
         x: With a layer, images: their size, and their content where rows depend on it.
-        sizes: Pixels per axis; with attention rows, or in place of x with a layer that looks at positions alone.
+        sizes: Pixels per axis; with attention rows, or in place of x with a position-only layer.
         dilation: Of the kernel; one number or one per axis.
         stride: Distance between queries; None for the layer's own, and for 1 with attention rows.
-        padding: Where the kernel stands: tap j sees the shift dilation * j - padding, or its opposite in a transposed
+        padding: Position of the kernel: tap j sees the shift dilation * j - padding, or its opposite in a transposed
             layer; numbers as for `Grid`, or `valid` for 0. `same` is PyTorch's dilation * (kernel - 1) // 2, which
             centres odd kernels and gives even ones their longer half after the query; of a transposed layer, its own
             padding. Attention rows have ceil(size / stride) queries per axis under `same`, else as many as the
@@ -188,7 +188,7 @@ def can_express(
 
     Returns:
         Both conditions with their residuals inside and at the border, Phi, and ranks. A singular value of the rows up
-        to `rank_tolerance` = eps sqrt(heads) of the largest counts as zero: so far rounding can move it.
+        to `rank_tolerance` = eps sqrt(heads) of the largest counts as zero: rounding can move it so far.
 
     Raises:
         TypeError: attention is neither a layer nor a tensor of a floating dtype.
@@ -206,23 +206,14 @@ def can_express(
         >>> answer.expresses_each_query, answer.expresses
         (True, False)
     """
+    if tolerance is not None and not (is_real(tolerance) and tolerance >= 0):
+        raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
         operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        most = _tolerance(operator, tolerance)
-        everywhere, within, alone = fit(operator, shifts, padding_mode)
-        if isinstance(attention, SelfAttention) and attention.transposed:
-            everywhere = replace(everywhere, transposed=attention.groups)
-            within = None if within is None else replace(within, transposed=attention.groups)
+        transposed = attention.groups if isinstance(attention, SelfAttention) and attention.transposed else None
+        everywhere, within, alone = fit(operator, shifts, padding_mode, transposed=transposed)
+        most = _TOLERANCES[rows_dtype(operator)] if tolerance is None else tolerance
         return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
-
-
-def _tolerance(operator: AttentionOperator, tolerance: float | None) -> float:
-    """The one that is given, or that of the dtype."""
-    if tolerance is None:
-        return _TOLERANCES[rows_dtype(operator)]
-    if not (is_real(tolerance) and tolerance >= 0):
-        raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
-    return tolerance
 
 
 def factorise(
@@ -241,15 +232,15 @@ def factorise(
     """The matrices of E_q = Phi A_q for one query, Figure 11; `attnconv.report.draw_factorisation` draws them.
 
     Args:
-        attention: A layer or attention rows as for `can_express`, whose options these are; of images, the first.
+        attention: A layer or attention rows; of images, the first.
         kernel_size: One number or one per axis.
         query: Its index per axis, such as row and column.
         phi: One for all queries, such as `can_express(...).uniform.phi`; None for the query's own best Phi_q.
-        x: Images.
+        x: As for `can_express`, like the options below.
         sizes: Pixels per axis.
         dilation: Of the kernel.
         stride: Distance between queries.
-        padding: Where the kernel stands.
+        padding: Position of the kernel.
         padding_mode: What taps outside the image see.
 
     Raises:
@@ -258,9 +249,7 @@ def factorise(
     Example:
         >>> import torch
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
-        >>> [
-        ...     factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)
-        ... ]  # no Phi serves both
+        >>> [factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)]
         [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     with torch.no_grad():
@@ -282,7 +271,7 @@ def factorise(
 def layer_operator(
     layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """A layer's attention on images, or on any images of a size where it looks at positions alone.
+    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only.
 
     Raises:
         ValueError: Neither or both of x and sizes are given, or sizes where attention depends on content.
@@ -311,33 +300,31 @@ def _laid_over(
     padding: Literal["same", "valid"] | Padding,
 ) -> tuple[AttentionOperator, tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
-    dims = attention.dims if isinstance(attention, SelfAttention) else len(_sizes_of_rows(attention, x, sizes))
+    layer = attention if isinstance(attention, SelfAttention) else None
+    dims = len(_sizes_of_rows(attention, x, sizes)) if layer is None else layer.dims
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
     reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
-    transposed = isinstance(attention, SelfAttention) and attention.transposed
-    if padding == "same":
-        pads = tuple((far // 2, far - far // 2) for far in reach)
-        if isinstance(attention, SelfAttention) and attention.transposed:
-            pads = attention.padding
-    else:
+    transposed = layer is not None and layer.transposed
+    if padding != "same":
         pads = padding_pairs(0 if padding == "valid" else padding, dims)
+    elif layer is not None and transposed:
+        pads = layer.padding
+    else:
+        pads = tuple((far // 2, far - far // 2) for far in reach)
     sign = -1 if transposed else 1
     along = [
         [sign * (step * tap - before) for tap in range(size)]
         for (before, _), size, step in zip(pads, kernel, steps, strict=True)
     ]
-    if isinstance(attention, SelfAttention):
-        if stride is not None and per_axis("stride", stride, dims, least=1) != attention.stride:
-            raise ValueError(bad("stride", f"must be left out or equal the layer's {attention.stride}", stride))
-        operator = layer_operator(attention, x, sizes)
-    else:
-        window = None if padding == "same" else [far + 1 for far in reach]
-        places = Grid.make(
-            _sizes_of_rows(attention, x, sizes), stride=1 if stride is None else stride, padding=pads, window=window
-        )
-        operator = _rows_operator(attention, places)
-    return operator, kernel, tuple(product(*along))
+    if layer is None:
+        rows_sizes, window = _sizes_of_rows(attention, x, sizes), [far + 1 for far in reach]
+        step = 1 if stride is None else stride
+        grid = Grid.make(rows_sizes, stride=step, padding=pads, window=None if padding == "same" else window)
+        return _rows_operator(attention, grid), kernel, tuple(product(*along))
+    if stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
+        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
+    return layer_operator(layer, x, sizes), kernel, tuple(product(*along))
 
 
 def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -353,7 +340,8 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
     return per_axis("sizes", sizes, dims, least=1)
 
 
-def _rows_operator(rows: Tensor, grid: Grid) -> Dense:
+def _rows_operator(rows: object, grid: Grid) -> Dense:
+    assert isinstance(rows, Tensor)
     if rows.dtype not in _TOLERANCES:
         raise TypeError(bad("attention", "must have a floating dtype", str(rows.dtype), "Convert with rows.double()."))
     expected = (grid.query_count, grid.key_count)

@@ -1,8 +1,8 @@
 """The weights with which soft heads come nearest to a convolution, away from the border.
 
-Inside a large image every query sees the same, so the Phi of Lemma 3 that serves one query serves all: the small
-least-squares problem E = Phi A over the shifts that heads and taps reach. With W_h = sum_j Phi[j, h] W_j a soft layer
-is far nearer to the convolution than with the kernel's own slices, whose output is blurred.
+Inside a large image all queries have the same Phi of Lemma 3: a small least-squares problem E = Phi A over the shifts
+that heads and taps reach. With W_h = sum_j Phi[j, h] W_j a soft layer is far nearer to the convolution than with the
+kernel's own slices.
 """
 
 import math
@@ -17,16 +17,11 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Convolution, head_weights, taps
 from attnconv.theory.lemma3_phi import matrices, rank_tolerance, solve
 
-_FARTHEST = 32  # pixels beyond the taps that are looked at, however blunt the heads
+_FARTHEST = 32  # pixels beyond the taps at most, however blunt the heads
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
-    """W_h = sum_j Phi[j, h] W_j, with the Phi that serves all queries far from the border best.
-
-    Args:
-        layer: A layer of the convolution's geometry of Gaussian heads.
-        conv: The convolution.
-    """
+    """W_h = sum_j Phi[j, h] W_j with the best Phi far from the border, for Gaussian heads of the same geometry."""
     shifts = taps(conv)
     encoding = layer.encoding
     heads = encoding.gaussians()

@@ -1,11 +1,11 @@
-"""The matrix Phi of Lemma 3: which mixture of heads comes nearest to each kernel position.
+"""The matrix Phi of Lemma 3: the mixture of heads that comes nearest to each kernel position.
 
 With A_q the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel positions x
 keys), Phi minimises sum_q ||E_q - Phi A_q||^2 over a set of queries, and has the smallest norm of all that do.
 
 Each [A_q^T | E_q^T] (keys x columns) is reduced to its triangular QR factor, whose columns have the same lengths and
 angles; the factors of all queries are stacked and reduced again, a block at a time. Nothing of size n x m is stored,
-every sum of squares is kept in a matrix of few columns, and no Gram matrix squares the condition number.
+and no Gram matrix squares the condition number.
 """
 
 import math
@@ -65,7 +65,7 @@ class Fit:
     worst: float
     rank: int
     singular_values: Float[Tensor, "s"]
-    transposed: int | None = None
+    transposed: int | None
 
     def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
         """W_h = sum_j Phi[j, h] W_j, in the kernel's dtype: the `weight` of a layer that imitates a convolution's.
@@ -80,13 +80,16 @@ class Fit:
         return torch.einsum("jh,jid->hid", self.phi, slices.to(self.phi)).to(kernel)
 
 
-def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
-    """Phi for all queries, Phi for those inside (None if there is none), and each query alone.
+def fit(
+    operator: AttentionOperator, shifts: Shifts, padding_mode: str, *, transposed: int | None = None
+) -> tuple[Fit, Fit | None, Residuals]:
+    """Phi for all queries, Phi for those inside (None if there is none), and each query by itself.
 
     Args:
         operator: The attention; where images have rows of their own, all images count as more queries.
         shifts: Key minus query of each kernel position, one whole number per axis.
         padding_mode: What kernel positions outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
+        transposed: See `Fit`.
 
     Returns:
         The two fits, and the largest residual that a query leaves with a Phi_q of its own.
@@ -94,18 +97,20 @@ def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple
     Raises:
         ValueError: Rows are not finite, or there is no such padding mode.
     """
-    reduction = Reduction.of(operator, shifts, padding_mode)
-    factors = [reduction.everywhere] + ([] if reduction.inside is None else [reduction.inside])
-    solved = [solve(factor, reduction.heads, reduction.cut) for factor in factors]
+    reduction, heads = Reduction.of(operator, shifts, padding_mode), operator.heads
+    factors = [place for place in (reduction.everywhere, reduction.inside) if place is not None]
+    solved = [solve(factor, heads, reduction.cut) for factor in factors]
     worst = [0.0 for _ in solved]
     for queries in _blocks(operator, shifts):
         stack, within = matrices(operator, shifts, padding_mode, queries), inside(operator.grid, shifts, queries)
+        size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
         for index, ((phi, _), chosen) in enumerate(zip(solved, (torch.ones_like(within), within), strict=False)):
-            heads = operator.heads
             apart = torch.linalg.matrix_norm(stack[..., :heads] @ phi.mT - stack[..., heads:])
-            size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
             worst[index] = max(worst[index], float(((apart / size) * chosen).max()))
-    found = [reduction.fit(*solution, most) for solution, most in zip(solved, worst, strict=True)]
+    found = [
+        Fit(phi, reduction.residuals(phi), most, int((values > reduction.cut * values[:1]).sum()), values, transposed)
+        for (phi, values), most in zip(solved, worst, strict=True)
+    ]
     return found[0], found[1] if len(found) > 1 else None, reduction.each_query
 
 
@@ -119,7 +124,6 @@ class Reduction:
         border: That of the others; None if there is none.
         everywhere: That of all queries.
         each_query: The largest residual that a query leaves with a Phi_q of its own.
-        heads: Number of the columns that belong to A.
         cut: Singular values of A up to this part of the largest count as zero.
     """
 
@@ -127,7 +131,6 @@ class Reduction:
     border: Float[Tensor, "_ columns"] | None
     everywhere: Float[Tensor, "_ columns"]
     each_query: Residuals
-    heads: int
     cut: float
 
     @staticmethod
@@ -146,15 +149,14 @@ class Reduction:
                     factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
                     worst[place] = max(float(alone[:, chosen].max()), worst[place] or 0.0)
         each_query = Residuals(worst[0], worst[1], max(most for most in worst if most is not None))
-        return Reduction(factors[0], factors[1], _stacked(*factors), each_query, operator.heads, cut)
+        return Reduction(factors[0], factors[1], _stacked(*factors), each_query, cut)
 
-    def fit(self, phi: Float[Tensor, "j h"], values: Float[Tensor, "s"], worst: float) -> Fit:
-        """What a Phi, from the singular values of its set, leaves over each of the three sets."""
-        rank = int((values > self.cut * values[:1]).sum())
-        return Fit(phi, self.over(lambda place: residual(place, phi)), worst, rank, values)
+    def residuals(self, phi: Float[Tensor, "j h"]) -> Residuals:
+        """||E - Phi A|| / ||E|| over the three sets."""
+        return self.over(lambda place: residual(place, phi))
 
     def over(self, measure: Callable[[Tensor], Tensor]) -> Residuals:
-        """A relative difference that depends on [A^T | E^T] by its R factor alone, over the three sets."""
+        """A relative difference that depends on [A^T | E^T] by its R factor only, over the three sets."""
         within, border = (None if place is None else float(measure(place)) for place in (self.inside, self.border))
         return Residuals(within, border, float(measure(self.everywhere)))
 
@@ -170,7 +172,7 @@ def matrices(
 ) -> Float[Tensor, "b r m columns"]:
     """[A_q^T | E_q^T] of some queries, in float64: the heads' columns, then those of the kernel positions.
 
-    A kernel position's column holds a one at the key that it sees under the padding mode, or nothing but zeros.
+    A kernel position's column holds a one at the key that it sees under the padding mode, or only zeros.
     """
     rows = operator.rows(queries).double().permute(0, 2, 3, 1)  # (b, r, m, h)
     if not bool(torch.isfinite(rows).all()):
@@ -202,7 +204,7 @@ def residual(stack: Float[Tensor, "*lead rows columns"], phi: Float[Tensor, "*le
 def relative(
     found: Float[Tensor, "*lead rows columns"], wanted: Float[Tensor, "*lead rows columns"]
 ) -> Float[Tensor, "*lead"]:
-    """||found - wanted|| / ||wanted||: 0 where both are nothing, infinite where only wanted is nothing."""
+    """||found - wanted|| / ||wanted||: 0 where both are zero, infinite where only wanted is zero."""
     apart, whole = torch.linalg.matrix_norm(found - wanted), torch.linalg.matrix_norm(wanted)
     ratio = apart / torch.where(whole > 0, whole, 1)
     return torch.where((whole > 0) | (apart == 0), ratio, math.inf)
@@ -212,21 +214,19 @@ def rank_tolerance(operator: AttentionOperator) -> float:
     """How far rounding can move a singular value of the rows, relative to the largest: eps sqrt(h), eps of their dtype.
 
     A relative error of eps in each probability is a matrix of norm at most eps ||A||_F, and ||A||_F is at most sqrt(h)
-    times the largest singular value, however many queries and keys there are. For float64 the rounding of the
-    decompositions takes the place of eps.
+    times the largest singular value. For float64 the rounding of the decompositions takes the place of eps.
     """
     return max(torch.finfo(rows_dtype(operator)).eps, _ROUNDING) * math.sqrt(operator.heads)
 
 
 def rows_dtype(operator: AttentionOperator) -> torch.dtype:
     """The dtype in which an operator computes its probabilities."""
-    return operator.rows(torch.zeros(1, dtype=torch.long, device=operator.device)).dtype
+    return operator.rows([0]).dtype
 
 
-def _stacked(known: Tensor | None, more: Tensor | None) -> Tensor:
-    """The R factor of two stacked matrices, either of which may be missing."""
-    parts = [part for part in (known, more) if part is not None]
-    return torch.linalg.qr(torch.cat(parts), mode="r").R
+def _stacked(*parts: Tensor | None) -> Tensor:
+    """The R factor of stacked matrices, some of which may be missing."""
+    return torch.linalg.qr(torch.cat([part for part in parts if part is not None]), mode="r").R
 
 
 def _padded(grid: Grid, padding_mode: str) -> Grid:

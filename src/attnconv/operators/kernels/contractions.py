@@ -1,4 +1,4 @@
-"""What every operator is built from: mixing keys by given probabilities, projecting by per-head weights."""
+"""Building blocks of all operators: mixing by given probabilities, projecting by per-head weights, softmax."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], 
 
 
 def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p c"]:
-    """The gradient of what `project` and `project_each` projected: G W_h^T for every head."""
+    """The adjoint of `project` and `project_each`: G W_h^T for every head."""
     if groups == 1:
         return _each(gradient.expand(len(weight), -1, -1), weight.mT)
     return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
@@ -38,14 +38,14 @@ def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"],
 def project_gradient(
     mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
 ) -> Float[Tensor, "h i d"]:
-    """The gradient of their weights: Y_h^T G_h, or its blocks on the diagonal."""
+    """The gradient of the weights: Y_h^T G_h, or its blocks on the diagonal."""
     if groups == 1:
         return _each(mixed.mT, gradient)
     return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
 
 
 def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """softmax(Q K^T + biases) V with all probabilities at once: what compilers and transforms see."""
+    """softmax(Q K^T + biases) V with all probabilities at once, as compilers and transforms run it."""
     scores = queries @ keys.mT
     return torch.softmax(scores + axis_sum(biases) if biases else scores, -1) @ values
 
@@ -55,7 +55,7 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
 
 
 def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
-    """One product per head. In full precision `bmm` deals whole heads out to the threads: nine to two of them, say."""
+    """One product per head. On a CPU `bmm` would divide whole heads among the threads: nine among two of them, say."""
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
         return torch.bmm(left, right)
     out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
@@ -101,10 +101,9 @@ def contract_rows(
 
 
 def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
-    """A product for every image.
+    """A product for every image: with a shared left side, in the form that copies fewer numbers.
 
-    Of one left side for all, whose gradient is wanted, `@` makes a single product between copies of b i k numbers; a
-    product for each image makes that gradient image by image, b i j numbers. The fewer are the faster.
+    `@` computes the gradient of a shared left side from copies of b i k numbers, `bmm` from b i j.
     """
     if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # there sizes may be free
         return left @ right
@@ -117,7 +116,7 @@ def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "
 
 
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """Scores relative to the largest of their row: the same softmax, and what matters of them survives a cast."""
+    """Scores relative to the largest of their row: the same softmax, with small numbers for a cast."""
     return scores - scores.amax(-1, keepdim=True).detach()
 
 

@@ -1,10 +1,7 @@
 """sum_h A_h X W_h for Kronecker products A_h = F_h,1 (x) F_h,2 .., without a tensor of heads x channels per position.
 
-Nothing of the mixed pixels A_h X is kept: the backward pass mixes again, a small part of the work. How that is done
-depends on the axes: `short_axes` makes large products for all heads, `long_axes` goes head by head over bands of keys.
-
-With g groups of channels, as in a grouped convolution, W_h is block diagonal and only its blocks are given, as
-(h, c / g, d).
+Nothing of the mixed pixels A_h X is kept: the backward pass mixes again, a small part of the work. `short_axes` makes
+large products for all heads, `long_axes` goes head by head over bands of keys.
 """
 
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import full_precision, has_values, product_dtype
+from attnconv.operators.base import full_precision, product_dtype
 from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import project, project_heads, transposed
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
@@ -28,19 +25,17 @@ def contract_factors(
     Args:
         x: Images, channels last.
         weight: One matrix per head; of c / i groups of channels if it has fewer rows than x has channels.
-        factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient: a softmax,
-            which makes the factors, would not pass it on.
+        factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient, which a
+            softmax would not pass on.
     """
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
-        if not has_values(x):
-            return contract_plainly(*cast)
         return _contraction(*cast)
 
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-    """The same in a few differentiable products, with all of M at once: what compilers and transforms see."""
+    """The same in a few differentiable products, with all mixed values at once."""
     groups = _groups(x, weight)
     if _narrows(x, weight):
         return mix_values(project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
@@ -89,8 +84,7 @@ def _groups(x: Tensor, weight: Tensor) -> int:
 def _narrows(x: Tensor, weight: Tensor) -> bool:
     """Whether there are fewer channels after the projection, so that mixing comes second: sum_h A_h (X W_h).
 
-    With G, the gradient of the output, in the place of X, A_h^T in that of A_h and W_h^T in that of W_h, that is the
-    gradient of X, dX = sum_h A_h^T (G W_h^T): the two orders are each other's adjoints, and the same functions serve.
+    That is the adjoint of the other order, dX = sum_h A_h^T (G W_h^T), with X for G and all matrices transposed.
     """
     return weight.shape[2] < x.shape[-1]
 
@@ -100,13 +94,11 @@ def _swapped(x: Tensor, weight: Tensor, factors: Sequence[Tensor], groups: int) 
 
 
 def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-    form = contract_short if are_short(factors) else contract_long
-    return form(x, weight, *factors)
+    return (contract_short if are_short(factors) else contract_long)(x, weight, *factors)
 
 
 def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
-    form = pull_short if are_short(inputs[2:]) else pull_long
-    return form(inputs, gradient, wanted)
+    return (pull_short if are_short(inputs[2:]) else pull_long)(inputs, gradient, wanted)
 
 
 _contraction = recomputing(contract_plainly, _forward, _gradients)

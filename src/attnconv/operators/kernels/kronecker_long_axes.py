@@ -6,9 +6,6 @@
 With G the gradient of out,
 
     dW_h = M_h^T G,      dM_h = G W_h^T,      dX = sum_h A_h^T dM_h,      dF_h,a = dM_h (x) M_h along the other axes.
-
-On long axes each head's factor is a band, and only the keys inside it are met: for every tile of queries the smallest
-range of keys that holds their weights. What lies outside is zero, so nothing is approximated here.
 """
 
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ from torch import Tensor
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels.autograd import Gradients
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
-from attnconv.operators.kernels.tiling import Block, Tile, View, block_bytes, blocks, strips, within
+from attnconv.operators.kernels.tiling import Block, Tile, View, block_bytes, blocks, spans, strips, within
 
 
 def contract_long(
@@ -46,7 +43,7 @@ def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"],
 
 
 def _part_of(total: Tensor, place: int, strip: Tile) -> Tensor:
-    """What a strip adds to of an input's gradient: columns of x, and of the second axis's factors."""
+    """The part of an input's gradient that a strip adds to: columns of x, and of the second axis's factors."""
     if place == 0:
         return total[:, :, strip.keys]
     return total[:, strip.queries, strip.keys] if place == 3 else total
@@ -75,33 +72,29 @@ def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tens
     for block in blocks(x, weight, factors):
         part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
         for view in block.views:
-            met: list[Tensor] = []
+            steps: list[Tensor] = []
             if moving or to_weight is not None:
-                mixed, met = _mix(x, factors, block, view)
+                mixed, steps = _mix(x, factors, block, view)
                 if to_weight is not None:
                     to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
                 del mixed
             if moving or to_x is not None:
                 back = project_back(part, weight[view.head, None], groups)[0]
-                _unmix(x, factors, block, view, back, met, into)
+                _unmix(x, factors, block, view, back, steps, into)
 
 
 def _mix(
     x: Tensor, factors: Sequence[Tensor], block: Block, view: View
 ) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
-    """M of a block and a head, its points row-major; and what each axis met.
-
-    Returns:
-        M, and the inputs (b, rows, *sizes, c) of the axes after the first.
-    """
+    """M of a block and a head, its points row-major, and what each axis after the first was applied to."""
     images = x[block.images]
     first = factors[0][view.head, block.rows, view.keys]
     part = _each(first, images[:, view.keys].flatten(2)).view(len(images), len(first), *x.shape[2:])
-    met = []
+    steps = []
     for dim, (factor, tiles) in enumerate(zip(factors[1:], view.tiles, strict=True), start=2):
-        met.append(part)
+        steps.append(part)
         part = _along(part, factor[view.head], tiles, dim)
-    return part.flatten(0, -2), met
+    return part.flatten(0, -2), steps
 
 
 def _unmix(
@@ -110,17 +103,20 @@ def _unmix(
     block: Block,
     view: View,
     gradient: Float[Tensor, "points c"],
-    met: Sequence[Tensor],
+    steps: Sequence[Tensor],
     into: Sequence[Tensor | None],
 ) -> None:
-    """Carry the gradient of M back through every axis, and add what x and the factors get of it."""
+    """Carry the gradient of M back through every axis, and add to those of x and the factors."""
     images, to_x, to_factors = x[block.images], into[0], into[2:]
     first = factors[0][view.head, block.rows, view.keys]
     part = gradient.view(len(images), len(first), *(factor.shape[1] for factor in factors[1:]), x.shape[-1])
     for axis in range(len(factors) - 1, 0, -1):
         tiles, total = view.tiles[axis - 1], to_factors[axis]
         if total is not None:
-            _add_outer(total[view.head], part, met[axis - 1], tiles, axis + 1)
+            slopes, keys = _flat(part, axis + 1), _flat(steps[axis - 1], axis + 1)
+            for tile in tiles:
+                place = total[view.head, tile.queries, tile.keys]
+                _add_products(place, slopes[:, tile.queries], keys[:, tile.keys])
         part = _back_along(part, factors[axis][view.head], tiles, axis + 1)
     flat = part.flatten(2)  # (b, rows, rest)
     if to_factors[0] is not None:
@@ -143,8 +139,8 @@ def _flat(part: Tensor, dim: int) -> Float[Tensor, "p k rest"]:
 def _along(part: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
     """One more axis mixed: (.., k, ..) -> (.., q, ..)."""
     flat = _flat(part, dim)
-    made = [_each(factor[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
-    whole = made[0] if len(made) == 1 else torch.cat(made, 1)
+    mixed = [_each(factor[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
+    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
     return whole.view(*part.shape[:dim], len(factor), *part.shape[dim + 1 :])
 
 
@@ -160,26 +156,16 @@ def _back_along(gradient: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[
     return back.view(shape)
 
 
-def _add_outer(into: Float[Tensor, "q k"], gradient: Tensor, met: Tensor, tiles: Sequence[Tile], dim: int) -> None:
-    """The gradient of the factor of `_along`, which `met` these keys."""
-    slopes, keys = _flat(gradient, dim), _flat(met, dim)
-    for tile in tiles:
-        _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
-
-
 def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
     """Add the sum of left right^T over the parts, a block's bytes of products at a time.
 
-    Where channels are few these are more numbers than the mixed pixels.
+    Where channels are few these are more numbers than the mixed values.
     """
-    parts, queries, keys = len(left), left.shape[1], right.shape[1]
-    most = max(block_bytes(left) // (left.element_size() * keys), 1)  # rows of products
-    height, some = min(most, queries), max(most // max(queries, 1), 1)
-    for row in range(0, queries, height):
-        rows = slice(row, row + height)
-        for part in range(0, parts, some):
-            chosen = slice(part, part + some)
+    most = max(block_bytes(left.device.type) // (left.element_size() * right.shape[1]), 1)  # rows of products
+    queries = left.shape[1]
+    for rows in spans(queries, most):
+        for chosen in spans(len(left), max(most // queries, 1)):
             products = torch.bmm(left[chosen, rows], right[chosen].mT)
             into[rows].add_(products.sum(0, dtype=into.dtype))

@@ -1,4 +1,4 @@
-"""sum_h A_h X W_h over short axes, where heads have no bands worth cutting: in an order that keeps products large.
+"""sum_h A_h X W_h over short axes, for all heads at once: in an order that keeps products large.
 
     inner     Y_h = (F_h,2 (x) ..) X             all axes but the first; its keys lead, and images follow
     project   U_h = Y_h W_h                      one product per head
@@ -8,7 +8,7 @@ With G the gradient of out, V_h = G W_h^T and U_h's gradient F_h,1^T G,
 
     dW_h = Y_h^T (F_h,1^T G),     dF_h,1 = V_h Y_h^T,     dY_h = F_h,1^T V_h,     and dX, dF_h,2 .. from dY.
 
-Neither Y nor U nor V is kept or ever whole: images, or columns of one, follow each other in parts that stay in cache.
+Neither Y nor U nor V is kept or ever whole: images, or columns of one, go in parts that stay in cache.
 """
 
 import math
@@ -19,11 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.autograd import Gradients
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
-from attnconv.operators.kernels.tiling import block_bytes
-
-LEAST_COLUMNS = 8  # of a part: fewer make thin products
+from attnconv.operators.kernels.tiling import block_bytes, spans
 
 
 def contract_short(
@@ -33,9 +32,9 @@ def contract_short(
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
-    for images, spans in _parts(x, weight, factors):
+    for images, parts in _parts(x, weight, factors):
         keys = _leading(x[images])
-        for columns in spans:
+        for columns in parts:
             mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
             projected = project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
             made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
@@ -50,16 +49,16 @@ def pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"]
     x, weight, first, *inner = inputs
     exact = score_dtype(x.dtype)  # sums over parts lose nothing
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
-    for images, spans in _parts(x, weight, inputs[2:]):
+    for images, parts in _parts(x, weight, inputs[2:]):
         keys = _leading(x[images])
         total: Tensor | None = None
-        for columns in spans:
+        for columns in parts:
             part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
             chosen = (weight, first, *_of_columns(inner, columns))
             into = (*totals[:2], *_of_columns(totals[2:], columns))
             back = _pull_part(keys, chosen, part, into, wanted)
             if back is not None:
-                total = back if len(spans) == 1 else back.to(exact) if total is None else total.add_(back)
+                total = back if len(parts) == 1 else back.to(exact) if total is None else total.add_(back)
         if total is not None:
             to_x[images] = total.view(keys.shape).transpose(0, 1)
     totals.insert(0, to_x)
@@ -76,7 +75,7 @@ def _pull_part(
     """A part's gradient of its keys; those of weights and factors are added to the totals."""
     weight, first, *inner = inputs
     heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
-    mixed, met = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
+    mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
     if mixed is not None and wanted[1]:
         slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
         totals[0].add_(project_gradient(mixed.flatten(1, -2), slopes, groups))
@@ -88,21 +87,19 @@ def _pull_part(
         totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
     mixed, back = None, first.mT @ back  # the gradient of Y
     back = back.view(heads, -1, *(factor.shape[1] for factor in inner), keys.shape[-1])
-    return _unmix(back, keys, factors=inner, met=met, to_factors=totals[2:] if moving else (), wanted=wanted[0])
+    return _unmix(back, keys, factors=inner, steps=steps, to_factors=totals[2:] if moving else (), wanted=wanted[0])
 
 
 def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
-    """Images, and spans of columns (queries of the last axis) for which Y or U takes as many bytes as a block may."""
+    """Images, and spans of columns (queries of the last axis), for which Y or U fits in a block."""
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
     column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
-    most = max(block_bytes(x) // column, 1)
-    images = max(most // columns, 1)
-    width = math.ceil(columns / math.ceil(columns / max(most, LEAST_COLUMNS)))  # spans of about the same width
-    spans = [slice(start, min(start + width, columns)) for start in range(0, columns, width)]
-    for image in range(0, x.shape[0], images):
-        yield slice(image, min(image + images, x.shape[0])), spans
+    most = max(block_bytes(x.device.type) // column, 1)
+    count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
+    for some in spans(x.shape[0], max(most // columns, 1)):
+        yield some, spans(columns, math.ceil(columns / count))  # of about the same width
 
 
 def _leading(x: Float[Tensor, "b k *sizes c"]) -> Float[Tensor, "k b *sizes c"]:
@@ -120,18 +117,19 @@ def _of_image(image: Tensor, columns: slice) -> Tensor:
 def _mix(
     keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]], heads: int
 ) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
-    """Y, and what each axis but the last met, in the order of axes."""
+    """Y, and the input of each axis but the last, in the order of axes."""
     flat = keys.flatten(0, 1)
     if not factors:
         return flat.expand(heads, *flat.shape), []
     *others, last = factors
     lead = flat.shape[:-2]
-    wide = torch.bmm(_alike(last.flatten(0, 1), lead), flat.flatten(0, -3))  # the last axis, all heads at once
-    part, met = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
+    # The last axis, all heads at once.
+    wide = torch.bmm(last.flatten(0, 1).expand(math.prod(lead), -1, -1), flat.flatten(0, -3))
+    part, steps = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
     for dim, factor in reversed(list(enumerate(others, start=2))):
-        met.append(part)
+        steps.append(part)
         part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
-    return part, met[::-1]
+    return part, steps[::-1]
 
 
 def _unmix(
@@ -139,7 +137,7 @@ def _unmix(
     keys: Float[Tensor, "k b *sizes c"],
     *,
     factors: Sequence[Float[Tensor, "h _ _"]],
-    met: Sequence[Tensor],
+    steps: Sequence[Tensor],
     to_factors: Sequence[Tensor],
     wanted: bool,
 ) -> Float[Tensor, "kb *sizes c"] | None:
@@ -151,7 +149,7 @@ def _unmix(
         dim = place + 2
         flat = gradient.flatten(dim + 1)
         if to_factors:
-            outer = flat @ met[place].flatten(dim + 1).mT
+            outer = flat @ steps[place].flatten(dim + 1).mT
             to_factors[place].add_(outer.sum(tuple(range(1, dim)), dtype=to_factors[place].dtype))
         gradient = (_beside(factor.mT, dim) @ flat).unflatten(-1, gradient.shape[dim + 1 :])
     lead = gradient.shape[1:-2]
@@ -161,12 +159,7 @@ def _unmix(
         to_factors[-1].add_(outer.mT.view(last.shape))
     if not wanted:
         return None
-    return torch.bmm(_alike(last.flatten(0, 1).mT, lead), wide).view(*lead, -1, wide.shape[-1])
-
-
-def _alike(matrix: Float[Tensor, "q k"], lead: Sequence[int]) -> Float[Tensor, "n q k"]:
-    """The same matrix for all."""
-    return matrix.expand(math.prod(lead), -1, -1)
+    return torch.bmm(last.flatten(0, 1).mT.expand(math.prod(lead), -1, -1), wide).view(*lead, -1, wide.shape[-1])
 
 
 def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:

@@ -2,16 +2,16 @@
 
     S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
 
-No n x n array exists beyond a block of query rows that stays in a processor's cache, neither for the scores nor for the
-bias; the backward pass makes the block's probabilities again and uses, with G the gradient of O,
+Queries go in blocks of rows that stay in a processor's cache. The backward pass computes the probabilities of a block
+again and uses, with G the gradient of O,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
 
-On CUDA the fused kernels do the same (`attnconv.operators.kernels.fused_relative_bias`).
+On CUDA fused kernels do the same (`attnconv.operators.kernels.folded_relative_bias`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -21,12 +21,11 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.fused_relative_bias import Form, attend_flex, attend_folded, form_of
-
-BLOCK = 2**19  # scores of a block
-LEAST_ROWS = 16
+from attnconv.operators.kernels.folded_relative_bias import attend_folded
+from attnconv.operators.kernels.tiling import spans
 
 
 def attention_with_relative_bias(
@@ -43,15 +42,15 @@ def attention_with_relative_bias(
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    Exact, differentiable in all five tensors: `scaled_dot_product_attention` without the n x n bias that it would have
-    to be given. Beside the inputs it keeps height + width numbers per query and head.
+    Exact, differentiable in all five tensors, and without the n x n bias that `scaled_dot_product_attention` needs. It
+    keeps the inputs and height + width numbers per query and head.
 
     Args:
         q: Query vectors of all pixels, row-major.
         k: Key vectors.
         v: Values, of any length f.
         row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
-            a shift beyond the table takes its outermost vector, so that a table serves images of any size.
+            a shift beyond the table takes its outermost vector.
         column_table: The same for column shifts.
         sizes: Height and width of the image, height * width = n.
         scale: Factor on all products; None for 1 / sqrt(e).
@@ -70,7 +69,7 @@ def attention_with_relative_bias(
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
         raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
-    # The biases keep their digits where q has few: they are sums of products, and large where a head is sharp.
+    # In the scores' dtype, since biases are sums of products, and large where a head is sharp.
     scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
@@ -98,24 +97,23 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """softmax(Q K^T + sum_a B_a) V, in the form that `form_of` names.
+    """softmax(Q K^T + sum_a B_a) V: by fused kernels on CUDA, elsewhere a block of rows at a time.
 
-    Scores and softmax are at least float32. On CUDA queries and keys in half precision meet as they are: the fused
-    kernels sum their products in float32, and the biases keep the digits that `attend_flex` and `attend_folded` name.
+    Scores and softmax are at least float32. On CUDA queries and keys in half precision are multiplied as they are: the
+    fused kernels sum their products in float32, and `attend_folded` keeps the digits of the biases.
 
     Args:
         queries: Scaled query vectors.
         keys: Key vectors of all lattice points, row-major.
         values: Of all lattice points; shared by the heads if the second size is 1.
-        biases: Per axis of the lattice, the scores of its positions; none for products alone.
+        biases: Per axis of the lattice, the scores of its positions; none for products only.
     """
-    dtype = score_dtype(values.dtype)
-    channels = (queries.shape[-1], values.shape[-1])
-    form = form_of(values.device, values.dtype, queries=queries.shape[2], axes=len(biases), channels=channels)
-    products = values.dtype if form in ("flex", "folded") else dtype  # those kernels sum in float32 by themselves
-    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(dtype) for bias in biases)]
+    exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
+    products = values.dtype if fused else exact
+    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(exact) for bias in biases)]
     with full_precision(values.device):
-        return _FORMS[form](*inputs).to(values.dtype)
+        out = attend_folded(*inputs) if fused else _attention(*inputs)
+        return out.to(values.dtype)
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
@@ -162,13 +160,13 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 @final
 class _Room:
-    """Tensors that all blocks share: a new one for each would be fetched from the system page by page, and cleared."""
+    """Buffers that all blocks share: a new one for each would cost page faults."""
 
     def __init__(self, count: int) -> None:
         self._held: list[Tensor | None] = [None] * count
 
     def of(self, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Tensor number `place`, of any shape, not filled; the first block is the largest."""
+        """Buffer number `place` in a shape, not filled; the first block is the largest."""
         held, size = self._held[place], math.prod(shape)
         if held is None or held.numel() < size:
             held = self._held[place] = like.new_empty(size)
@@ -176,24 +174,21 @@ class _Room:
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """All images and rows of queries, in parts of about `BLOCK` scores."""
+    """All images and rows of queries, in parts of about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
-    rows = min(max(BLOCK // (heads * keys.shape[2]), LEAST_ROWS), count)
-    images = max(BLOCK // (heads * keys.shape[2] * count), 1) if rows == count else 1
-    for image in range(0, batch, images):
-        for row in range(0, count, rows):
-            yield slice(image, min(image + images, batch)), slice(row, min(row + rows, count))
+    most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
+    rows = min(max(most, block_sizes.LEAST_ROWS), count)
+    for images in spans(batch, max(most // count, 1)):
+        for some in spans(count, rows):
+            yield images, some
 
 
 def _part(
     images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
 ) -> list[Tensor]:
     """Views of all inputs on a block; those that images share stay as they are."""
-
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor if tensor.shape[0] == 1 else tensor[images]
-
-    return [chosen(queries)[:, :, rows], chosen(keys), chosen(values), *(chosen(bias)[:, :, rows] for bias in biases)]
+    chosen = [part if part.shape[0] == 1 else part[images] for part in (queries, keys, values, *biases)]
+    return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) -> Float[Tensor, "b h r lattice"]:
@@ -202,7 +197,8 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     scores = room.of(0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # they are written first: the product adds itself to what is there
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
-        along = [bias.unflatten(-1, _beside(dim, len(biases))) for dim, bias in enumerate(biases)]
+        shapes = [[-1 if axis == dim else 1 for axis in range(len(biases))] for dim in range(len(biases))]
+        along = [bias.unflatten(-1, shape) for bias, shape in zip(biases, shapes, strict=True)]
         grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
         for bias in along[2:]:
             grid += bias
@@ -212,11 +208,6 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     else:
         torch.matmul(queries, keys.mT, out=scores)
     return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
-
-
-def _beside(dim: int, axes: int) -> list[int]:
-    """The shape of a vector along one of several axes."""
-    return [-1 if axis == dim else 1 for axis in range(axes)]
 
 
 def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
@@ -240,9 +231,3 @@ def _add(total: Tensor, part: Tensor) -> None:
 
 
 _attention = recomputing(attend_plainly, _forward, _gradients)
-_FORMS: Mapping[Form, Callable[..., Tensor]] = {
-    "blocks": _attention,
-    "plain": attend_plainly,
-    "folded": attend_folded,
-    "flex": attend_flex,
-}

@@ -12,18 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Bytes of M for all heads in a block. A processor's cache holds 4 MiB, and a call costs it little.
-BLOCK = 2**22
-# A GPU's memory is fast and its launches are slow: a product over 16 MiB takes it about as long as the launch, 10 us at
-# 3 TB/s. More would gain nothing, and cost the lead in memory: the backward pass holds three tensors of a block, and at
-# 32 x 32 the whole of M is no more than the dense form keeps. By data sheets; not measured.
-DEVICE_BLOCK = 2**24
-# Long axes go head by head and tile by tile: a launch sees a hundredth of a block, and one head's part is held.
-LONG_DEVICE_BLOCK = 2**28
-LEAST_ROWS = 16  # queries of the first axis in a block, at least: fewer make thin products
-LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
-TILE = 32  # queries of a long axis that share a range of keys
-STRIP = 256  # columns of a wide image that are contracted at a time, so that rows of blocks stay in cache too
+from attnconv.operators.kernels import block_sizes
 
 
 @dataclass(frozen=True)
@@ -36,7 +25,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class View:
-    """What a head looks at from a block: its keys along the first axis, and its tiles along the others."""
+    """The keys that a head attends to from a block: along the first axis, and in tiles along the others."""
 
     head: int
     keys: slice
@@ -52,37 +41,28 @@ class Block:
     views: tuple[View, ...]
 
 
-def block_bytes(x: Tensor, *, long: bool = False) -> int:
-    """How many bytes of mixed pixels a block of an image has, on short axes or on long ones."""
-    return block_bytes_on(x.device.type, long=long)
-
-
-def block_bytes_on(device: str, *, long: bool = False) -> int:
-    """The same on a kind of device: `cpu`, `cuda`, .."""
+def block_bytes(device: str, *, long: bool = False) -> int:
+    """Bytes of mixed values in a block on a kind of device (`cpu`, `cuda`, ..), on short axes or on long ones."""
     if device == "cpu":
-        return BLOCK
-    return LONG_DEVICE_BLOCK if long else DEVICE_BLOCK
+        return block_sizes.KRONECKER_BLOCK
+    return block_sizes.KRONECKER_LONG_BLOCK_GPU if long else block_sizes.KRONECKER_BLOCK_GPU
 
 
 def are_short(factors: Sequence[Tensor]) -> bool:
     """Whether no axis is long enough for bands."""
-    return all(factor.shape[2] < LONG_AXIS for factor in factors)
+    return all(factor.shape[2] < block_sizes.LONG_AXIS for factor in factors)
 
 
 def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
-    """Columns of a wide image with the keys that they meet; a single strip of all where none would be narrow.
-
-    A row of a wide image does not fit in the cache with the rows around it.
-    """
+    """Columns of a wide image with the keys that they attend to; one strip of all where none would be narrow."""
     whole = [Tile(slice(None), slice(None))]
-    if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * STRIP:
+    if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * block_sizes.STRIP:
         return whole
     queries, keys = factors[1].shape[1:]
     bands, found = Bands.of(factors[1]), []
-    for start in range(0, queries, STRIP):
-        part = slice(start, min(start + STRIP, queries))
-        met = [bands.keys(head, part) for head in range(len(factors[1]))]
-        found.append(Tile(part, slice(min(one.start for one in met), max(one.stop for one in met))))
+    for part in spans(queries, block_sizes.STRIP):
+        seen = [bands.keys(head, part) for head in range(len(factors[1]))]
+        found.append(Tile(part, slice(min(one.start for one in seen), max(one.stop for one in seen))))
     narrow = sum(strip.keys.stop - strip.keys.start for strip in found) < 1.25 * keys
     return found if narrow else whole
 
@@ -93,33 +73,25 @@ def within(factors: Sequence[Tensor], strip: Tile) -> list[Tensor]:
 
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[Block]:
-    """The whole problem, in parts whose M takes about `BLOCK` bytes: whole images, or rows of queries of one."""
+    """The whole problem in blocks of about `block_bytes`: whole images, or rows of queries of one."""
     heads, rows = weight.shape[0], factors[0].shape[1]
-    channels = max(heads * x.shape[-1], weight.shape[2])  # of M, or of what it is projected to
+    channels = max(heads * x.shape[-1], weight.shape[2])  # of the mixed values, or of their projection
     per_row = math.prod(factor.shape[1] for factor in factors[1:]) * channels
-    bands = [Bands.of(factor) if factor.shape[2] >= LONG_AXIS else None for factor in factors]
-    most = block_bytes(x, long=True) // x.element_size()
-    if rows * per_row <= 2 * most:
-        images, height = max(most // (rows * per_row), 1), rows
-    else:
-        images, height = 1, min(max(most // per_row, LEAST_ROWS), rows)
-    tiles = [_head_tiles(factors[1:], bands[1:], head) for head in range(heads)]
-    for start in range(0, rows, height):
-        part = slice(start, min(start + height, rows))
-        first, every = bands[0], slice(0, factors[0].shape[2])
-        views = tuple(
-            View(head, every if first is None else first.keys(head, part), tiles[head]) for head in range(heads)
-        )
-        for image in range(0, x.shape[0], images):
-            yield Block(slice(image, min(image + images, x.shape[0])), part, views)
+    most = block_bytes(x.device.type, long=True) // x.element_size()
+    images, height = max(most // (rows * per_row), 1), rows
+    if rows * per_row > 2 * most:
+        images, height = 1, min(max(most // per_row, block_sizes.LEAST_ROWS), rows)
+    bands = [Bands.of(factor) for factor in factors]
+    tiles = [tuple(band.tiles(head) for band in bands[1:]) for head in range(heads)]
+    for part in spans(rows, height):
+        views = tuple(View(head, bands[0].keys(head, part), tiles[head]) for head in range(heads))
+        for some in spans(x.shape[0], images):
+            yield Block(some, part, views)
 
 
-def _head_tiles(factors: Sequence[Tensor], bands: Sequence["Bands | None"], head: int) -> tuple[tuple[Tile, ...], ...]:
-    found = []
-    for factor, band in zip(factors, bands, strict=True):
-        queries, keys = slice(0, factor.shape[1]), slice(0, factor.shape[2])
-        found.append((Tile(queries, keys),) if band is None else band.tiles(head, factor.shape[1], keys.stop))
-    return tuple(found)
+def spans(count: int, length: int) -> list[slice]:
+    """`count` places in parts of `length`, the last one shorter."""
+    return [slice(start, min(start + length, count)) for start in range(0, count, length)]
 
 
 @final
@@ -129,27 +101,28 @@ class Bands:
 
     low: list[list[int]]
     high: list[list[int]]
+    size: int
 
     @staticmethod
     def of(factor: Float[Tensor, "h q k"]) -> "Bands":
-        """By looking at the values; a query without any weight has an empty range."""
+        """Read from the values of a long axis; all keys of a short one. A query without weight has an empty range."""
+        heads, queries, size = factor.shape
+        if size < block_sizes.LONG_AXIS:
+            return Bands([[0] * queries] * heads, [[size] * queries] * heads, size)
         held = factor != 0
-        size = factor.shape[2]
         some = held.any(-1)
         low = torch.where(some, held.to(torch.uint8).argmax(-1), size)
         high = torch.where(some, size - held.flip(-1).to(torch.uint8).argmax(-1), 0)
-        return Bands(low.tolist(), high.tolist())
+        return Bands(low.tolist(), high.tolist(), size)
 
     def keys(self, head: int, queries: slice) -> slice:
         """The range of keys of some queries; one key, without weight, where it would be empty."""
         low, high = min(self.low[head][queries]), max(self.high[head][queries])
         return slice(low, high) if low < high else slice(0, 1)
 
-    def tiles(self, head: int, queries: int, keys: int) -> tuple[Tile, ...]:
-        """Tiles of neighbouring queries; a single one where the head looks at most of the axis anyway."""
-        found = []
-        for start in range(0, queries, TILE):
-            part = slice(start, min(start + TILE, queries))
-            found.append(Tile(part, self.keys(head, part)))
-        met = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
-        return tuple(found) if met < queries * keys / 2 else (Tile(slice(0, queries), slice(0, keys)),)
+    def tiles(self, head: int) -> tuple[Tile, ...]:
+        """Tiles of neighbouring queries; a single one where the head attends to most of the axis anyway."""
+        queries = len(self.low[head])
+        found = tuple(Tile(part, self.keys(head, part)) for part in spans(queries, block_sizes.BAND_TILE))
+        area = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
+        return found if area < queries * self.size / 2 else (Tile(slice(0, queries), slice(0, self.size)),)

@@ -1,10 +1,9 @@
-"""Spectrum: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), where a head looks everywhere.
+"""Spectrum: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), for heads that attend everywhere.
 
     A V = correlation(V, exp s) / correlation(1, exp s)                     both by FFT; work per pixel: its logarithm
 
-An FFT knows its results relative to the largest only. It runs in float64 for values of at most 32 bits, and rows whose
-sum is a tiny part of the whole (their centre lies far outside the image) are computed apart, each relative to its own
-largest score.
+An FFT is exact relative to its largest result. It runs in float64 for values of at most 32 bits, and rows whose sum is
+a tiny part of the whole (their centre is far outside the image) are computed apart.
 """
 
 import math
@@ -12,14 +11,14 @@ import math
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels import block_sizes
+from attnconv.operators.kernels.autograd import checkpointed
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest
 
-TRUSTED = 1e-4  # the part of all weights that a row must hold: then float64's rounding is not seen in float32
-APART = 2**24  # probabilities of the rows computed apart that are held at a time
+TRUSTED = 1e-4  # least part of all weights in a row for which float64's rounding is below float32's
 
 
 def mix_spectrum(
@@ -37,9 +36,8 @@ def mix_spectrum(
         def rows(queries: Tensor) -> Tensor:
             return shift_rows(grid, table[None], queries, score_dtype(flat.dtype))[0].to(flat.dtype) @ flat
 
-        parts = [
-            checkpoint(rows, part, use_reentrant=False) for part in apart.split(max(APART // grid.lattice_count, 1))
-        ]
+        count = max(block_sizes.ROWS_BLOCK // (4 * grid.lattice_count), 1)
+        parts = [checkpointed(rows, part) for part in apart.split(count)]
         out = out.index_copy(1, apart, torch.cat(parts, 1))
     return out.unflatten(1, grid.query_sizes)
 

@@ -1,7 +1,6 @@
-"""Mixing by scores that depend on the shift alone, A[q, k] = softmax_k s(k - q), without the matrix.
+"""Mixing by scores that depend on the shift only, A[q, k] = softmax_k s(k - q), without the matrix.
 
-By windows where a head looks nearby, by its spectrum where it looks everywhere: whichever costs less. Both look at the
-values of the scores, so they live in one function that keeps its inputs alone and computes the rest again.
+By windows where a head attends to keys nearby, by its spectrum where it attends everywhere: whichever costs less.
 """
 
 import functools
@@ -13,14 +12,15 @@ from torch import Tensor
 
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
-from attnconv.operators.kernels.autograd import Gradients, recomputing
-from attnconv.operators.kernels.contractions import contract_rows, project, project_heads
+from attnconv.operators.kernels import block_sizes
+from attnconv.operators.kernels.autograd import Gradients, checkpointed, recomputing
+from attnconv.operators.kernels.contractions import project, project_heads
+from attnconv.operators.kernels.tiling import spans
 from attnconv.operators.kernels.toeplitz_fft import mix_spectrum, points, rows_apart, shift_rows
 from attnconv.operators.kernels.toeplitz_tiles import Runs, mix_windows, runs_of, window_gradients, work_of
 
 PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
 SPECTRUM = 2.5e9
-COLUMNS = 2**25  # numbers that are transformed at a time
 
 
 def contract_by_shift(
@@ -30,7 +30,7 @@ def contract_by_shift(
     tables: Float[Tensor, "h *shifts"],
     groups: int,
 ) -> Float[Tensor, "b *queries d"]:
-    """sum_h A_h V W_h, head by head.
+    """sum_h A_h V W_h, head by head, each in the order that mixes fewer channels.
 
     Args:
         grid: Where the queries stand over the lattice.
@@ -39,7 +39,19 @@ def contract_by_shift(
         tables: Scores of the shifts, one table per head as in `mix_by_shift`.
         groups: See `AttentionOperator.contract`.
     """
-    return _contracting(grid, groups)(values, weight, tables)
+    dtype = values.dtype
+
+    def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
+        values = wide.to(dtype)
+        if matrix.shape[2] < values.shape[-1]:
+            out = mix_by_shift(grid, project_heads(values, matrix, groups)[..., 0, :], table)
+        else:
+            out = project(mix_by_shift(grid, values, table)[..., None, :], matrix, groups)
+        return out.to(wide.dtype)
+
+    wide = values.to(score_dtype(dtype))  # sums over heads, also of gradients, are at least float32
+    shares = (checkpointed(share, wide, one[None], table) for one, table in zip(weight, tables, strict=True))
+    return functools.reduce(torch.add, shares).to(dtype)
 
 
 def mix_by_shift(
@@ -55,64 +67,17 @@ def mix_by_shift(
     return _mixing(grid)(values, table)
 
 
+@functools.lru_cache(maxsize=64)
+def _mixing(grid: Grid) -> Callable[..., Tensor]:
+    partial = functools.partial
+    return recomputing(partial(mix_plainly, grid), partial(_forward, grid), partial(_gradients, grid))
+
+
 def mix_plainly(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
-    """The same with the head's whole matrix: what transforms see."""
+    """`mix_by_shift` with the head's whole matrix."""
     queries = torch.arange(grid.query_count, device=table.device)
     rows = shift_rows(grid, table[None], queries, score_dtype(values.dtype))[0]
     return (rows.to(values.dtype) @ values.flatten(1, -2)).unflatten(1, grid.query_sizes)
-
-
-@functools.lru_cache(maxsize=64)
-def _contracting(grid: Grid, groups: int) -> Callable[..., Tensor]:
-    return recomputing(
-        functools.partial(_contract_plainly, grid, groups),
-        functools.partial(_contract, grid, groups),
-        functools.partial(_contract_gradients, grid, groups),
-    )
-
-
-def _contract_plainly(grid: Grid, groups: int, values: Tensor, weight: Tensor, tables: Tensor) -> Tensor:
-    queries = torch.arange(grid.query_count, device=tables.device)
-    rows = shift_rows(grid, tables, queries, score_dtype(values.dtype))[None]
-    return contract_rows(rows, values.flatten(1, -2), weight, groups).unflatten(1, grid.query_sizes)
-
-
-def _contract(grid: Grid, groups: int, values: Tensor, weight: Tensor, tables: Tensor) -> Tensor:
-    shares = (_share(grid, groups, values, matrix[None], table) for matrix, table in zip(weight, tables, strict=True))
-    return functools.reduce(torch.add, (share.to(score_dtype(values.dtype)) for share in shares)).to(values.dtype)
-
-
-def _contract_gradients(
-    grid: Grid, groups: int, inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
-) -> Gradients:
-    values, weight, tables = inputs
-    to_values = torch.zeros_like(values, dtype=score_dtype(values.dtype))
-    to_weight, to_tables = torch.zeros_like(weight), torch.zeros_like(tables)
-    for head in range(len(tables)):
-        parts = (values, weight[head : head + 1], tables[head])
-        leaves = [part.detach().requires_grad_(want) for part, want in zip(parts, wanted, strict=True)]
-        with torch.enable_grad():
-            share = _share(grid, groups, *leaves)
-        found = iter(torch.autograd.grad(share, [leaf for leaf in leaves if leaf.requires_grad], gradient))
-        for into, want in zip((to_values, to_weight[head : head + 1], to_tables[head]), wanted, strict=True):
-            if want:
-                into += next(found)
-    totals = (to_values.to(values.dtype), to_weight, to_tables)
-    return tuple(total if want else None for total, want in zip(totals, wanted, strict=True))
-
-
-def _share(grid: Grid, groups: int, values: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
-    """One head's A V W, in the order that mixes fewer channels."""
-    if matrix.shape[2] < values.shape[-1]:
-        return mix_by_shift(grid, project_heads(values, matrix, groups)[..., 0, :], table)
-    return project(mix_by_shift(grid, values, table)[..., None, :], matrix, groups)
-
-
-@functools.lru_cache(maxsize=64)
-def _mixing(grid: Grid) -> Callable[..., Tensor]:
-    return recomputing(
-        functools.partial(mix_plainly, grid), functools.partial(_forward, grid), functools.partial(_gradients, grid)
-    )
 
 
 def _forward(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
@@ -143,12 +108,11 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
 
 
 def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """All images and channels, in parts of about `COLUMNS` transformed numbers."""
-    channels = min(max(COLUMNS // points(grid), 1), values.shape[-1])
-    images = max(COLUMNS // (points(grid) * channels), 1) if channels == values.shape[-1] else 1
-    for image in range(0, values.shape[0], images):
-        for channel in range(0, values.shape[-1], channels):
-            yield slice(image, image + images), slice(channel, channel + channels)
+    """All images and channels, in parts of about `SPECTRUM_BLOCK` bytes in float64."""
+    most = max(block_sizes.SPECTRUM_BLOCK // (8 * points(grid)), 1)
+    for images in spans(values.shape[0], max(most // values.shape[-1], 1)):
+        for channels in spans(values.shape[-1], most):
+            yield images, channels
 
 
 def _prefers_spectrum(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Windows: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), where a head looks at a part of the image.
 
-Neighbouring queries form tiles. A tile meets only the box of keys that holds its weights (all above eps^2 of their
-row's largest, as in `Kronecker`'s bands), and tiles that see the same box from where they stand share their
-probabilities: one product serves them all. Work per pixel: the area of the box, whatever the image's size.
+Neighbouring queries form tiles. A tile only meets the box of keys that holds its weights (all above eps^2 of their
+row's largest, as in `Kronecker`'s bands), and tiles with the same box relative to them share their probabilities: one
+product serves them all. Work per pixel: the area of the box, whatever the image's size.
 """
 
 import functools
@@ -18,42 +18,29 @@ from torch import Tensor
 
 from attnconv.grid import Axis, Grid
 from attnconv.operators.base import score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest
-
-TILE = 64  # queries of a tile, over all axes
-BLOCK = 2**21  # numbers that are gathered at a time
 
 
 @final
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tiles along an axis that see the same keys from where they stand.
+    """Neighbouring tiles along an axis with the same keys relative to them."""
 
-    Attributes:
-        first: Its first query.
-        tiles: Number of tiles.
-        queries: Queries of each.
-        start: The first key of the first tile; that of the next is stride * queries further.
-        keys: Keys of each.
-    """
-
-    first: int
-    tiles: int
-    queries: int
-    start: int
-    keys: int
+    first: int  # the first query
+    tiles: int  # number of tiles
+    queries: int  # queries of each
+    start: int  # the first key of the first tile; that of the next is stride * queries further
+    keys: int  # keys of each
 
 
 Runs: TypeAlias = Sequence[Sequence[Run]]
 
 
 def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> Runs:
-    """Per axis, its tiles with the ranges of keys outside which no query of theirs has weight in `dtype`.
-
-    Looks at values: not for the eyes of a compiler.
-    """
+    """Per axis, its tiles with the ranges of keys that hold all weights in `dtype` of their queries."""
     cut = 2 * math.log(torch.finfo(score_dtype(dtype)).eps)
-    length = max(round(TILE ** (1 / grid.dims)), 1)
+    length = max(round(block_sizes.WINDOW_TILE ** (1 / grid.dims)), 1)
     tallest = functools.reduce(lambda peaks, dim: _per_query(peaks, dim, grid.axes[dim]), range(grid.dims), table)
     floors = cut + functools.reduce(lambda part, dim: _per_tile(part, dim, length, -1), range(grid.dims), tallest)
     found = []
@@ -85,7 +72,7 @@ def mix_windows(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> Float[
 def window_gradients(
     grid: Grid, runs: Runs, values: Tensor, table: Tensor, gradient: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the values and of the table, with dA = G V^T met tile by tile."""
+    """Gradients of the values and of the table, with dA = G V^T tile by tile."""
     to_values = torch.zeros_like(values) if wanted[0] else None
     to_table = torch.zeros_like(table) if wanted[1] else None
     for box in itertools.product(*runs):
@@ -112,7 +99,7 @@ def tile_weights(grid: Grid, table: Tensor, box: Sequence[Run], dtype: torch.dty
 
 
 def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tensor, ...]:
-    """Where a tile's scores stand in the table: per axis (.., queries, .., keys, ..), to be broadcast."""
+    """Indices of a tile's scores in the table: per axis (.., queries, .., keys, ..), to be broadcast."""
     found = []
     for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True)):
         queries = torch.arange(run.first, run.first + run.queries, device=device)
@@ -126,8 +113,9 @@ def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tenso
 def _portions(grid: Grid, box: tuple[Run, ...], values: Tensor) -> Iterator[tuple[slice, tuple[Run, ...]]]:
     run, *others = box
     row = math.prod(other.tiles for other in others) * math.prod(each.keys for each in box) * values.shape[-1]
-    height = min(max(BLOCK // row, 1), run.tiles)
-    images = max(BLOCK // (row * height), 1) if height == run.tiles else 1
+    most = block_sizes.WINDOW_BLOCK // (values.element_size() * row)
+    height = min(max(most, 1), run.tiles)
+    images = max(most // height, 1) if height == run.tiles else 1
     for tile in range(0, run.tiles, height):
         move = tile * run.queries
         part = replace(
@@ -152,7 +140,7 @@ def _gathered(grid: Grid, values: Tensor, box: Sequence[Run]) -> Float[Tensor, "
 
 
 def _scatter(grid: Grid, total: Tensor, box: Sequence[Run], part: Float[Tensor, "keys points"]) -> None:
-    """The adjoint of `_gathered`, added to `total`: pieces of the boxes that do not overlap, one after the other."""
+    """The adjoint of `_gathered`, added to `total`: one after the other, pieces of the boxes that do not overlap."""
     sizes = [run.keys for run in box]
     part = part.view(*sizes, total.shape[0], *(run.tiles for run in box), total.shape[-1])
     steps = [axis.stride * run.queries for axis, run in zip(grid.axes, box, strict=True)]
@@ -177,12 +165,12 @@ def _tiled(image: Tensor, box: Sequence[Run]) -> Tensor:
 def _axis_runs(
     axis: Axis, reach: Float[Tensor, "shifts others"], floors: Float[Tensor, "tiles others"], length: int
 ) -> list[Run]:
-    """The tiles of an axis, those with equal views joined.
+    """The tiles of an axis, neighbours with the same relative keys joined.
 
     Args:
         axis: The axis.
         reach: The largest score of each of its shifts, for every tile of the other axes.
-        floors: Below which a score has no weight, for every tile.
+        floors: Least score with a weight, for every tile.
         length: Queries of a tile.
     """
     runs: list[Run] = []
@@ -191,7 +179,7 @@ def _axis_runs(
         queries = min(length, axis.queries - first)
         low = axis.stride * (axis.queries - first - queries)  # the windows of the table that its last and
         high = axis.stride * (axis.queries - 1 - first)  # its first query see begin here
-        held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN is seen everywhere
+        held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN counts as weight
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
         made = Run(first, 1, queries, start, stop - start)
