@@ -293,13 +293,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("what", "message"),
         [
-            (lambda out: out.detach(), "model: must have gradients from its attention to its output, got none"),
-            (lambda out: 0 * out, "model: must give numbers that are not all zero for an image, got zeros"),
-            (lambda out: out / 0, "model: must give finite numbers, got NaN or infinity"),
-            (lambda out: out.argmax(1), r"model: must first give .*got shape \(6,\) of torch.int64 for 6 images"),
-            (lambda out: out.mean(0), r"model: must first give .*got shape \(10,\) of torch.float32 for 6 images"),
-            (lambda out: out.sum(), r"model: must first give .*got shape \(\) of torch.float32 for 6 images"),
-            (lambda out: ((out,),), "model: must give a tensor, got none among its outputs"),
+            (lambda out: out.detach(), "model: .*gradients.*got none"),
+            (lambda out: 0 * out, "model: .*got zeros"),
+            (lambda out: out / 0, "model: .*got NaN or infinity"),
+            (lambda out: out.argmax(1), r"model: .*6 images.*got shape \(6,\) of torch.int64"),
+            (lambda out: out.mean(0), r"model: .*6 images.*got shape \(10,\) of torch.float32"),
+            (lambda out: out.sum(), r"model: .*6 images.*got shape \(\) of torch.float32"),
+            (lambda out: ((out,),), "model: .*got no tensor"),
         ],
     )
     def test_outputs_against_which_nothing_can_be_measured(self, what: Any, message: str) -> None:

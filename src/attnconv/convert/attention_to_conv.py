@@ -1,10 +1,7 @@
 """Convert attention to a convolution: exactly for hard heads, in the least-squares sense for others.
 
-Hard heads attend one shift each, so their layer is a convolution whose kernel holds W_h at head h's shift. Layers of
-`from_conv` give back their convolution, weights bit for bit; other hard layers get the smallest kernel, centred on the
-query, that holds all of their shifts.
-
-For other heads `to_conv` solves, over all queries of an image of a given size,
+A layer of hard heads is a convolution whose kernel holds W_h at head h's shift. For other heads `to_conv` solves, over
+all queries of an image of a given size,
 
     minimise over V   sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2            (E_q: the taps' keys, A_q: the rows)
 
@@ -52,6 +49,9 @@ def to_conv(
 ) -> Convolution:
     """Return the convolution that an attention layer computes or, with a kernel size, the nearest one.
 
+    Layers of `from_conv` give back their convolution, weights bit for bit; other layers of hard heads get the smallest
+    kernel, centred on the query, that holds all of their shifts.
+
     Args:
         layer: Any attention layer.
         kernel_size: None for the exact convolution of hard heads; else the kernel of the nearest one, a number or one
@@ -64,12 +64,11 @@ def to_conv(
 
     Raises:
         TypeError: layer is no attention layer, or x no dense tensor of floating point numbers.
-        ValueError: The layer is on the meta device. Without a kernel size: heads that are soft, that left the taps of
-            their window, or that attend beyond a padding that no convolution continues. With one: x is missing or of
-            other axes, or the kernel has no centre or taps that no query sees.
+        ValueError: The layer is on the meta device; its heads are soft, not at taps of their window, or attend beyond
+            their padding; or with a kernel size, x is missing or has other axes, or the kernel has no centre or taps
+            that no query sees.
 
     Example:
-        >>> import torch
         >>> from attnconv import from_conv
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
         >>> bool((to_conv(from_conv(conv)).weight == conv.weight).all())

@@ -57,8 +57,7 @@ def from_conv(
             that are `nearest` to the convolution inside the image.
 
     Returns:
-        A layer with one head per kernel position, row-major; `layer.operator(x).rows(queries)` are its attention
-        probabilities.
+        A layer with one head per kernel position, row-major.
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
@@ -66,7 +65,6 @@ def from_conv(
             not finite or is computed from others; or a tap is at a distance that the dtype cannot represent.
 
     Example:
-        >>> import torch
         >>> conv = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1)
         >>> x = torch.randn(2, 3, 6, 7)
         >>> bool((from_conv(conv)(x) - conv(x)).abs().max() < 1e-5)
@@ -101,8 +99,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     so that every score is ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels ("SAME" padding or less), since
-            equation (8) reads the content at every query.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels: equation (8) reads content at queries.
         alpha: Sharpness of the heads; 46 in the paper.
         key_channels: D_k, at least D_p = dims + 1; the identity is padded with zeros. None for D_p.
 
@@ -110,7 +107,6 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
         TypeError, ValueError: As `from_conv`, or if key_channels is below D_p.
 
     Example:
-        >>> import torch
         >>> conv = torch.nn.Conv1d(2, 2, kernel_size=3, padding=1)
         >>> layer, x = equation_9(conv), torch.randn(1, 2, 9)
         >>> layer.encoding.position_bias[0].tolist()  # the head at shift -1: -46 (1, 2)

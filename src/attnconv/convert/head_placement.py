@@ -1,12 +1,8 @@
 """Place fewer heads than kernel positions, where Gaussian heads come nearest to a convolution.
 
-On an unbounded grid a layer of H Gaussian heads computes, at every query, with Phi[s, h] the attention of head h to the
-shift s and T[s] the convolution's matrix there (zero off its taps),
-
-    sum_s x_{q+s} (Phi W)[s]    in place of    sum_s x_{q+s} T[s]
-
-For given centres and widths the best W are least squares, and their error depends on the kernel only through the small
-Gram matrix G of its taps (variable projection):
+With Phi[s, h] the attention of head h to the shift s on an unbounded grid, and T[s] the matrix of the convolution (zero
+off its taps), the layer computes Phi W in place of T. For given centres and widths the best W are least squares, and
+their error depends on the kernel only through the small Gram matrix G of its taps (variable projection):
 
     min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
 
@@ -55,7 +51,6 @@ def place_heads(
             is on the meta device.
 
     Example:
-        >>> import torch
         >>> from attnconv.theory import imitation_error
         >>> blur = torch.nn.Conv2d(1, 1, 5, padding=2, bias=False, dtype=torch.float64)
         >>> bell = torch.exp(-0.7 * torch.arange(-2.0, 3).square())

@@ -6,9 +6,8 @@ are exact for any D_h. Otherwise the best factors depend on the measure:
     without images   sum_h || W_h - W'_h ||^2                      each head's truncated singular value decomposition
     with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X
 
-The second is a reduced-rank regression. For one head with the others fixed it has a closed form: the least-squares
-weights B, whitened by C = E[Y_h^T Y_h], truncated, and unwhitened, W'_h = C^-1/2 trunc(C^1/2 B). Heads are updated in
-turn, so the error never rises.
+The second is a reduced-rank regression. Heads are updated in turn, so the error never rises: for one head with the
+others fixed the solution is W'_h = C^-1/2 trunc(C^1/2 B), with C = E[Y_h^T Y_h] and the least-squares weights B.
 """
 
 import copy
@@ -64,7 +63,6 @@ def low_rank(
             below 1, images of other axes or together with `exact`, or heads that cannot be repeated.
 
     Example:
-        >>> import torch
         >>> from attnconv import from_conv
         >>> layer = from_conv(torch.nn.Conv2d(4, 6, 3, dtype=torch.float64))
         >>> x = torch.randn(2, 4, 7, 7, dtype=torch.float64)
@@ -85,7 +83,7 @@ def low_rank(
             raise ValueError(bad("images", "must be None with exact=True, which loses nothing", tuple(images.shape)))
     with torch.no_grad():
         if not exact:
-            best = weight if images is None else _Regression.of(layer, images).fit(weight, width)
+            best = weight if images is None else _Regression(layer, images).fit(weight, width)
             return _with_factors(copy.deepcopy(layer), *_factors(best, width))
         # Each head as many times as its rank needs, each time with the next singular directions.
         counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)]
@@ -116,28 +114,15 @@ def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[
 
 @final
 class _Regression:
-    """Fits weights to the outputs that they compute from the mixed pixels of all heads."""
+    """Fits weights to the outputs of a layer, by the covariance of mixed pixels over images and queries."""
 
-    def __init__(self, covariance: Float[Tensor, "h c h c"]) -> None:
-        self.covariance = covariance
-        values, vectors = torch.linalg.eigh(torch.stack([covariance[h, :, h] for h in range(covariance.shape[0])]))
+    def __init__(self, layer: SelfAttention, images: Tensor) -> None:
+        self.covariance = _covariance(layer, images)
+        values, vectors = torch.linalg.eigh(torch.stack([self.covariance[h, :, h] for h in range(layer.heads)]))
         kept = values > _CUT * values[:, -1:].clamp_min(0)
         roots = torch.where(kept, values, 1).sqrt()
         self._root = torch.where(kept, roots, 0)[:, :, None] * vectors.mT  # (h, c, c): C^1/2 up to a rotation
         self._inverse = vectors * torch.where(kept, 1 / roots, 0)[:, None]
-
-    @staticmethod
-    def of(layer: SelfAttention, images: Tensor) -> "_Regression":
-        """From the covariance of mixed pixels, over images and queries."""
-        heads, channels = layer.heads, layer.in_channels
-        total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
-        size = max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)
-        for part in images.split(size):
-            pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
-            mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
-            flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
-            total += flat.mT @ flat
-        return _Regression(total.reshape(heads, channels, heads, channels))
 
     def fit(self, weight: Float[Tensor, "h c d"], rank: int) -> Float[Tensor, "h c d"]:
         """The W' of a rank, updated one head after the other."""
@@ -160,6 +145,19 @@ class _Regression:
 
     def _error(self, lost: Float[Tensor, "h c d"]) -> float:
         return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
+
+
+def _covariance(layer: SelfAttention, images: Tensor) -> Float[Tensor, "h c h c"]:
+    """E[Y^T Y], up to a factor."""
+    heads, channels = layer.heads, layer.in_channels
+    total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
+    size = max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)
+    for part in images.split(size):
+        pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
+        mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
+        flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
+        total += flat.mT @ flat
+    return total.reshape(heads, channels, heads, channels)
 
 
 def _merged(layer: Any) -> nn.Parameter:

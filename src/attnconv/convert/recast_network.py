@@ -56,11 +56,7 @@ def recast(
             keeps a method of one, such as `conv.forward`; or `only` chooses none.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> cnn = nn.Sequential(
-        ...     nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
-        ... ).eval()
+        >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
         >>> attention, x = recast(cnn), torch.randn(1, 3, 9, 11)
         >>> bool((attention(x) - cnn(x)).abs().max() < 1e-5)
         True
@@ -119,7 +115,6 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
             attention layers.
 
     Example:
-        >>> from torch import nn
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         >>> bool((restore(recast(cnn))[0].weight == cnn[0].weight).all())
         True

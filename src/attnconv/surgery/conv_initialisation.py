@@ -1,19 +1,14 @@
 """Initialise a vision transformer so that its attention is a convolution: each head attends a fixed shift.
 
-The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0, so that the
-mean in LayerNorm does not affect it). Nothing else writes there: patch embedding, class tokens and the outputs of
-attention and MLP are projected off it. With one unit vector per row and per column of the grid,
+The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0, as LayerNorm
+wants). Everything else that writes to the stream is projected off it. With a unit vector per row and per column,
 
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
 
-up to LayerNorm's scale; q k is largest at the key i + delta_h, or beyond the border at the key nearest to it. With as
-many features per axis as the grid is long, phi is an orthonormal basis. With fewer (small heads), phi holds cosines and
-sines of low frequencies, which a shift rotates, and two constants a and b make the score <phi(i + delta), phi(k)> - 2
-<= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold both, class tokens only
-b, so that their queries stay 0. E holds no content, so only LayerNorm's scale and finite scores cause errors. The
-sharpness is a choice: a softmax that is nearly one-hot hardly learns.
-
-Values and `proj` hold the filters F_delta, of rank at most the head's dimensions per head:
+up to LayerNorm's scale; q k is largest at the key i + delta_h, or beyond the border at the key nearest to it. Where phi
+is not an orthonormal basis (`AxisFeatures`, small heads), two constants a and b make the score <phi(i + delta), phi(k)>
+- 2 <= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold both, class tokens
+only b, so that their queries stay 0. Values and `proj` hold the filters, of rank at most the dimensions of a head:
 
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
@@ -33,7 +28,6 @@ from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import FLOATING, check_module
 from attnconv._util.rollback import all_or_nothing
 from attnconv._util.value_checks import indices, is_real, whole
-from attnconv.inspect.conv_score import kernel_size as largest_kernel
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.inspect.shift_profiles import at_shift
@@ -83,7 +77,7 @@ def start_as_convolution(
     """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
     Heads get the K x K shifts in turn, from the centre outwards; with fewer heads than shifts the next layer continues
-    where this one stopped. Class tokens attend evenly and are hardly attended to.
+    where this one stopped.
 
     Args:
         model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained. It is changed.
@@ -104,8 +98,8 @@ def start_as_convolution(
     Raises:
         TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
-            constant or holds NaN or infinity, or the model rejects it; or the model would give NaN or infinity. After
-            any exception the model is what it was before.
+            constant, not finite or rejected by the model; or the model would give NaN or infinity. After any exception
+            the model is what it was before.
 
     Warns:
         UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters have a rank that does not
@@ -130,7 +124,9 @@ def start_as_convolution(
     check_finite(model.named_parameters(), origin="in model")
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
-    images = _noise(parts) if images is None else images
+    if images is None:
+        noise = torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0))
+        images = noise.to(parts.positions)
     start = _Start(model, parts, images, reach=int(taps.max()), length=position_length)
     check_images(images)
     with all_or_nothing(model):
@@ -163,11 +159,6 @@ def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
     return kernel_size
 
 
-def _noise(parts: VitParts) -> Tensor:
-    """Two images of standard normal noise."""
-    return torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0)).to(parts.positions)
-
-
 def _shifts(size: int) -> Int[Tensor, "s 2"]:
     """The shifts of a K x K kernel, from the centre outwards."""
     line = range(-(size // 2), size // 2 + 1)
@@ -179,26 +170,22 @@ def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     less = [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]
     if less:
-        words = f"mass: {mass:g} is not reached with the sharpest scores that are tried, but {', '.join(less)}."
-        warnings.warn(f"{words} Give images like the model's own, a smaller kernel_size or less mass.", stacklevel=4)
+        fix = "Give images like the model's own, a smaller kernel_size or less mass."
+        words = bad("mass", f"must be within reach of the sharpest scores, here {', '.join(less)}", f"{mass:g}", fix)
+        warnings.warn(words, stacklevel=4)
 
 
 def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
     """Warn of given filters that the heads cannot hold, with the rank that fits."""
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
-    if not lost:
-        return
-    heads, width, size = attention.heads, attention.head_dim, filters.shape[-1]
-    rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
-    room, per_tap = heads // size**2 * width, -(-rank // width)
-    words = (
-        f"filters: must have rank at most {room} at each tap, for {heads} heads of {width} dimensions on {size**2} "
-        f"taps, got rank {rank}; the relative error of the filters is {', '.join(lost)}. Give filters of lower rank"
-    )
-    if per_tap <= heads:
-        side = largest_kernel(heads // per_tap, 2)
-        words += f", or {side} x {side} filters, which fit at rank {rank}"
-    warnings.warn(f"{words}. See given_error for the effect on the output.", stacklevel=4)
+    if lost:
+        heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
+        rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
+        requirement = (
+            f"must have rank at most {heads // taps * width} at each of {taps} taps for {heads} x {width} channels"
+        )
+        fix = f"Their relative error is {', '.join(lost)}. Give filters of lower rank or with fewer taps."
+        warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
@@ -269,10 +256,10 @@ class _Start:
         held = self._set_scores(attention, x, shifts, mass)
         out = first_tensor(block.attention(x))
         assert out is not None
-        kernel, bias = _held_convolution(attention, shifts)
-        error = self._error(out, x, kernel, bias)
-        given = self._error(out, x, filters.to(kernel), bias) if isinstance(filters, Tensor) else error
-        return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given)
+        error = given_error = self._error(out, self._exact(attention, x, shifts))
+        if isinstance(filters, Tensor):
+            given_error = self._error(out, self._convolved(attention, x, filters.to(x)))
+        return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given_error)
 
     def _set_values(self, attention: AttentionParts, filters: str | Tensor, shifts: Tensor) -> float:
         """Set values and `proj`; the relative error of given filters."""
@@ -356,26 +343,25 @@ class _Start:
             fix = "Positions, images or filters are large."
             raise ValueError(bad("position_length", requirement, self.length, fix))
 
-    def _error(self, out: Tensor, x: Tensor, weights: Tensor, bias: Tensor) -> float:
-        """`|layer - convolution| / |convolution|` with a border that repeats the edge."""
-        before = self.parts.prefix
-        image = x[:, before:].transpose(1, 2).unflatten(-1, self.grid)
-        padded = F.pad(image, (weights.shape[-1] // 2,) * 4, mode="replicate")
-        expected = F.conv2d(padded, weights, bias).flatten(2).transpose(1, 2)
-        return float(relative_size((out[:, before:] - expected).norm(), expected.norm()))
+    def _error(self, out: Tensor, expected: Tensor) -> float:
+        """`|layer - convolution| / |convolution|` at the image's tokens."""
+        return float(relative_size((out[:, self.parts.prefix :] - expected).norm(), expected.norm()))
 
+    def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
+        """The layer's convolution: its output if each head attended only its shift, or the edge beyond the border."""
+        height, width = self.grid
+        rows = (torch.arange(height) + shifts[:, :1]).clamp(0, height - 1)
+        columns = (torch.arange(width) + shifts[:, 1:]).clamp(0, width - 1)
+        keys = (rows[:, :, None] * width + columns[:, None]).flatten(1).to(x.device)  # (h, n)
+        values = attention.maps_and_values(x)[1][:, :, self.parts.prefix :]
+        return attention.finish(values.gather(2, keys[None, :, :, None].expand_as(values)))
 
-def _held_convolution(attention: AttentionParts, shifts: Tensor) -> tuple[Float[Tensor, "d c K K"], Float[Tensor, "d"]]:
-    """The convolution that values and `proj` are, if each head attends its shift; its kernel and its bias."""
-    size, half = attention.head_dim, int(shifts.abs().max())
-    value, out = attention.value.weight, attention.out.weight
-    kernel = out.new_zeros(len(out), value.shape[1], 2 * half + 1, 2 * half + 1)
-    for head, (down, right) in enumerate(shifts.tolist()):
-        part = slice(head * size, (head + 1) * size)
-        kernel[:, :, down + half, right + half] += out[:, part] @ value[part]
-    own: Tensor | None = attention.out.bias
-    bias = out.new_zeros(len(out)) if own is None else own
-    return kernel, bias if attention.value.bias is None else bias + out @ attention.value.bias
+    def _convolved(self, attention: AttentionParts, x: Tensor, filters: Tensor) -> Tensor:
+        """The convolution with the given filters, over a border that repeats the edge, plus the layer's bias."""
+        image = x[:, self.parts.prefix :].transpose(1, 2).unflatten(-1, self.grid)
+        padded = F.pad(image, (filters.shape[-1] // 2,) * 4, mode="replicate")
+        constant = attention.finish(attention.maps_and_values(torch.zeros_like(x[:1, :1]))[1])
+        return F.conv2d(padded, filters).flatten(2).transpose(1, 2) + constant
 
 
 def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out: Float[Tensor, "d h e"]) -> float:

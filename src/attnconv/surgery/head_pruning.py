@@ -67,13 +67,8 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
     """Return l_1 / l_n of each head's precision, which is also that of its covariance, in float64.
 
-    1 is a circle; a singular precision has infinity, a zero one (a constant head) 1.
-
-    Args:
-        attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-
-    Raises:
-        ValueError: The encoding has no Gaussians, or a parameter is not finite.
+    1 is a circle; a singular precision has infinity, a zero one (a constant head) 1. Arguments and errors are those of
+    `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -123,11 +118,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """Return the settings of a pruned model, for its checkpoint: with the number of heads that each layer has.
-
-    Args:
-        settings: Of the model before.
-        model: The pruned model.
+    """Return the settings of a pruned model, for its checkpoint, from those before.
 
     Example:
         >>> from attnconv.models.factory import build
@@ -140,12 +131,7 @@ def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> Att
 
 
 def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
-    """Return the attention layers of a model by name, in the model's order.
-
-    Raises:
-        TypeError: `model` is no module.
-        ValueError: There is none.
-    """
+    """Return the attention layers of a model by name; raise ValueError if there is none."""
     check_module(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     if not layers:

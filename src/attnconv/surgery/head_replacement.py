@@ -1,7 +1,6 @@
-"""Replace heads by depthwise kernels that are fitted to them, and measure what that changes.
+"""Replace heads by fitted depthwise kernels, and rank them by the first-order change of the model's output.
 
-Heads are ranked by the first-order change of the model's output. With the head's error e_h (its fitted mixing minus its
-own output) and the derivative J of the model's output by the heads' output,
+With the head's error e_h (fitted minus own output) and the derivative J of the model's output by the heads' output,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
@@ -95,10 +94,6 @@ def replace_heads(
 ) -> Replacement[Model]:
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
-    The kernels and the weights of class tokens and of the image's mean are parameters: the copy can be trained. Queries
-    of the replaced heads are no longer computed for the image's tokens, nor are keys, unless class tokens read them and
-    keys are normalised or rotated.
-
     Args:
         model: A vision transformer of timm (ViT, BEiT, EVA, DINOv3, Swin), of Hugging Face (ViT, DeiT, DINOv2, DINOv3,
             BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have parts
@@ -117,10 +112,9 @@ def replace_heads(
 
     Raises:
         TypeError: `model` is no module, or `images` are no dense tensor of floating point.
-        ValueError: An image is constant or holds NaN or infinity, or the model rejects it (with the model's own
-            message); an argument is out of range; a layer or head does not exist or cannot be replaced; fewer heads
-            than `count` are constant enough; or the first tensor of the model's output has no gradients, is not finite
-            or is zero.
+        ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
+            head does not exist or cannot be replaced; fewer heads than `count` are constant enough; or the first tensor
+            of the model's output has no gradients, is not finite or is zero.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -168,7 +162,8 @@ def _check(heads: object, count: Any, layers: Any, least_constancy: float, kerne
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
-    if layers is not None and (isinstance(layers, str) or not isinstance(layers, Collection) or not layers):
+    named = isinstance(layers, Collection) and len(layers) > 0 and not isinstance(layers, str)
+    if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
     if heads is not None and not isinstance(heads, Mapping):
         raise ValueError(bad("heads", "must map names of attention modules to lists of heads", repr(heads)))
@@ -294,15 +289,13 @@ def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Map
 def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
     """The first tensor of a model's output, refused where no relative change of it can be measured."""
     output = first_tensor(model(images, **options))
-    if output is None:
-        raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
-    if not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
-        got = f"shape {tuple(output.shape)} of {output.dtype} for {len(images)} images"
-        raise ValueError(bad("model", "must first give floating point numbers for each image, the batch first", got))
+    if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
+        got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
+        requirement = f"must first give floating point numbers for each of {len(images)} images, the batch first"
+        raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
-    if not bool(size.isfinite().all()):
-        raise ValueError(bad("model", "must give finite numbers", "NaN or infinity"))
-    if not bool((size > 0).all()):
-        fix = "Errors are relative to them. A last layer that starts at zero needs weights first."
-        raise ValueError(bad("model", "must give numbers that are not all zero for an image", "zeros", fix))
+    if not bool(((size > 0) & size.isfinite()).all()):
+        fix = "Errors are relative to the output. A last layer that starts at zero needs weights first."
+        got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
+        raise ValueError(bad("model", "must give finite numbers, not all zero, for each image", got, fix))
     return output

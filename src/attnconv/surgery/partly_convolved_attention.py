@@ -4,14 +4,12 @@ For a replaced head with values v, an image token at q and class tokens or regis
 
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
-where delta runs over the K x K shifts, v is 0 outside the image, and w, g and u are parameters. As in attention, the
-weight of shifts outside the image goes to the others: r (`window_taps`) does that with the head's mean attention per
-shift when it was fitted. r is not trained: a trained kernel has signs, and its sum may vanish. Where attention runs
-inside windows, "image" is a window, and tokens behind the mask of shifted windows count as outside.
+where delta runs over the K x K shifts, v is 0 outside the image (or window), and w, g and u are parameters. r
+(`window_taps`) gives the weight of shifts outside the image to the others, by the head's mean attention per shift when
+it was fitted. It is not trained: a trained kernel has signs, and its sum may vanish.
 
-Queries of the image are computed only for the other heads. Class tokens and registers keep their attention, exactly:
-they read the whole image by its content, and they are few. Where keys are neither normalised nor rotated, their scores
-need no keys,
+Class tokens and registers keep their attention, exactly, since they read the whole image by its content. Where keys are
+neither normalised nor rotated, their scores need no keys, and image tokens neither queries nor keys,
 
     q (x W_k)^T = (q W_k^T) x^T        (the keys' bias adds the same to all scores of a row)
 """

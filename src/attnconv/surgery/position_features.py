@@ -21,12 +21,7 @@ def cosines(size: int) -> Float[Tensor, "n n"]:
 
 @final
 class AxisFeatures:
-    """phi of one axis.
-
-    Args:
-        size: Number of positions.
-        room: Maximum number of features, at least 3.
-        reach: Largest shift in positions.
+    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`.
 
     Example:
         >>> features = AxisFeatures(8, 5, 1)

@@ -100,18 +100,9 @@ def replaceable(
     prefix: int | None,
     options: Mapping[str, object],
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once and record its attention modules.
+    """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
 
-    Args:
-        model: Any vision transformer.
-        images: Its input.
-        layers: Names of the attention modules to record; None for all.
-        grid: As for `visit_attention`.
-        prefix: As for `visit_attention`.
-        options: Further arguments of the forward pass by name.
-
-    Returns:
-        The modules whose heads can be replaced, and the reason for each other module, by name.
+    Arguments are those of `visit_attention`.
 
     Raises:
         ValueError: No module can be replaced, or not one that `layers` names.
@@ -147,7 +138,12 @@ def replaceable(
             tokens[name] = _layer_tokens(name, modules[name], calls.get(name, []), placed[name])
         except ValueError as reason:
             passed_over[name] = str(reason)
-    _check_layers(tokens, passed_over, layers, [name for name, module in modules.items() if projects(module)])
+    for name in layers or (() if tokens else passed_over):
+        if name in passed_over:
+            raise ValueError(passed_over[name])
+        if name not in tokens:
+            known = ", ".join(name for name, module in modules.items() if projects(module))
+            raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
     return tokens, passed_over
 
 
@@ -181,7 +177,8 @@ def _layer_tokens(
     if suffix > 0:
         raise ValueError(bad(where, _ONCE, f"{suffix} tokens after it"))
     made = first_tensor(output)
-    if made is None or x.shape[1] != prefix + height * width:
+    assert made is not None
+    if x.shape[1] != prefix + height * width:
         requirement = f"must be given {prefix} tokens before {height} x {width}"
         raise ValueError(bad(where, requirement, x.shape[1]))
     made = made if call.batch_first else made.transpose(0, 1)
@@ -200,18 +197,6 @@ def _layer_tokens(
     first = tokens.of(slice(1))
     refuse_other_formula(module, first.inputs, first.outputs, terms=first.terms, name=where)
     return tokens
-
-
-def _check_layers(
-    tokens: Collection[str], passed_over: Mapping[str, str], layers: Collection[str] | None, known: Sequence[str]
-) -> None:
-    """Refuse a model without a module that can be replaced, and names in `layers` of modules that cannot be."""
-    required = layers if layers is not None else () if tokens else passed_over
-    for name in sorted(required):
-        if name in passed_over:
-            raise ValueError(passed_over[name])
-        if name not in tokens:
-            raise ValueError(bad("layers", f"must name attention modules, as {', '.join(known)}", repr(name)))
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
