@@ -15,7 +15,7 @@ from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings
-from attnconv.surgery import condition_numbers, heads_to_prune, prune_heads, replace_heads, start_as_convolution
+from attnconv.surgery import condition_numbers, prune_heads, replace_heads, start_as_convolution
 
 IMAGES = torch.randn(2, 3, 6, 6)
 SETTINGS = AttentionSettings(layers=1, heads=2, width=8, mlp_width=8)
@@ -56,9 +56,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"options: .*got \{0: 0\}": lambda: visit(options={0: 0}),
     r"batch: .*got 9223372036854775808": lambda: audit(layer(), IMAGES, batch=2**63),
     r"heads: .*got 3": lambda: prune_heads(layer(), 3),  # type: ignore[arg-type]
-    r"heads\[''\]: .*got \[None\]": lambda: prune_heads(layer(), {"": None}),  # type: ignore[dict-item]
-    r"score: .*got dict": lambda: heads_to_prune(layer(), {}, count=1),  # type: ignore[arg-type]
-    r"score: .*got NoneType": lambda: heads_to_prune(layer(), lambda *_: None, count=1),  # type: ignore[arg-type]
+    r"heads\[''\]: .*got None": lambda: prune_heads(layer(), {"": None}),  # type: ignore[dict-item]
     r"attention: .*got .*meta": lambda: condition_numbers(Quadratic(3).to("meta")),
     r"checkpoint: .*got dict": lambda: load_weights(build(SETTINGS), {}),  # type: ignore[arg-type]
     r"model: .*got LazyLinear": lambda: load_weights(nn.LazyLinear(2), Checkpoint({}, SETTINGS)),

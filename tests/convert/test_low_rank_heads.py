@@ -66,7 +66,7 @@ def test_truncation_is_best_in_the_weights(layer: SelfAttention2d) -> None:
 def test_turns_never_raise_the_error_and_no_neighbour_is_better(layer: SelfAttention2d) -> None:
     x = correlated(4, 6)
     with torch.no_grad():
-        regression = _Regression.of(layer, x)
+        regression = _Regression(layer, x)
     assert layer.weight is not None
     weight = layer.weight.detach()
     alone = torch.stack([regression._truncated(h, weight[h], 2) for h in range(9)])

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnconv.surgery.head_kernel_fit import LayerTokens
+from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
+from attnconv.surgery.replaceable_attention import LayerTokens
 from experiments.small_vit import SmallViT
 
 NAME = "blocks.0.attn"
@@ -24,6 +25,14 @@ def images(count: int = 8) -> Tensor:
     return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
+def layer_tokens(
+    attention: nn.Module, inputs: Tensor, grid: tuple[int, int], prefix: int = 0, **more: Any
+) -> LayerTokens:
+    """What an attention module is given, as `replaceable` records it."""
+    given = {"sequences": 1, "terms": ScoreTerms(), "call": CallForm.of(attention), "constancy": torch.zeros(0), **more}
+    return LayerTokens(attention, inputs, torch.zeros_like(inputs), grid, prefix, **given)
+
+
 def tokens_of(model: SmallViT, count: int = 3) -> LayerTokens:
     inputs = torch.randn(count, 64 + model.num_prefix_tokens, 64, generator=torch.Generator().manual_seed(2))
-    return LayerTokens(model.blocks[0].attn, inputs, (8, 8), model.num_prefix_tokens)
+    return layer_tokens(model.blocks[0].attn, inputs, (8, 8), model.num_prefix_tokens)

@@ -69,9 +69,9 @@ class TestMass:
 
     def test_a_mass_that_is_not_reached_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SHARPEST", 3.0)
-        with pytest.warns(UserWarning, match=r"mass: 0.9 is not reached .*, but (0\.\d+) in blocks.0.attn, 0") as said:
+        with pytest.warns(UserWarning, match=r"mass: .* in blocks.0.attn, 0.*got 0.9") as said:
             starts = start_as_convolution(model_of())
-        assert f"but {float(starts['blocks.0.attn'].mass.mean()):.3f} in" in str(said[0].message)
+        assert f"{float(starts['blocks.0.attn'].mass.mean()):.3f} in" in str(said[0].message)
 
 
 class TestError:
@@ -143,10 +143,9 @@ class TestError:
         assert start.given_error > start.filter_error - 0.1 > 0.5 > start.error
         words = str(said[0].message)
         assert f"{start.filter_error:.3f} in blocks.0.attn, 0." in words
-        assert "or 1 x 1 filters, which fit at rank 72" in words
 
     def test_filters_that_fit_are_taken_without_a_word(self) -> None:
-        """What the warning says would fit; the suite makes warnings errors."""
+        """The suite makes warnings errors."""
         starts = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS[:, :, 1:2, 1:2])
         assert max(start.filter_error for start in starts.values()) < 1e-5
 

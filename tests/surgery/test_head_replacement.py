@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from attnconv.inspect import audit
 from attnconv.surgery import replace_heads
-from attnconv.surgery.head_kernel_fit import LayerTokens, fit_mixing, mixing_errors
+from attnconv.surgery.head_kernel_fit import fit_mixing, mixing_errors
 from experiments.small_vit import AttentionPool, PoolingViT, SmallViT
-from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
+from tests.inspect.sharp_vit import NAME, images, layer_tokens, sharp, tokens_of
 from tests.small_hf_vit import SmallHfViT
 from tests.tolerances import tolerance
 
@@ -52,11 +52,11 @@ class TestExact:
         attention.qkv.weight.data[:16] = 4000 * torch.eye(16, 64)
         attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
         attention.qkv.weight.data[:16, 16:] = 0
-        tokens = LayerTokens(attention, inputs, (8, 8), prefix)
+        tokens = layer_tokens(attention, inputs, (8, 8), prefix)
         mixing = fit_mixing(tokens, 3, fit="mean")
         expected = torch.zeros(3, 3)
         expected[1 + shift[0], 1 + shift[1]] = 1
-        torch.testing.assert_close(mixing.kernel[0], expected, **tolerance(torch.float32))
+        torch.testing.assert_close(mixing.weights[0, :9].reshape(3, 3), expected, **tolerance(torch.float32))
         missing, given = mixing_errors(tokens, mixing)
         inside = missing[:, 0].unflatten(1, (8, 8))[:, 1:-1, 1:-1]
         torch.testing.assert_close(inside, torch.zeros_like(inside), **tolerance(torch.float32))
@@ -179,8 +179,7 @@ class TestErrors:
         """Shifts that few queries can read have large means; on a small image they came to more than 1."""
         part = tokens_of(sharp(1))
         mixing = fit_mixing(part, kernel_size, fit="mean")
-        total = mixing.kernel.sum((1, 2)) + mixing.rest + mixing.prefix.sum(1)
-        torch.testing.assert_close(total, torch.ones(4), **tolerance(torch.float32))
+        torch.testing.assert_close(mixing.weights.sum(1), torch.ones(4), **tolerance(torch.float32))
 
 
 class TestHuggingFaceNames:
@@ -245,9 +244,9 @@ class TestLayers:
         [
             (
                 "attn_pool",
-                r"model.attn_pool: must have attention that can be read, got AttentionPool. It is not: 1 queries look",
+                r"model.attn_pool: .*got AttentionPool.*: 1 queries look",
             ),
-            ("blocks.2.attn", r"layers: must name attention modules, as blocks.0.attn, .*got 'blocks.2.attn'"),
+            ("blocks.2.attn", r"layers: .*blocks.0.attn, .*got 'blocks.2.attn'"),
         ],
     )
     def test_layers_that_cannot_be_chosen_from(self, layer: str, message: str) -> None:
@@ -264,12 +263,12 @@ class TestRefusals:
             ({"count": 1, "kernel_size": 17}, "kernel_size: must be at most 15 on 8 x 8 tokens of .*got 17"),
             ({"count": 1, "least_constancy": 2.0}, "least_constancy: .*got 2.0"),
             ({"count": -1}, "count: .*got -1"),
-            ({"heads": {NAME: [9]}}, "heads: must be from 0 to 3 in blocks.0.attn, got 9"),
-            ({"heads": {NAME: [-1]}}, "heads: must be from 0 to 3 in blocks.0.attn, got -1"),
-            ({"heads": {"blocks.7.attn": []}}, "heads: must name heads of .*blocks.1.attn, got 'blocks.7.attn'"),
-            ({"heads": {NAME: [0]}, "least_constancy": 0.5}, "least_constancy: must be 0 where `heads`.*got 0.5"),
-            ({"count": 1, "layers": []}, r"layers: must be a list of at least one name, or None, got \[\]"),
-            ({"count": 1, "layers": ["nope"]}, "layers: .*as blocks.0.attn, blocks.1.attn, got 'nope'"),
+            ({"heads": {NAME: [9]}}, r"heads\['blocks.0.attn'\]: .*from 0 to 3, got \[9\]"),
+            ({"heads": {NAME: [-1]}}, r"heads\['blocks.0.attn'\]: .*from 0 to 3, got \[-1\]"),
+            ({"heads": {"blocks.7.attn": []}}, "heads: .*blocks.1.attn, got 'blocks.7.attn'"),
+            ({"heads": {NAME: [0]}, "least_constancy": 0.5}, "least_constancy: .*got 0.5"),
+            ({"count": 1, "layers": []}, r"layers: .*got \[\]"),
+            ({"count": 1, "layers": ["nope"]}, "layers: .*blocks.0.attn, blocks.1.attn, got 'nope'"),
         ],
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
@@ -280,10 +279,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"heads": {NAME: 1}}, "heads: must be a mapping .* to lists of heads, got {'blocks.0.attn': 1}"),
-            ({"heads": {NAME: [0.5]}}, "heads: must be whole numbers in blocks.0.attn, got 'float' object"),
-            ({"heads": [NAME]}, r"heads: must be a mapping .*got \['blocks.0.attn'\]"),
-            ({"count": 1, "layers": NAME}, "layers: must be a list of .*got 'blocks.0.attn'"),
+            ({"heads": {NAME: 1}}, r"heads\['blocks.0.attn'\]: .*got 1"),
+            ({"heads": {NAME: [0.5]}}, r"heads\['blocks.0.attn'\]: .*got \[0.5\]"),
+            ({"heads": [NAME]}, r"heads: .*got \['blocks.0.attn'\]"),
+            ({"count": 1, "layers": NAME}, "layers: .*got 'blocks.0.attn'"),
             ({"count": 1, "images": [[0.0]]}, "images: must be a tensor, .*got list"),
         ],
     )
@@ -294,13 +293,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("what", "message"),
         [
-            (lambda out: out.detach(), "model: must have gradients from its attention to its output, got none"),
-            (lambda out: 0 * out, "model: must give numbers that are not all zero for an image, got zeros"),
-            (lambda out: out / 0, "model: must give finite numbers, got NaN or infinity"),
-            (lambda out: out.argmax(1), r"model: must first give .*got shape \(6,\) of torch.int64 for 6 images"),
-            (lambda out: out.mean(0), r"model: must first give .*got shape \(10,\) of torch.float32 for 6 images"),
-            (lambda out: out.sum(), r"model: must first give .*got shape \(\) of torch.float32 for 6 images"),
-            (lambda out: ((out,),), "model: must give a tensor, got none among its outputs"),
+            (lambda out: out.detach(), "model: .*gradients.*got none"),
+            (lambda out: 0 * out, "model: .*got zeros"),
+            (lambda out: out / 0, "model: .*got NaN or infinity"),
+            (lambda out: out.argmax(1), r"model: .*6 images.*got shape \(6,\) of torch.int64"),
+            (lambda out: out.mean(0), r"model: .*6 images.*got shape \(10,\) of torch.float32"),
+            (lambda out: out.sum(), r"model: .*6 images.*got shape \(\) of torch.float32"),
+            (lambda out: ((out,),), "model: .*got no tensor"),
         ],
     )
     def test_outputs_against_which_nothing_can_be_measured(self, what: Any, message: str) -> None:

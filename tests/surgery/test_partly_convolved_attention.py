@@ -1,5 +1,6 @@
 """The module with replaced heads: its formula, class tokens, masks, what learns in it, and where it stands."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,8 @@ from torch import Tensor, nn
 
 from attnconv.inspect.score_modifiers import ScoreTerms
 from attnconv.surgery import ConvolvedAttention, replace_heads
-from attnconv.surgery.head_kernel_fit import LayerTokens, chosen_heads, fit_mixing, mixing_errors
-from attnconv.surgery.partly_convolved_attention import HeadMixing
-from tests.inspect.sharp_vit import NAME, images, sharp, tokens_of
+from attnconv.surgery.head_kernel_fit import fit_mixing, mixing_errors
+from tests.inspect.sharp_vit import NAME, images, layer_tokens, sharp, tokens_of
 from tests.tolerances import tolerance
 
 
@@ -19,14 +19,14 @@ class TestClassTokens:
         model = sharp(2)
         part = tokens_of(model)
         mixing = fit_mixing(part)
-        new = ConvolvedAttention(part.attention, mixing, heads=range(4), grid=(8, 8))
+        new = ConvolvedAttention(part, mixing, heads=range(4))
         torch.testing.assert_close(
             new(part.inputs)[:, :2], part.attention(part.inputs)[:, :2], **tolerance(torch.float32)
         )
 
     def test_normalised_keys_are_read_as_well(self) -> None:
         part = tokens_of(sharp(1, qk_norm=True))
-        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        new = ConvolvedAttention(part, fit_mixing(part), heads=range(4))
         torch.testing.assert_close(
             new(part.inputs)[:, :1], part.attention(part.inputs)[:, :1], **tolerance(torch.float32)
         )
@@ -39,7 +39,7 @@ class TestModule:
         """The module, with a convolution, against regressors times coefficients."""
         part = tokens_of(sharp(prefix))
         fitted = fit_mixing(part, kernel_size)
-        new = ConvolvedAttention(part.attention, fitted, heads=[0, 1, 2, 3], grid=(8, 8))
+        new = ConvolvedAttention(part, fitted, heads=[0, 1, 2, 3])
         missing, _ = mixing_errors(part, fitted)
         source: Any = part.attention
         change = source.proj(missing.transpose(1, 2).flatten(2)) - source.proj.bias
@@ -60,27 +60,23 @@ class TestModule:
             terms = ScoreTerms(wave.cos()[None], wave.sin()[None], added=added)
         attention: Any = sharp(0).blocks[0].attn
         inputs = torch.randn(6, 16, 64, generator=generator)
-        part = LayerTokens(attention, inputs, (4, 4), 0, terms, 2)
+        part = layer_tokens(attention, inputs, (4, 4), terms=terms, sequences=2)
         assert part.terms.blocks()
         mixing = fit_mixing(part)
-        new = ConvolvedAttention(
-            attention, chosen_heads(mixing, heads), heads=heads, grid=(4, 4), added=True, masked=True
-        )
+        new = ConvolvedAttention(part, mixing, heads=heads)
         missing, given = mixing_errors(part, mixing)
         given[:, heads] += missing[:, heads]
         named = {"mask": added, **({"position_embeddings": (wave.cos(), wave.sin())} if turned else {})}
         torch.testing.assert_close(new(inputs, **named), part.parts.finish(given), **tolerance(torch.float32))
         with pytest.raises(ValueError, match="attn_mask: must be None"):
-            ConvolvedAttention(attention, mixing, heads=range(4), grid=(4, 4))(inputs, mask=added)
+            ConvolvedAttention(replace(part, terms=ScoreTerms()), mixing, heads=range(4))(inputs, mask=added)
 
     def test_other_heads_are_untouched(self) -> None:
         """With the replaced head's columns of `proj` zero, only the others are seen."""
         model = sharp()
         part = tokens_of(model)
         model.blocks[0].attn.proj.weight.data[:, 16:32] = 0
-        mixing = fit_mixing(part)
-        one = HeadMixing(mixing.kernel[[1]], mixing.profile[[1]], mixing.rest[[1]], mixing.prefix[[1]])
-        new = ConvolvedAttention(part.attention, one, heads=[1], grid=(8, 8))
+        new = ConvolvedAttention(part, fit_mixing(part), heads=[1])
         torch.testing.assert_close(new(part.inputs), part.attention(part.inputs), **tolerance(torch.float32))
 
     def test_its_kernels_learn(self) -> None:
@@ -159,6 +155,6 @@ class TestModule:
 
     def test_another_image_size_is_refused(self) -> None:
         part = tokens_of(sharp())
-        new = ConvolvedAttention(part.attention, fit_mixing(part), heads=range(4), grid=(8, 8))
+        new = ConvolvedAttention(part, fit_mixing(part), heads=range(4))
         with pytest.raises(ValueError, match=r"tokens: .*got 50"):
             new(torch.zeros(1, 50, 64))

@@ -31,7 +31,6 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import (
     condition_numbers,
     degenerate_heads,
-    heads_to_prune,
     prune_heads,
     replace_heads,
     start_as_convolution,
@@ -84,7 +83,6 @@ GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     plan_shifts: lambda: {"model": recast(cnn())},
     compare: lambda: {"model": cnn().eval(), "recast": recast(cnn()), "inputs": images(size=6)},
     prune_heads: lambda: {"model": layers(), "heads": {"0": [1]}},
-    heads_to_prune: lambda: {"model": layers(), "score": lambda _, layer: torch.zeros(layer.heads), "count": 1},
     degenerate_heads: lambda: {"attention": GeneralizedQuadratic(3)},
     condition_numbers: lambda: {"attention": Quadratic(3)},
     fuse_convit: lambda: {"model": nn.Sequential(StandIn())},

@@ -2,6 +2,7 @@
 
 import operator
 import sys
+from collections.abc import Iterable
 from typing import SupportsIndex, TypeGuard
 
 from attnconv._util.errors import bad
@@ -43,3 +44,15 @@ def whole(name: str, value: object, minimum: int) -> int:
     if number > LARGEST:
         raise ValueError(bad(name, f"must be at most {LARGEST}, as PyTorch's whole numbers are", number))
     return number
+
+
+def indices(name: str, values: object, count: int) -> list[int]:
+    """Whole numbers below a count as ints, each once, in the order given.
+
+    Raises:
+        ValueError: The values are not a list, or one is no whole number from 0 to `count - 1`.
+    """
+    found = list(values) if isinstance(values, Iterable) else None
+    if found is None or not all(is_index(value) and 0 <= operator.index(value) < count for value in found):
+        raise ValueError(bad(name, f"must be a list of whole numbers from 0 to {count - 1}", found or repr(values)))
+    return list(dict.fromkeys(map(operator.index, found)))

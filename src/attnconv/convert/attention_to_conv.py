@@ -1,19 +1,16 @@
-"""Attention as a convolution: exactly for hard heads, in the least-squares sense for others.
+"""Convert attention to a convolution: exactly for hard heads, in the least-squares sense for others.
 
-Hard heads attend one shift each, so their layer is a convolution whose kernel holds W_h at head h's shift. The heads of
-`from_conv` give back the convolution that they were made from, weights bit for bit; other hard layers get the smallest
-kernel centred on the query that holds all of their shifts.
-
-For other heads `to_conv` solves, over all queries of an image of a given size,
+A layer of hard heads is a convolution whose kernel holds W_h at head h's shift. For other heads `to_conv` solves, over
+all queries of an image of a given size,
 
     minimise over V   sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2            (E_q: the taps' keys, A_q: the rows)
 
-which is the best convolution for white input. W_h enters linearly, so that V_j = sum_h Psi[j, h] W_h with one Psi for
-all channels, the solution of (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T. Only these sums are kept, never a map.
+which is the best convolution for white input. W_h enters linearly, so V_j = sum_h Psi[j, h] W_h with one Psi for all
+channels, the solution of (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T. Only these sums are stored.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -24,7 +21,7 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.operators.base import AttentionOperator
+from attnconv.operators.base import all_queries
 from attnconv.theory.best_weights import operator_beside
 from attnconv.theory.conv_taps import (
     BORDERS,
@@ -50,14 +47,16 @@ def to_conv(
     *,
     x: Float[Tensor, "b c *sizes"] | None = None,
 ) -> Convolution:
-    """The convolution that an attention layer computes or, with a kernel size, the one nearest to it.
+    """Return the convolution that an attention layer computes or, with a kernel size, the nearest one.
+
+    Layers of `from_conv` give back their convolution, weights bit for bit; other layers of hard heads get the smallest
+    kernel, centred on the query, that holds all of their shifts.
 
     Args:
         layer: Any attention layer.
-        kernel_size: None for the exact convolution of hard heads; else the kernel, one number or one per axis, in which
-            the best convolution is sought. It stays centred where the layer's window is, or on the query.
-        x: With a kernel size, images over which the two are compared: their size, and their content where the
-            probabilities depend on it.
+        kernel_size: None for the exact convolution of hard heads; else the kernel of the nearest one, a number or one
+            per axis, centred like the layer's window or on the query.
+        x: With a kernel size, images: their size, and their content if the probabilities depend on it.
 
     Returns:
         nn.Conv1d, nn.Conv2d, nn.Conv3d or a transpose, with the layer's stride, groups, bias, dtype and mode; its
@@ -65,12 +64,11 @@ def to_conv(
 
     Raises:
         TypeError: layer is no attention layer, or x no dense tensor of floating point numbers.
-        ValueError: The layer is on the meta device. Without a kernel size: heads that are soft, that left the taps of
-            their window, or that look beyond a padding that no convolution continues. With one: x is missing or of
-            other axes, or the kernel has no centre or taps that no query sees.
+        ValueError: The layer is on the meta device; its heads are soft, not at taps of their window, or attend beyond
+            their padding; or with a kernel size, x is missing or has other axes, or the kernel has no centre or taps
+            that no query sees.
 
     Example:
-        >>> import torch
         >>> from attnconv import from_conv
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
         >>> bool((to_conv(from_conv(conv)).weight == conv.weight).all())
@@ -84,7 +82,7 @@ def to_conv(
         return _exact(layer)
     if x is None:
         fix = "Pass images, or zeros of their shape where attention does not depend on content."
-        raise ValueError(bad("x", "must say on which images the convolution is to be near", None, fix))
+        raise ValueError(bad("x", "must be given with a kernel size", None, fix))
     check_dense(x, "x", least=1, dims=layer.dims)
     sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
     most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
@@ -100,12 +98,12 @@ def to_conv(
 
 
 def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> Residuals:
-    """How far a convolution is from the layer that it stands for, for white input on images of x's size.
+    """Measure the distance of a convolution from a layer, for white input on images of x's size.
 
         sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    That is the root-mean-square difference of the outputs over that of the layer's outputs, biases left out; over all
-    images of x where attention depends on content. (`imitation_error` measures against the convolution.)
+    That is the root-mean-square difference of the outputs over that of the layer's outputs, without biases; over all
+    images of x if attention depends on content. (`imitation_error` is relative to the convolution.)
 
     Raises:
         ValueError: The two have other channels, groups, strides or numbers of outputs.
@@ -138,22 +136,23 @@ def _exact(layer: SelfAttention) -> Convolution:
 
 def _empty(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
     """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
-    known, steps, base = layer.padding, layer.dilation, layer.kernel_size
-    if base is None:
-        known, steps, base = ((0, 0),) * layer.dims, (1,) * layer.dims, (1,) * layer.dims
-    if any((size - old) % 2 and step % 2 for size, old, step in zip(sizes, base, steps, strict=True)):
-        raise ValueError(bad("kernel_size", f"must differ from {base} by even numbers, to keep its centre", sizes))
-    wider = [step * (size - old) // 2 for size, old, step in zip(sizes, base, steps, strict=True)]
-    pads = [(before + more, after + more) for (before, after), more in zip(known, wider, strict=True)]
+    old, known, steps = layer.kernel_size, layer.padding, layer.dilation
+    if old is None:
+        old, known, steps = (1,) * layer.dims, ((0, 0),) * layer.dims, (1,) * layer.dims
+    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
+    if any(extent % 2 for extent in more):
+        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
+    pads = [(first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True)]
     total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
-    same = not layer.transposed and set(layer.stride) == {1}
     if all(first == last and first >= 0 for first, last in pads):
-        padding: Any = tuple(first for first, _ in pads)
-    elif same and pads == [(extent // 2, extent - extent // 2) for extent in total]:
-        padding = "same"
-    else:
-        raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
-    return _make(layer, sizes, padding, steps)
+        return _make(layer, sizes, tuple(first for first, _ in pads), steps)
+    if (
+        not layer.transposed
+        and set(layer.stride) == {1}
+        and pads == [(extent // 2, extent - extent // 2) for extent in total]
+    ):
+        return _make(layer, sizes, "same", steps)
+    raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
 
 
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
@@ -166,20 +165,19 @@ def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convoluti
 
 
 def _continued(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Border:
-    """The border rule that a free layer's hard heads follow, as far out as they look."""
-    sides = [(side, dim) for side in (0, 1) for dim in range(layer.dims)]
-    reach = {(side, dim): max((2 * side - 1) * shift[dim] for shift in shifts) for side, dim in sides}
-    outside = {place: far for place, far in reach.items() if far > 0}
-    pads = {(side, dim): layer.padding[dim][side] for side, dim in sides}
-    if layer.border in ("renormalise", "replicate") or all(far <= pads[place] for place, far in outside.items()):
+    """The border rule that a free layer's hard heads follow outside the image."""
+    outside = []  # pixels beyond the image and padding there, of each side that a head attends
+    for dim, (before, after) in enumerate(layer.padding):
+        along = [shift[dim] for shift in shifts]
+        outside += [(far, pad) for far, pad in ((-min(along), before), (max(along), after)) if far > 0]
+    if layer.border in ("renormalise", "replicate") or all(far <= pad for far, pad in outside):
         return layer.border
-    if layer.border == "zero":
-        if all(pads[place] > 0 for place in outside):  # the nearest lattice point is padding: it holds a zero as well
-            return "zero"
-        if all(pads[place] == 0 for place in outside):  # it is a pixel: as without padding
-            return "renormalise"
-    got = f"heads up to {max(outside.values())} pixels out with padding {layer.padding} and border {layer.border!r}"
-    raise ValueError(bad("layer", "must not look beyond its padding", got, "Give it more padding."))
+    if layer.border == "zero" and all(pad > 0 for _, pad in outside):
+        return "zero"  # the nearest lattice point is padding: it holds a zero as well
+    if layer.border == "zero" and all(pad == 0 for _, pad in outside):
+        return "renormalise"  # it is a pixel: as without padding
+    got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {layer.border!r}"
+    raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
 
 
 def _make(
@@ -189,9 +187,10 @@ def _make(
     dilation: tuple[int, ...],
     border: Border | None = None,
 ) -> Convolution:
-    parameter = next(layer.parameters())
-    mode = _MODES[layer.border if border is None else border]
-    more: dict[str, Any] = {"output_padding": layer.output_padding} if layer.transposed else {"padding_mode": mode}
+    weight = next(layer.parameters())
+    options: dict[str, Any] = {"output_padding": layer.output_padding}
+    if not layer.transposed:
+        options = {"padding_mode": _MODES[layer.border if border is None else border]}
     kind: Any = (TRANSPOSED if layer.transposed else FORWARD)[layer.dims]
     conv = kind(
         layer.in_channels,
@@ -202,9 +201,9 @@ def _make(
         dilation=dilation,
         groups=layer.groups,
         bias=layer.bias is not None,
-        device=parameter.device,
-        dtype=parameter.dtype,
-        **more,
+        device=weight.device,
+        dtype=weight.dtype,
+        **options,
     )
     return cast(Convolution, conv.train(layer.training))
 
@@ -217,23 +216,15 @@ def _fill(conv: Convolution, layer: SelfAttention, weight: Float[Tensor, "j i d"
 
 
 def _nearest(layer: SelfAttention, shifts: Sequence[Sequence[int]], x: Tensor) -> Float[Tensor, "j h"]:
-    """Psi: the taps that come nearest to each head."""
-    grid = layer.grid(x.shape[2:])
+    """Psi."""
+    operator = layer.operator(x)
     pairs = torch.zeros((len(shifts), len(shifts)), dtype=torch.float64, device=x.device)
     shared = torch.zeros((len(shifts), layer.heads), dtype=torch.float64, device=x.device)
-    for queries, rows in _blocks(layer.operator(x)):
-        keys = tap_keys(grid, shifts, queries)  # (r, j)
-        shown = keys >= 0
-        same = (keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]
-        pairs += same.sum(0)
-        mean = rows.mean(0)  # (r, h, m)
-        seen = mean.gather(2, keys.clamp_min(0)[:, None].expand(-1, layer.heads, -1)) * shown[:, None]  # (r, h, j)
-        shared += seen.sum(0).mT
-    return torch.linalg.pinv(pairs, hermitian=True) @ shared
-
-
-def _blocks(operator: AttentionOperator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Queries (r,) and their rows (b, r, h, m) in float64, a block at a time."""
     size = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
-    for queries in torch.arange(operator.grid.query_count, device=operator.device).split(size):
-        yield queries, operator.rows(queries).double().transpose(1, 2)
+    for queries in all_queries(operator.grid, operator.device).split(size):
+        keys = tap_keys(operator.grid, shifts, queries)  # (r, j)
+        shown = keys >= 0
+        pairs += ((keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]).sum(0)
+        rows = operator.rows(queries).double().mean(0)  # (h, r, m)
+        shared += (rows.gather(2, keys.clamp_min(0).expand(layer.heads, -1, -1)) * shown).sum(1).mT
+    return torch.linalg.pinv(pairs, hermitian=True) @ shared

@@ -1,4 +1,4 @@
-"""A network beside its recast: what each layer costs and how far its output is from the convolution's, measured."""
+"""Compare a network with its recast: the cost and the error of each layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from attnconv.theory.error_bounds import error_bound
 @final
 @dataclass(frozen=True)
 class LayerComparison:
-    """A convolution and the attention layer in its place, on the inputs that the network gave the convolution.
+    """A convolution and its attention layer, on the inputs that the network gives the convolution.
 
     Attributes:
         name: The layer's name in the model.
         heads: Number of heads.
-        alpha: Sharpness of its bluntest head, in 1 / pixel^2; None where heads are not Gaussian.
+        alpha: Smallest alpha of its heads, in 1 / pixel^2; None if heads are not Gaussian.
         scale: Largest absolute output of the convolution.
         error: Largest absolute difference between the two outputs.
-        bound: What theory allows for `error` on inputs of this range (see `error_bound`); None where heads are not
-            Gaussian or their weights are not the kernel's slices.
+        bound: `error_bound` for inputs of this range; None if heads are not Gaussian or their weights are not the
+            kernel's slices.
         flops: Of the convolution, 2 x multiply-adds.
         attention_flops: Of the attention layer, as it runs.
     """
@@ -47,10 +47,10 @@ class LayerComparison:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` measured.
+    """The result of `compare`.
 
     Attributes:
-        layers: One entry per replaced convolution, in the order in which they run first.
+        layers: One entry per replaced convolution, in the order in which they first run.
         scale: Largest absolute output of the whole network.
         error: Largest absolute difference between the networks' outputs.
     """
@@ -61,15 +61,14 @@ class Comparison:
 
 
 def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
-    """Run a network and its recast side by side on the same inputs.
+    """Run a network and its recast on the same inputs, in evaluation mode and without gradients.
 
-    Each layer's error is its own: both the convolution and its attention layer see what the original network feeds the
-    convolution. Both networks run in eval mode, without gradients, and keep their modes.
+    Errors do not accumulate over layers: each attention layer sees what the original network feeds its convolution.
 
     Args:
         model: The network.
-        recast: What `recast(model)` returned.
-        inputs: What the network's forward pass takes.
+        recast: `recast(model)`.
+        inputs: Arguments of the network's forward pass.
 
     Raises:
         TypeError: One of the two is no module.
@@ -87,19 +86,17 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
         raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
     found: dict[str, LayerComparison] = {}
 
-    def watch(name: str, layer: SelfAttention) -> Callable[..., None]:
-        def hook(conv: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
-            assert is_convolution(conv)
+    def watch(name: str, layer: Any) -> Callable[..., None]:
+        def hook(conv: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
             now = _layer(name, conv, layer, arguments, options, output)
-            found[name] = now if name not in found else _worse(found[name], now)
+            found[name] = max(found.get(name, now), now, key=_severity)  # it may run several times
 
         return hook
 
     with torch.no_grad(), evaluating(model), evaluating(recast):
-        handles = []
-        for name, (conv, layer) in pairs.items():
-            assert isinstance(layer, SelfAttention)
-            handles.append(conv.register_forward_hook(watch(name, layer), with_kwargs=True))
+        handles = [
+            conv.register_forward_hook(watch(name, layer), with_kwargs=True) for name, (conv, layer) in pairs.items()
+        ]
         try:
             expected = model(*inputs)
         finally:
@@ -124,11 +121,9 @@ def _layer(
         conv.forward(*arguments, **options)
     with FlopCounterMode(display=False) as after:
         made = layer.forward(*arguments, **options)
-    bound = None
-    sliced = layer.weight is not None and torch.equal(layer.weight, head_weights(conv))
-    heads = layer.encoding.gaussians()
+    heads, bound = layer.encoding.gaussians(), None
     alpha = None if heads is None else heads.alpha
-    if sliced and alpha is not None:
+    if alpha is not None and layer.weight is not None and torch.equal(layer.weight, head_weights(conv)):
         bound = float(error_bound(layer, x.double().amin(axes), x.double().amax(axes)).max())
     return LayerComparison(
         name=name,
@@ -142,6 +137,6 @@ def _layer(
     )
 
 
-def _worse(first: LayerComparison, second: LayerComparison) -> LayerComparison:
-    """Of two calls of one layer, the one that leaves its bound by more or, without one, has the larger error."""
-    return max(first, second, key=lambda row: row.error if row.bound is None else row.error / max(row.bound, 1e-300))
+def _severity(row: LayerComparison) -> float:
+    """Error relative to its bound, if there is one."""
+    return row.error if row.bound is None else row.error / max(row.bound, 1e-300)

@@ -1,11 +1,11 @@
-"""A convolution as multi-head self-attention: the construction of Theorem 1.
+"""Convert a convolution to multi-head self-attention: the construction of Theorem 1.
 
-One head per kernel position. Head j looks at the shift of tap j (its centre) with so large an alpha that the softmax
-puts everything on that one key; its matrix W_h is the kernel's slice there:
+Head j attends the shift of kernel position j (its centre) with an alpha so large that the softmax is one-hot there; its
+matrix W_h is the kernel's slice:
 
     conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
-The border rule is the convolution's padding mode, so outputs agree at every pixel, not only inside.
+The border rule is the convolution's padding mode, so outputs are equal at every pixel, not only inside.
 """
 
 import math
@@ -33,11 +33,10 @@ from attnconv.theory.conv_taps import (
 )
 from attnconv.theory.interior_weights import nearest_weights
 
-# The weight of a neighbour is eps^2 of float64: nothing of it is left in a sum, in any dtype that a layer is moved to,
-# and no smaller weight is a denormal number of float32.
+# The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
+# weights are zero in float32, not denormal.
 HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
-# For heads to train on, a compromise between nearness to the convolution and movement (results/recast-finetune): softer
-# heads end further below the network that they came from, harder ones hardly move.
+# For training, a compromise (results/recast-finetune): softer heads end with a lower accuracy, harder ones hardly move.
 SOFT_ALPHA = 3.0
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
@@ -46,29 +45,26 @@ _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """The attention layer that computes what a convolution computes (Theorem 1).
+    """Return the attention layer that is equal to a convolution (Theorem 1).
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
             mode, groups and floating dtype.
-        alpha: How hard the heads are, in 1 / pixel^2. None for heads that are hard to the precision of every dtype
-            (`HARD_ALPHA`): they equal the convolution and do not move in training, with centres and spreads that are
-            frozen (requires_grad False), lest weight decay move them. Softer ones err by a known bound and move;
-            `SOFT_ALPHA` = 3 is the value to train on.
-        weights: The heads' matrices: the kernel's `slices`, which hard heads want and to which `error_bound` applies;
-            or, for soft heads to train on, those with which they come `nearest` to the convolution inside the image.
+        alpha: Sharpness of the heads, in 1 / pixel^2. None for heads that are hard in every dtype (`HARD_ALPHA`): they
+            equal the convolution, and their centres and spreads are frozen. Softer ones have a known error bound and
+            can be trained; `SOFT_ALPHA` = 3 is the value for that.
+        weights: The heads' matrices: the kernel's `slices`, to which `error_bound` applies; or, for soft heads, those
+            that are `nearest` to the convolution inside the image.
 
     Returns:
-        A layer with one head per kernel position, row-major; centres, alpha and weights are ordinary parameters, and
-        `layer.operator(x).rows(queries)` are its attention probabilities.
+        A layer with one head per kernel position, row-major.
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
-        ValueError: alpha is not positive, or not finite in the convolution's dtype, `weights` is neither word, a weight
-            is not finite or is computed from others, or a tap lies at a distance that the dtype cannot hold.
+        ValueError: alpha is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
+            not finite or is computed from others; or a tap is at a distance that the dtype cannot represent.
 
     Example:
-        >>> import torch
         >>> conv = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1)
         >>> x = torch.randn(2, 3, 6, 7)
         >>> bool((from_conv(conv)(x) - conv(x)).abs().max() < 1e-5)
@@ -78,7 +74,7 @@ def from_conv(
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
     spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
-    with torch.no_grad(), torch.device("cpu"):  # values are looked at, whatever the default device
+    with torch.no_grad(), torch.device("cpu"):  # values are needed, whatever the default device
         centres = torch.tensor(taps(conv))
         held = centres.to(conv.weight.dtype)
         if not torch.equal(held.long(), centres):
@@ -96,23 +92,21 @@ def from_conv(
 
 
 def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None = None) -> SelfAttention:
-    """The proof's own layer: the generic attention of equation (8) with the parameters of equation (9).
+    """Return the layer of the proof: the attention of equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
     so that every score is ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels ("SAME" padding, as the theorem has it,
-            or less), since equation (8) asks for the content under every query.
-        alpha: How hard the heads are; the paper writes 46.
-        key_channels: D_k, at least D_p = dims + 1; the identity is padded with zeros. None for D_p itself.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels: equation (8) reads content at queries.
+        alpha: Sharpness of the heads; 46 in the paper.
+        key_channels: D_k, at least D_p = dims + 1; the identity is padded with zeros. None for D_p.
 
     Raises:
         TypeError, ValueError: As `from_conv`, or if key_channels is below D_p.
 
     Example:
-        >>> import torch
         >>> conv = torch.nn.Conv1d(2, 2, kernel_size=3, padding=1)
         >>> layer, x = equation_9(conv), torch.randn(1, 2, 9)
         >>> layer.encoding.position_bias[0].tolist()  # the head at shift -1: -46 (1, 2)
@@ -133,26 +127,22 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
         features = QuadraticFeatures(dims)
         encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
         layer = layer_for(conv, encoding)
-        assert encoding.query is not None
-        assert encoding.key is not None
-        assert encoding.position_key is not None
-        assert encoding.position_bias is not None
-        encoding.query.weight.zero_()
-        encoding.key.weight.zero_()
-        encoding.position_key.weight.copy_(torch.eye(channels, dims + 1).repeat(heads, 1))
-        encoding.position_bias.zero_()
-        encoding.position_bias[:, 0] = -alpha
-        encoding.position_bias[:, 1 : dims + 1] = 2 * alpha * centres
+        for parameter in encoding.parameters():
+            parameter.zero_()
+        encoding.get_parameter("position_key.weight").copy_(torch.eye(channels, dims + 1).repeat(heads, 1))
+        position_bias = encoding.get_parameter("position_bias")
+        position_bias[:, 0] = -alpha
+        position_bias[:, 1 : dims + 1] = 2 * alpha * centres
     return layer
 
 
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
-    """A layer with a convolution's geometry, bias and mode, around heads of one's own.
+    """Return a layer with a convolution's geometry, bias, mode, device and dtype around other heads.
 
     Args:
         conv: The convolution.
-        encoding: The heads; the layer moves it to the convolution's device and dtype.
-        weight: One matrix per head, (h, c / groups, d); None for the convolution's, where there is a head per tap.
+        encoding: The heads; it is moved to the convolution's device and dtype.
+        weight: One matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
     """
     geometry: dict[str, Any] = {"border": "zero", "transposed": True}
     if isinstance(conv, Forward):
@@ -176,17 +166,16 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
     )
     assert layer.weight is not None
     with torch.no_grad():
-        # The convolution's own order in memory: as a convolution it runs without a copy.
-        layer.weight = nn.Parameter(
-            (head_weights(conv) if weight is None else weight.to(layer.weight)).detach().clone()
-        )
+        # In the convolution's order in memory, so that it runs as a convolution without a copy.
+        weight = head_weights(conv) if weight is None else weight.to(layer.weight)
+        layer.weight = nn.Parameter(weight.detach().clone())
         if layer.bias is not None and conv.bias is not None:
             layer.bias.copy_(conv.bias)
     return layer.train(conv.training)
 
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:
-    """An alpha whose square of the spread, 2 alpha, is a number of the scores, and the spread one of the layer."""
+    """An alpha whose spread sqrt(2 alpha) is finite in the layer's dtype, and its square in that of the scores."""
     wanted = math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0
     spread = torch.tensor(wanted, dtype=torch.float64, device="cpu").to(dtype)
     squared = float(spread.to(score_dtype(dtype)).square())

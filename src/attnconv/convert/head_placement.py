@@ -1,12 +1,8 @@
-"""Fewer heads than kernel positions: where Gaussian heads stand best, and how wide.
+"""Place fewer heads than kernel positions, where Gaussian heads come nearest to a convolution.
 
-On an unbounded grid a layer of H Gaussian heads computes, at every query, with Phi[s, h] the attention of head h to the
-shift s and T[s] the convolution's matrix there (zero off its taps),
-
-    sum_s x_{q+s} (Phi W)[s]    in place of    sum_s x_{q+s} T[s]
-
-For given centres and widths the best W are least squares, and what they leave depends on the kernel through the small
-Gram matrix G of its taps alone (variable projection):
+With Phi[s, h] the attention of head h to the shift s on an unbounded grid, and T[s] the matrix of the convolution (zero
+off its taps), the layer computes Phi W in place of T. For given centres and widths the best W are least squares, and
+their error depends on the kernel only through the small Gram matrix G of its taps (variable projection):
 
     min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
 
@@ -27,27 +23,27 @@ from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
 
-BLUNTEST, SHARPEST = 0.02, 40.0  # the alphas between which heads may lie, in 1 / pixel^2
+BLUNTEST, SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
 _BEYOND = 8  # pixels around the taps over which the fit is taken
-_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have, so that heads may meet
+_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have: equal heads make it singular
 _STEPS = 200
 
 
 def place_heads(
     conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
 ) -> SelfAttention:
-    """The layer of few Gaussian heads that comes nearest to a convolution, away from the border.
+    """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
-        heads: Number of heads, fewer than the kernel has positions.
-        diagonal: Let every head have a width per axis instead of one.
-        restarts: Starts of the search besides that from the taps with the largest weights, at least 0.
-        seed: Of these starts; the result is a function of it.
+        heads: Number of heads, below the number of kernel positions.
+        diagonal: Give every head a width per axis instead of one.
+        restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
+        seed: Of these starts.
 
     Returns:
-        A layer of the convolution's geometry, with centres, widths and weights as found. It is never further from the
-        convolution than hard heads at the taps with the largest weights. `imitation_error` says what remains.
+        A layer of the convolution's geometry. It is never further from the convolution than hard heads at the taps with
+        the largest weights; `imitation_error` measures the rest.
 
     Raises:
         TypeError: conv is no convolution, or a transposed one.
@@ -55,7 +51,6 @@ def place_heads(
             is on the meta device.
 
     Example:
-        >>> import torch
         >>> from attnconv.theory import imitation_error
         >>> blur = torch.nn.Conv2d(1, 1, 5, padding=2, bias=False, dtype=torch.float64)
         >>> bell = torch.exp(-0.7 * torch.arange(-2.0, 3).square())
@@ -90,47 +85,46 @@ def place_heads(
 
 @final
 class _Problem:
-    """The error of heads at given places, and its minimum."""
+    """The error of heads with given centres and alphas, and its minimum."""
 
     def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
-        self.shifts, self.kernel, self.diagonal = shifts, kernel, diagonal
+        self.shifts, self.kernel = shifts, kernel
+        self.widths = shifts.shape[1] if diagonal else 1
         flat = kernel.flatten(1)
         self.gram = flat @ flat.mT
         low, high = shifts.amin(0).long() - _BEYOND, shifts.amax(0).long() + _BEYOND
         self.axes = [torch.arange(int(a), int(b) + 1, dtype=shifts.dtype) for a, b in zip(low, high, strict=True)]
-        index = torch.zeros(len(shifts), dtype=torch.long)
+        self.places = torch.zeros(len(shifts), dtype=torch.long)  # of the taps among all shifts, row-major
         for dim, axis in enumerate(self.axes):
-            index = index * len(axis) + (shifts[:, dim].long() - low[dim])
-        self.places = index
+            self.places = self.places * len(axis) + (shifts[:, dim].long() - low[dim])
 
     def attention(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "s h"]:
-        """Phi: softmax over all shifts of the window, a product over axes."""
+        """Phi: softmax over all shifts, a product over axes."""
         rows = centres.new_ones(len(centres), 1)
         for dim, axis in enumerate(self.axes):
-            scores = -alpha[:, dim if self.diagonal else 0, None] * (axis - centres[:, dim, None]).square()
+            scores = -alpha[:, dim % self.widths, None] * (axis - centres[:, dim, None]).square()
             rows = (rows[..., None] * torch.softmax(scores, -1)[:, None]).flatten(1)
         return rows.mT
 
     def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
-        """What the best weights leave, of the kernel's own size."""
+        """The squared error of the best weights, relative to the kernel."""
         phi = self.attention(centres, alpha)
         factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
         reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
         return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
 
     def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
-        """The best weights themselves."""
-        phi = self.attention(centres, alpha)
-        inverse = torch.linalg.pinv(phi, rtol=1e-8)  # (h, s)
+        """The best weights."""
+        inverse = torch.linalg.pinv(self.attention(centres, alpha), rtol=1e-8)  # (h, s)
         return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
 
     def hard(self, heads: int) -> tuple[Tensor, Tensor]:
         """Hard heads at the taps with the largest weights."""
         order = self.gram.diagonal().argsort(descending=True, stable=True)[:heads]
-        return self.shifts[order], torch.full((heads, self._widths), SHARPEST, dtype=torch.float64)
+        return self.shifts[order], torch.full((heads, self.widths), SHARPEST, dtype=torch.float64)
 
     def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
-        """What is left of the kernel, of its own size, once all parameters are rounded to a layer's dtype (squared)."""
+        """The squared error with all parameters rounded to a layer's dtype."""
         weights = self.weights(centres, alpha).to(dtype).double()
         spread = (2 * alpha).sqrt().to(dtype).double()
         left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
@@ -140,28 +134,18 @@ class _Problem:
     def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The best centres and alphas of all starts."""
         energy = self.gram.diagonal()
-        best = self.hard(heads)
-        least = float(self.error(*best))
-        starts = [(best[0], 3.0)]
+        likely = energy.clamp_min(1e-12 * float(energy.max()) + 1e-300)
+        hard = self.hard(heads)
+        starts = [(hard[0], 3.0)]
         for _ in range(restarts):
-            chosen = torch.multinomial(
-                energy.clamp_min(1e-12 * float(energy.max()) + 1e-300), heads, generator=generator
-            )
+            chosen = torch.multinomial(likely, heads, generator=generator)
             jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
             starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
-        for centres, alpha in starts:
-            found = self._descend(centres, alpha)
-            error = float(self.error(*found))
-            if error < least:
-                best, least = found, error
-        return best
-
-    @property
-    def _widths(self) -> int:
-        return self.shifts.shape[1] if self.diagonal else 1
+        found = [hard, *(self._descend(centres, alpha) for centres, alpha in starts)]
+        return min(found, key=lambda place: float(self.error(place[0], place[1])))
 
     def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
-        """A few rounds of k-means over the taps, weighted by what the kernel holds there."""
+        """Five rounds of k-means over the taps, weighted by the kernel's energy."""
         for _ in range(5):
             nearest = torch.cdist(self.shifts, centres).argmin(1)
             share = torch.nn.functional.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
@@ -175,7 +159,7 @@ class _Problem:
         low, high = math.log(BLUNTEST), math.log(SHARPEST)
         part = (math.log(alpha) - low) / (high - low)
         place = centres.clone().requires_grad_()
-        width = torch.full((len(centres), self._widths), math.log(part / (1 - part)), dtype=torch.float64)
+        width = torch.full((len(centres), self.widths), math.log(part / (1 - part)), dtype=torch.float64)
         width.requires_grad_()
 
         def alphas() -> Tensor:

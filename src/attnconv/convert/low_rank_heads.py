@@ -1,15 +1,13 @@
-"""Heads of few channels: merged weights W_h as products W_val,h W_out,h through D_h numbers.
+"""Factor merged weights W_h into products W_val,h W_out,h through D_h channels.
 
-A product has rank at most D_h, so it is exact where D_h is at least the rank of W_h; min(D_in, D_out) always suffices,
-and ceil(rank / D_h) heads per shift are exact for any D_h. Below that something is lost, and what is best depends on
-what counts:
+A product has rank at most D_h, so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift
+are exact for any D_h. Otherwise the best factors depend on the measure:
 
     without images   sum_h || W_h - W'_h ||^2                      each head's truncated singular value decomposition
-    with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X that heads hand on
+    with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X
 
-The second is a reduced-rank regression. For one head with the others fixed it has a closed form: the least-squares
-weights B, whitened by C = E[Y_h^T Y_h], truncated, and unwhitened, W'_h = C^-1/2 trunc(C^1/2 B). Heads take turns, so
-that the error never rises.
+The second is a reduced-rank regression. Heads are updated in turn, so the error never rises: for one head with the
+others fixed the solution is W'_h = C^-1/2 trunc(C^1/2 B), with C = E[Y_h^T Y_h] and the least-squares weights B.
 """
 
 import copy
@@ -17,25 +15,25 @@ import math
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding
 from attnconv.layers.checks import check_finite
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
 
-_ROUNDS = 20  # turns of all heads, at most
+_ROUNDS = 20  # updates of all heads, at most
 _GAIN = 1e-4  # relative improvement of the error below which they stop
 _CUT = 1e-12  # eigenvalues of a covariance up to this part of the largest count as zero
 _BLOCK = 2**24  # numbers of mixed pixels held at once
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Rank of each head's matrix W_h, to the precision of its dtype: the D_h at which `low_rank` loses nothing.
+    """Return the rank of each W_h, to the precision of its dtype: with this D_h `low_rank` is exact.
 
     Raises:
         ValueError: The layer has factored weights, or groups.
@@ -51,17 +49,13 @@ def low_rank(
     images: Float[Tensor, "b c *sizes"] | None = None,
     exact: bool = False,
 ) -> SelfAttention:
-    """A layer with factored weights W_val,h W_out,h in place of merged ones, as near as its head width allows.
+    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
         head_channels: D_h, the width of each head's values, at least 1.
-        images: None to come nearest in the weights; or images over which the outputs shall be nearest.
-        exact: Use as many heads per shift, ceil(rank W_h / D_h), as make it exact. Needs `Quadratic` or
-            `GeneralizedQuadratic` heads, which can stand beside one another.
-
-    Returns:
-        A layer of the same class, geometry, border rule, dtype and mode. `low_rank_error` says what was lost.
+        images: None to minimise the error of the weights; or images on which to minimise the error of the outputs.
+        exact: Use ceil(rank W_h / D_h) heads per shift. Needs an encoding whose heads can be repeated.
 
     Raises:
         TypeError: `layer` is no attention layer, or `images` are no dense tensor of floating-point numbers.
@@ -69,39 +63,43 @@ def low_rank(
             below 1, images of other axes or together with `exact`, or heads that cannot be repeated.
 
     Example:
-        >>> import torch
         >>> from attnconv import from_conv
         >>> layer = from_conv(torch.nn.Conv2d(4, 6, 3, dtype=torch.float64))
         >>> x = torch.randn(2, 4, 7, 7, dtype=torch.float64)
-        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-14  # rank 4 is all there is
+        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-14  # no W_h has a higher rank
         True
         >>> narrow = low_rank(layer, 2, exact=True)
         >>> narrow.heads, low_rank_error(layer, narrow, x) < 1e-14
         (18, True)
     """
     weight = _merged(layer).detach().double()
-    head_channels = whole("head_channels", head_channels, 1)
+    width = whole("head_channels", head_channels, 1)
     check_finite(layer.named_parameters())
     if images is not None:
         check_dense(images, least=1, dims=layer.dims)
         if not bool(images.isfinite().all()):
             raise ValueError(bad("images", "must be finite", "NaN or infinite values"))
-    if exact and images is not None:
-        raise ValueError(bad("images", "are of no use beside exact=True, which loses nothing", tuple(images.shape)))
-    with torch.no_grad():
         if exact:
-            return _split(layer, weight, head_channels)
-        if images is None:
-            pairs = [_halves(matrix, head_channels) for matrix in weight]
-        else:
-            pairs = [
-                _halves(matrix, head_channels) for matrix in _Regression.of(layer, images).fit(weight, head_channels)
-            ]
-        return _rebuilt(layer, copy.deepcopy(layer.encoding), pairs)
+            raise ValueError(bad("images", "must be None with exact=True, which loses nothing", tuple(images.shape)))
+    with torch.no_grad():
+        if not exact:
+            best = weight if images is None else _Regression(layer, images).fit(weight, width)
+            return _with_factors(copy.deepcopy(layer), *_factors(best, width))
+        # Each head as many times as its rank needs, each time with the next singular directions.
+        counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)]
+        heads = [head for head, count in enumerate(counts) for _ in range(count)]
+        parts = [part for count in counts for part in range(count)]
+        value, output = _factors(weight, width * max(counts))
+        made = copy.deepcopy(layer)
+        made.encoding = layer.encoding.select_heads(heads)
+        made.heads = len(heads)
+        return _with_factors(
+            made, value.unflatten(2, (-1, width))[heads, :, parts], output.unflatten(1, (-1, width))[heads, parts]
+        )
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
-    """Relative root-mean-square difference of the outputs on images, biases left out.
+    """Return the relative root-mean-square difference of the outputs on images, without biases.
 
     sqrt( E || out - out' ||^2 / E || out - b ||^2 )
     """
@@ -110,46 +108,31 @@ def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[
         apart = (factored(images).double() - expected).square().sum()
         if layer.bias is not None:
             expected = expected - layer.bias.double().reshape(-1, *(1,) * layer.dims)
-        whole = expected.square().sum()
-        return float((apart / whole).sqrt()) if float(whole) > 0 else 0.0
+        size = expected.square().sum()
+        return float((apart / size).sqrt()) if float(size) > 0 else 0.0
 
 
 @final
 class _Regression:
-    """Weights judged by the outputs they make of the mixed pixels of all heads."""
+    """Fits weights to the outputs of a layer, by the covariance of mixed pixels over images and queries."""
 
-    def __init__(self, covariance: Float[Tensor, "h c h c"]) -> None:
-        self.covariance = covariance
-        values, vectors = torch.linalg.eigh(torch.stack([covariance[h, :, h] for h in range(covariance.shape[0])]))
+    def __init__(self, layer: SelfAttention, images: Tensor) -> None:
+        self.covariance = _covariance(layer, images)
+        values, vectors = torch.linalg.eigh(torch.stack([self.covariance[h, :, h] for h in range(layer.heads)]))
         kept = values > _CUT * values[:, -1:].clamp_min(0)
         roots = torch.where(kept, values, 1).sqrt()
         self._root = torch.where(kept, roots, 0)[:, :, None] * vectors.mT  # (h, c, c): C^1/2 up to a rotation
         self._inverse = vectors * torch.where(kept, 1 / roots, 0)[:, None]
 
-    @staticmethod
-    def of(layer: SelfAttention, images: Tensor) -> "_Regression":
-        """From the covariance of the pixels that the heads mix, over images and queries."""
-        heads, channels = layer.heads, layer.in_channels
-        total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
-        size = max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)
-        for part in images.split(size):
-            pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
-            mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
-            flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
-            total += flat.mT @ flat
-        return _Regression(total.reshape(heads, channels, heads, channels))
-
     def fit(self, weight: Float[Tensor, "h c d"], rank: int) -> Float[Tensor, "h c d"]:
-        """Matrices of a rank that keep the outputs: one head after the other, until nothing is gained."""
+        """The W' of a rank, updated one head after the other."""
         found = torch.stack([self._truncated(h, weight[h], rank) for h in range(weight.shape[0])])
         error = self._error(weight - found)
         for _ in range(_ROUNDS):
             for h in range(weight.shape[0]):
                 lost = weight - found
                 lost[h] = 0
-                owed = torch.einsum(
-                    "cgi,gid->cd", self.covariance[h], lost
-                )  # what the others leave for this one to mend
+                owed = torch.einsum("cgi,gid->cd", self.covariance[h], lost)  # error of the others, for this one to fix
                 found[h] = self._truncated(h, weight[h] + self._inverse[h] @ (self._inverse[h].mT @ owed), rank)
             before, error = error, self._error(weight - found)
             if before - error <= _GAIN * before:
@@ -164,6 +147,19 @@ class _Regression:
         return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
 
 
+def _covariance(layer: SelfAttention, images: Tensor) -> Float[Tensor, "h c h c"]:
+    """E[Y^T Y], up to a factor."""
+    heads, channels = layer.heads, layer.in_channels
+    total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
+    size = max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)
+    for part in images.split(size):
+        pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
+        mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
+        flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
+        total += flat.mT @ flat
+    return total.reshape(heads, channels, heads, channels)
+
+
 def _merged(layer: Any) -> nn.Parameter:
     if not isinstance(layer, SelfAttention):
         raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
@@ -176,62 +172,20 @@ def _merged(layer: Any) -> nn.Parameter:
     return layer.weight
 
 
-def _halves(matrix: Float[Tensor, "c d"], rank: int) -> tuple[Float[Tensor, "c e"], Float[Tensor, "e d"]]:
-    """The best product through `rank` numbers, its size shared by both factors, filled up with zeros."""
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    roots = values[:rank].sqrt()
-    value, output = left[:, :rank] * roots, roots[:, None] * right[:rank]
-    missing = rank - roots.shape[0]
-    return nn.functional.pad(value, (0, missing)), nn.functional.pad(output, (0, 0, 0, missing))
+def _factors(weight: Float[Tensor, "h c d"], rank: int) -> tuple[Float[Tensor, "h c e"], Float[Tensor, "h e d"]]:
+    """The best products through `rank` channels, with equal norms of both factors, padded with zeros."""
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    roots = values[:, :rank].sqrt()
+    missing = rank - roots.shape[1]
+    value, output = left[:, :, :rank] * roots[:, None], roots[:, :, None] * right[:, :rank]
+    return F.pad(value, (0, missing)), F.pad(output, (0, 0, 0, missing))
 
 
-def _split(layer: SelfAttention, weight: Float[Tensor, "h c d"], width: int) -> SelfAttention:
-    """Each head as many times as its rank needs, each time with the next singular directions."""
-    places: list[int] = []
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for head, (matrix, rank) in enumerate(zip(weight, head_ranks(layer), strict=True)):
-        value, output = _halves(matrix, max(rank, 1))
-        for start in range(0, value.shape[1], width):
-            missing = max(start + width - value.shape[1], 0)
-            places.append(head)
-            pairs.append(
-                (
-                    nn.functional.pad(value[:, start : start + width], (0, missing)),
-                    nn.functional.pad(output[start : start + width], (0, 0, 0, missing)),
-                )
-            )
-    return _rebuilt(layer, layer.encoding.select_heads(places), pairs)
-
-
-def _rebuilt(layer: SelfAttention, encoding: Encoding, pairs: list[tuple[Tensor, Tensor]]) -> SelfAttention:
-    """A layer like another, with other heads and factored weights."""
+def _with_factors(layer: SelfAttention, value: Tensor, output: Tensor) -> SelfAttention:
+    """Put factors in place of the merged weights."""
     weight = _merged(layer)
-    made = type(layer)(
-        layer.in_channels,
-        layer.out_channels,
-        encoding.heads,
-        encoding=encoding,
-        stride=layer.stride,
-        padding=layer.padding,
-        dilation=layer.dilation,
-        border=layer.border,
-        window=layer.window,
-        bias=layer.bias is not None,
-        transposed=layer.transposed,
-        output_padding=layer.output_padding,
-        head_channels=pairs[0][0].shape[1],
-        attention_dropout=layer.attention_dropout,
-        backend=layer.backend,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
-    assert made.value_weight is not None
-    assert made.output_weight is not None
-    made.value_weight.copy_(torch.stack([value for value, _ in pairs]))
-    made.output_weight.copy_(torch.stack([output for _, output in pairs]))
-    for parameter in (made.value_weight, made.output_weight):
-        parameter.requires_grad_(weight.requires_grad)
-    if made.bias is not None and layer.bias is not None:
-        made.bias.copy_(layer.bias)
-        made.bias.requires_grad_(layer.bias.requires_grad)
-    return made.train(layer.training)
+    layer.weight = None
+    layer.value_weight = nn.Parameter(value.to(weight), weight.requires_grad)
+    layer.output_weight = nn.Parameter(output.to(weight), weight.requires_grad)
+    layer.unplan()
+    return layer

@@ -1,9 +1,8 @@
-"""Whole networks: every convolution replaced by the attention layer that equals it, and back.
+"""Replace every convolution of a network by the attention layer that equals it, and back.
 
-Every layer is checked and made before the model is copied. The copy (`copy.deepcopy`) is told to meet the new layer
-wherever it meets the old one, as a child module, in a list, or bound in a hook; all else stays as it is: batch norms,
-activations, hooks, train or eval mode, frozen parameters, modules used at several places, parameters shared between
-modules. What cannot be copied so is refused, so that nothing half converted comes back.
+All layers are converted before the model is copied. `copy.deepcopy` then puts the new layer wherever it finds the old
+one: as a child module, in a list, or bound in a hook. All else stays: batch norms, hooks, modes, frozen parameters,
+modules used at several places, shared parameters. Models that cannot be copied so are refused.
 """
 
 import copy
@@ -36,35 +35,28 @@ def recast(
     only: Only = None,
     fast: bool = True,
 ) -> nn.Module:
-    """A copy of a network in which attention layers do the work of its convolutions.
+    """Return a copy of a network with attention layers in place of its convolutions.
 
     Args:
-        model: Any module: torchvision's, timm's, Hugging Face's, one's own; also a convolution itself.
-        alpha: How hard the heads are; None for hard ones, with which the outputs are equal. See `from_conv`.
+        model: Any module, such as one of torchvision, timm or Hugging Face; also a single convolution.
+        alpha: Sharpness of the heads; None for hard ones, with which the outputs are equal. See `from_conv`.
         weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
-        only: Which layers: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a function of
-            name and module; None for all. It must choose at least one: an empty list is refused, as is a function that
-            takes none.
-        fast: Run hard heads as what they are, shifts, at a convolution's cost (`SelfAttention.plan`). False computes
-            every probability from centres and alpha through the softmax. A state dict that is loaded discards the
-            plan; `plan_shifts` makes it again.
+        only: Layers to replace: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a
+            function of name and module; None for all. It must choose at least one.
+        fast: Run hard heads as shifts, at a convolution's cost (`SelfAttention.plan`). False computes every probability
+            from centres and alpha. Loading a state dict discards the plan; `plan_shifts` makes it again.
 
     Returns:
-        The copy. Parameters of a layer are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. What
-        *calls* a convolution is served; code that reads `conv.weight` itself is not (fusing batch norms, say,
-        reparameterising, or some state-space models): do that first, or leave those layers out. A model on the meta
-        device gives one there, without a plan.
+        The copy. A layer's parameters are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. Code that
+        reads `conv.weight` instead of calling the convolution (fusing batch norms, reparameterising, some state-space
+        models) is not supported: run it before, or leave those layers out. A model on the meta device stays there.
 
     Raises:
-        TypeError, ValueError: A convolution that cannot be converted, named with its place and the reason; a model
-            without any, or one that keeps a method of a convolution, such as `conv.forward`; or `only` chooses none.
+        TypeError, ValueError: A convolution cannot be converted, with its name and the reason; the model has none, or
+            keeps a method of one, such as `conv.forward`; or `only` chooses none.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> cnn = nn.Sequential(
-        ...     nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
-        ... ).eval()
+        >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
         >>> attention, x = recast(cnn), torch.randn(1, 3, 9, 11)
         >>> bool((attention(x) - cnn(x)).abs().max() < 1e-5)
         True
@@ -90,18 +82,18 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Run every layer whose heads are hard as shifts, at a convolution's cost, until `unplan` or a loaded state dict.
-
-    Returns:
-        The number of such layers.
+    """Run every layer with hard heads as shifts, until `unplan` or a loaded state dict; return their number.
 
     Raises:
         TypeError: `model` is no module.
         ValueError: Such a layer holds NaN or infinity; then no layer was planned.
     """
     check_module(model)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
-    hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
+    hard = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, SelfAttention) and layer.hard_shifts() is not None
+    }
     for name, layer in hard.items():  # before the first one is planned
         check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
     for layer in hard.values():
@@ -110,20 +102,19 @@ def plan_shifts(model: nn.Module) -> int:
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
-    """A copy of a network in which convolutions do the work of attention layers with hard heads: recast's inverse.
+    """Return a copy of a network with convolutions in place of attention layers with hard heads.
 
-    Weights of layers that `recast` made come back bit for bit.
+    The inverse of `recast`: weights of its layers come back bit for bit.
 
     Args:
         model: Any module with attention layers.
-        only: Which of them, as for `recast`.
+        only: Layers to replace, as for `recast`.
 
     Raises:
-        ValueError: A layer that is no convolution (soft heads, heads that moved), named with its place, or a model
-            without attention layers.
+        ValueError: A layer is no convolution (soft heads, heads that moved), with its name, or the model has no
+            attention layers.
 
     Example:
-        >>> from torch import nn
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         >>> bool((restore(recast(cnn))[0].weight == cnn[0].weight).all())
         True
@@ -144,47 +135,40 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
     """The modules to replace by their first name, in the model's order."""
     check_module(model)
-    present = {name: module for name, module in model.named_modules() if wanted(module)}
-    if not present:
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if wanted(module):
+            names.setdefault(module, []).append(name)
+    if not names:
         raise ValueError(bad("model", f"must have at least one {kind}", type(model).__name__))
+    present = {first: module for module, (first, *_) in names.items()}
+    if only is None:
+        return present
     if callable(only):
         found = {name: module for name, module in present.items() if only(name, module)}
     else:
-        found = {name: present[name] for name in _matching(model, list(present), only)}
+        found = {name: present[name] for name in _matching(list(names.values()), only)}
     if not found:
         few = ", ".join(list(present)[:5])
         raise ValueError(bad("only", f"must choose at least one {kind}", f"none of {len(present)} ({few}, ..)"))
     return found
 
 
-def _matching(model: nn.Module, names: list[str], only: Iterable[str] | None) -> list[str]:
-    """Those of the names that the patterns choose; a module used at several places answers to each of its names."""
-    if only is None:
-        return names
-    patterns = _patterns(only)
-    aliases: dict[str, list[str]] = {name: [] for name in names}
-    first = {id(model.get_submodule(name)): name for name in names}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if id(module) in first:
-            aliases[first[id(module)]].append(name)
-    chosen, left_out = set[str](), set[str]()
-    for pattern in patterns:
-        plain = pattern.removeprefix("!")
-        met = {name for name, others in aliases.items() if any(fnmatchcase(other, plain) for other in others)}
-        if not met:
-            few = ", ".join(names[:5])
-            raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
-        (left_out if plain != pattern else chosen).update(met)
-    if patterns and all(pattern.startswith("!") for pattern in patterns):
-        chosen = set(names)
-    return [name for name in names if name in chosen - left_out]
-
-
-def _patterns(only: Any) -> list[str]:
+def _matching(names: list[list[str]], only: Any) -> list[str]:
+    """The first names of the modules that the patterns choose by any of their names."""
     patterns = [only] if isinstance(only, str) or not isinstance(only, Iterable) else list(only)
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         raise TypeError(bad("only", "must be patterns for names, or a function of name and module", repr(wrong[0])))
-    return patterns
+    chosen, left_out = set[str](), set[str]()
+    for pattern in patterns:
+        plain = pattern.removeprefix("!")
+        met = {aliases[0] for aliases in names if any(fnmatchcase(name, plain) for name in aliases)}
+        if not met:
+            few = ", ".join(aliases[0] for aliases in names[:5])
+            raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
+        (left_out if plain != pattern else chosen).update(met)
+    all_but = bool(left_out) and not chosen
+    return [first for first, *_ in names if (all_but or first in chosen) and first not in left_out]
 
 
 def _check_all(found: dict[str, nn.Module]) -> None:
@@ -203,34 +187,32 @@ def _check_all(found: dict[str, nn.Module]) -> None:
 
 
 def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Refuse models that are not there yet, or that were compiled for their convolutions."""
+    """Refuse lazy modules, and modules that were compiled with their convolutions."""
     for name, module in model.named_modules():
         if any(nn.parameter.is_lazy(value) for value in module.parameters(recurse=False)):
             fix = "Run the model once on an image, so that its lazy layers take their shapes."
             raise TypeError(bad(name, "must have its parameters", f"{type(module).__name__}, not materialised", fix))
-        wrapped = type(module).__module__.startswith("torch._dynamo")  # what torch.compile returns
-        if (wrapped or module._compiled_call_impl is not None) and any(
-            not name or other == name or other.startswith(f"{name}.") for other in found
-        ):
+        compiled = module._compiled_call_impl is not None or type(module).__module__.startswith("torch._dynamo")
+        if compiled and any(not name or other == name or other.startswith(f"{name}.") for other in found):
             got = f"{type(module).__name__}, compiled"
-            raise ValueError(bad(name or "model", "must not be compiled yet", got, "Compile what comes back."))
+            raise ValueError(bad(name or "model", "must not be compiled yet", got, "Compile the result of recast."))
 
 
 def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Refuse weights that a convolution shares with something that keeps another layout."""
+    """Refuse weights that a convolution shares with a module that keeps another layout."""
     layouts: dict[nn.Parameter, tuple[str, object]] = {}
-    names = {id(module): name for name, module in found.items()}
+    replaced = set(found.values())
     for path, module in model.named_modules():
-        for parameter_name, parameter in module.named_parameters(recurse=False):
-            layout: object = (path, parameter_name)  # not to be replaced: shared with nothing that is
-            if id(module) in names and parameter_name == "weight":
+        for name, parameter in module.named_parameters(recurse=False):
+            layout: object = (path, name)  # of a module that stays: equal to no other
+            if module in replaced and name == "bias":
+                continue  # biases move as they are
+            if module in replaced and name == "weight":
                 assert is_convolution(module)
                 transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
                 layout = ("transposed", module.groups) if transposed else "forward"
-            elif parameter_name == "bias" and id(module) in names:
-                continue  # moves as it is
             other, known = layouts.setdefault(parameter, (path, layout))
-            if known != layout and (id(module) in names or other in found):
+            if known != layout and (module in replaced or other in found):
                 fix = "Leave both out with `only`, or give one a weight of its own."
                 raise ValueError(bad(path, "must share its weight with convolutions of its kind only", other, fix))
 
@@ -238,9 +220,9 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
 def _transcribe(
     model: nn.Module, found: dict[str, nn.Module], make: Callable[[str, nn.Module], nn.Module]
 ) -> nn.Module:
-    """A copy of the model in which what `make` makes of each module stands wherever the module stood."""
+    """A copy of the model with each of these modules replaced by what `make` returns for it."""
     made: dict[nn.Module, nn.Module] = {}
-    known: dict[int, object] = {}  # deepcopy's: what has become of each object
+    known: dict[int, object] = {}  # deepcopy's memo: the copy of each object
     for name, old in found.items():
         try:
             new = made[old] = make(name, old)
@@ -248,7 +230,7 @@ def _transcribe(
             raise type(error)(f"{name or 'model'}: {error}") from error
         known[id(old)] = new
         bias = old._parameters.get("bias")
-        if bias is not None:  # moves as it is, with those that share it
+        if bias is not None:  # shared biases stay shared
             new.register_parameter("bias", copy.deepcopy(bias, known))
     twin = _copied(model, known)
     for old, new in made.items():
@@ -256,21 +238,21 @@ def _transcribe(
     for held in known.values():
         if isinstance(held, MethodType) and held.__self__ in made.values() and not _is_own(held):
             got = f"{type(model).__name__}, which keeps {held.__qualname__}"
-            raise ValueError(bad("model", "must keep no method of what is replaced", got, "Call the module itself."))
-    gone = {part for old in made for part in old.modules()} - made.keys()
+            raise ValueError(bad("model", "must keep no method of a replaced module", got, "Call the module itself."))
+    gone = {part for old in made for part in old.modules()} - made.keys()  # parts of replaced modules
     for name, module in model.named_modules(remove_duplicate=False):
-        if module in gone:  # a part of what was replaced
+        if module in gone:
             continue
         copied = twin.get_submodule(name)
         if module in made and copied is not made[module]:
-            raise ValueError(bad("model", "must be copied by copy.deepcopy with what it holds", type(model).__name__))
-        if copied.training != module.training:  # some classes come back from a copy in another mode
+            raise ValueError(bad("model", "must be copied by copy.deepcopy with all its parts", type(model).__name__))
+        if copied.training != module.training:  # some classes change their mode when they are copied
             copied.train(module.training)
     return twin
 
 
 def _is_own(method: MethodType) -> bool:
-    """Whether a method is one that the class of what it is bound to has."""
+    """Whether the class of the object to which a method is bound has it."""
     return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
@@ -279,32 +261,29 @@ def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
         return copy.deepcopy(model, known)
     except (RuntimeError, TypeError, ValueError) as error:
         computed = [
-            f"{name}.{key}"
+            f"{name}.{key}".removeprefix(".")
             for name, module in model.named_modules()
             for key, value in vars(module).items()
             if isinstance(value, Tensor) and value.grad_fn is not None
         ]
-        reason = str(error).partition("\n")[0]
-        got = f"a computed {computed[0].removeprefix('.')}" if computed else type(model).__name__
-        raise ValueError(bad("model", "must be one that copy.deepcopy copies", got, reason)) from error
+        got = f"a computed {computed[0]}" if computed else type(model).__name__
+        raise ValueError(bad("model", "must work with copy.deepcopy", got, str(error).partition("\n")[0])) from error
 
 
 def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Give `new` the freezing and the ties of `old`: weights of one parameter stay one parameter."""
-    weight, made = old._parameters["weight"], new._parameters["weight"]
-    assert weight is not None
-    assert made is not None
+    """Give `new` the freezing and the ties of `old`: layers that share a weight still do."""
+    weight, made = old.get_parameter("weight"), new.get_parameter("weight")
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
     first = shared.setdefault(weight, made)
     if not made.is_meta and not torch.equal(first, made):
-        fix = "Take weights='slices', or give each layer a weight of its own."
+        fix = "Use weights='slices', or give each layer a weight of its own."
         raise ValueError(bad("weights", "'nearest' must find the same for layers that share a weight", "others", fix))
     new.register_parameter("weight", first)
 
 
 def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:
-    """Forward, backward and state-dict hooks; not those that a class of the library registers for itself."""
+    """Copy hooks; not those that a class of the library registers for itself."""
     for key in _HOOKS:
         before, after = vars(old).get(key), vars(new)[key]
         if isinstance(before, dict):

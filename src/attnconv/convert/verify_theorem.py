@@ -1,7 +1,6 @@
-"""The theorem put to the test: convolutions drawn over every option, performed by attention, compared, and bounded.
+"""Verify Theorem 1 on random convolutions: compute each by attention, and compare it with its error bound.
 
-While attention computes, convolutions are forbidden (`no_convolutions`): what equals the convolution has gone through
-the softmax of scores made from centres and alpha.
+While attention runs, convolutions are forbidden (`no_convolutions`), so that outputs come from the softmax of scores.
 """
 
 import copy
@@ -29,16 +28,16 @@ ALLOWED: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5, 
 @final
 @dataclass(frozen=True)
 class Proof:
-    """One convolution performed by attention.
+    """One convolution computed by attention.
 
     Attributes:
-        title: The convolution and the image, in words.
+        title: Description of the convolution and the image.
         dtype: Of weights, image and output.
         way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
         alpha: Sharpness of its heads, in 1 / pixel^2.
-        hard: Whether that is hard to the dtype's precision.
+        hard: Whether the heads are hard in this dtype.
         difference: Largest absolute difference from the convolution in float64.
-        relative: That, divided by the largest absolute output of the convolution.
+        relative: The same, divided by the largest absolute output of the convolution.
         tightness: Largest ratio, over output channels, of the difference to its bound; at most 1 if theory is right.
     """
 
@@ -53,10 +52,10 @@ class Proof:
 
 
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
-    """A convolution with options drawn from everything that PyTorch offers, and an image that it takes.
+    """Draw a convolution over all options of PyTorch, and an image for it.
 
     One to three axes; forward or transposed; kernels of 1 to 5, even and non-square; strides and dilations up to 3;
-    padding as numbers, "same" or "valid"; all padding modes; one group, two, or one per channel; with and without bias.
+    padding as numbers, "same" or "valid"; all padding modes; one, two or four groups; with and without bias.
     """
     dims = source.choice((1, 2, 2, 3))
     largest = (5, 5, 3)[dims - 1]
@@ -99,18 +98,15 @@ def prove(
     alpha: float | Literal["drawn"] | None = None,
     ways: Sequence[Way] = WAYS,
 ) -> Iterator[Proof]:
-    """Draw convolutions, perform each by attention in several ways, and measure.
+    """Draw convolutions, compute each by attention in several ways, and yield one result per convolution and way.
 
     Args:
-        cases: How many convolutions, spread evenly over the dtypes.
-        seed: Where the draws begin.
+        cases: Number of convolutions, spread evenly over the dtypes.
+        seed: Of the draws.
         dtypes: Of the layers.
-        alpha: None for hard heads. For soft ones a number, or `drawn` for one between 0.3 and 20 for each case; `shift`
-            is left out then.
-        ways: Which operators perform it.
-
-    Yields:
-        One result per convolution and way.
+        alpha: None for hard heads; a number for soft ones, or `drawn` for one between 0.3 and 20 for each case, both
+            without `shift`.
+        ways: Operators to compute with.
     """
     source = random.Random(seed)
     for case in range(cases):
@@ -118,30 +114,25 @@ def prove(
         conv, x = draw_convolution(source, dtype)
         sharp = 0.3 * (20 / 0.3) ** source.random() if alpha == "drawn" else alpha
         with torch.no_grad():
-            expected = _in_float64(conv, x)
             for way in ways:
-                if way == "shift" and alpha is not None:
-                    continue
-                layer = from_conv(conv, alpha=sharp)
-                yield _measure(layer, conv, x, expected, way)
+                if way != "shift" or alpha is None:
+                    yield _measure(conv, x, from_conv(conv, alpha=sharp), way)
 
 
 def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
-    """A layer's output by one of its operators; through the softmax no convolution is run by any name."""
+    """Return a layer's output by one of its operators; without convolutions unless that is `shift`."""
     if way == "shift":
         layer.plan(x.shape[2:], choose="shift")
-        out: Tensor = layer(x)
-        return out
+        return layer(x)
     layer.unplan()
     layer.backend = "reference" if way == "dense" else "structured"
     with no_convolutions():
-        attended: Tensor = layer(x)
-    return attended
+        return layer(x)
 
 
 @contextmanager
 def no_convolutions() -> Iterator[None]:
-    """Within this, any convolution that PyTorch runs, under whatever name, raises a RuntimeError."""
+    """Raise a RuntimeError at any convolution that PyTorch runs, under any name."""
     with _NoConvolutions():  # type: ignore[no-untyped-call]
         yield
 
@@ -153,15 +144,10 @@ class _NoConvolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _in_float64(conv: Convolution, x: Tensor) -> Tensor:
-    """The convolution of the same weights, computed in float64."""
+def _measure(conv: Convolution, x: Tensor, layer: SelfAttention, way: Way) -> Proof:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using padding='same' with even kernel", UserWarning)
-        out: Tensor = copy.deepcopy(conv).double()(x.double())
-    return out
-
-
-def _measure(layer: SelfAttention, conv: Convolution, x: Tensor, expected: Tensor, way: Way) -> Proof:
+        expected = copy.deepcopy(conv).double()(x.double())
     apart = (perform(layer, x, way).double() - expected).abs()
     axes = (0, *range(2, x.dim()))
     bound = error_bound(layer, x.double().amin(axes), x.double().amax(axes))

@@ -5,7 +5,6 @@ from .conv_initialisation import (
 from .head_pruning import (
     condition_numbers as condition_numbers,
     degenerate_heads as degenerate_heads,
-    heads_to_prune as heads_to_prune,
     prune_heads as prune_heads,
     settings_after_pruning as settings_after_pruning,
 )

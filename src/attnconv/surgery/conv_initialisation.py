@@ -1,26 +1,20 @@
-"""A stock vision transformer that starts as a convolution: its heads attend fixed shifts, with the error said.
+"""Initialise a vision transformer so that its attention is a convolution: each head attends a fixed shift.
 
-The residual stream gets a subspace of its own for positions, spanned by the rows of E (orthonormal, each of mean 0, so
-that LayerNorm's mean leaves it alone), and nothing else writes there: patch embedding, class tokens and the outputs of
-attention and MLP are projected off it. With one unit vector per row and per column of the grid,
+The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0, as LayerNorm
+wants). Everything else that writes to the stream is projected off it. With a unit vector per row and per column,
 
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
 
-up to LayerNorm's scale; q k is largest at the key i + delta_h, and at the border at the key nearest to it. With as many
-features per axis as the grid is long, phi is an orthonormal basis: the target's row and column alone score. With fewer
-(little room in a head), phi holds cosines and sines of low frequencies, which a shift turns, and two constants a and b
-make the score <phi(i + delta), phi(k)> - 2 <= 0: LayerNorm's scale, which differs from key to key, then moves no
-maximum. Image tokens hold both, class tokens b alone, so that their queries stay 0. Since no content is in E, what is
-not exact comes from LayerNorm's scale and from scores being finite. How sharp the heads are is chosen: a softmax that
-is nearly one-hot hardly learns.
-
-Values and `proj` hold the filters F_delta, of rank at most the head's dimensions per head:
+up to LayerNorm's scale; q k is largest at the key i + delta_h, or beyond the border at the key nearest to it. Where phi
+is not an orthonormal basis (`AxisFeatures`, small heads), two constants a and b make the score <phi(i + delta), phi(k)>
+- 2 <= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold both, class tokens
+only b, so that their queries stay 0. Values and `proj` hold the filters, of rank at most the dimensions of a head:
 
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 """
 
-import operator
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -33,33 +27,33 @@ from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import FLOATING, check_module
 from attnconv._util.rollback import all_or_nothing
-from attnconv._util.value_checks import is_index, is_real, whole
+from attnconv._util.value_checks import indices, is_real, whole
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import AttentionParts, first_tensor, refuse_other_formula
 from attnconv.inspect.shift_profiles import at_shift
 from attnconv.inspect.vit_adapters import VitBlock, VitParts, vit_parts
 from attnconv.layers.checks import check_finite
-from attnconv.surgery.conv_initialisation_warnings import warn_of_less, warn_of_lost
 from attnconv.surgery.head_kernel_fit import relative_size
 from attnconv.surgery.position_features import AxisFeatures, cosines
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
+LOST = 0.01  # relative error of the given filters above which it warns
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """How nearly one layer is a convolution at the start; measured on the images.
+    """How close one layer is to a convolution at the start, measured on the images.
 
     Attributes:
         shifts: delta of each head (row, column), in tokens.
-        mass: Attention of each head at its shift, a mean over the queries for which it stays inside the image.
-        error: `|layer - convolution| / |convolution|` at the image's tokens, over a border that repeats the edge, for
-            the filters that the layer holds: what its attention does.
-        filter_error: `|held - given| / |given|` of the filters themselves, where given ones have too high a rank for
-            the heads; 0 if none were given.
-        given_error: `error` against the convolution with the given filters: of attention, rank and the part of their
-            output that would enter the subspace of positions. `error` if none were given.
+        mass: Mean attention of each head to its shift, over the queries for which it is inside the image.
+        error: `|layer - convolution| / |convolution|` at the image's tokens, with a border that repeats the edge, for
+            the filters that the layer holds: the error of its attention.
+        filter_error: `|held - given| / |given|` of the filters, if the rank of given ones is too high for the heads; 0
+            if none were given.
+        given_error: `error` against the convolution with the given filters: the error of attention, of the rank, and of
+            the output that would enter the subspace of positions. Equal to `error` if none were given.
     """
 
     shifts: Int[Tensor, "h 2"]
@@ -80,36 +74,36 @@ def start_as_convolution(
     kernel_size: int = 3,
     position_length: float = 1.0,
 ) -> dict[str, LayerStart]:
-    """Set the start of a vision transformer, in place, so that its attention is nearly a convolution.
+    """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
-    Heads are given the K x K shifts in turn, from the centre outwards; with fewer heads than shifts the next layer goes
-    on where this one stopped. Class tokens attend everything alike and are hardly attended.
+    Heads get the K x K shifts in turn, from the centre outwards; with fewer heads than shifts the next layer continues
+    where this one stopped.
 
     Args:
         model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained. It is changed.
-        filters: `random` keeps the values' and `proj`'s own start; `impulse` lets each head pass its own channels on;
-            or the filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x
-            channels matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
-        layers: Which blocks, at least one; None for all.
-        images: To measure on and to set the scale of positions by; None for 2 of standard normal noise, which real
-            images are unlike.
-        mass: What each layer's heads are to put on their shift in the mean, above 0 and below 1.
-        kernel_size: K, odd; that of given filters if those are given.
-        position_length: Length of positions in the residual stream over that of content, above 0. With shorter ones
-            LayerNorm leaves more of the content, and the same mass at the shift comes with a larger error.
+        filters: `random` keeps the initial values and `proj`; `impulse` lets each head pass on its own channels; or the
+            filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x channels
+            matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
+        layers: Indices of the blocks to initialise, at least one; None for all.
+        images: Images to measure on and to scale positions by; None for 2 of standard normal noise, which differs from
+            real images.
+        mass: Mean attention of each layer's heads to their shifts, above 0 and below 1.
+        kernel_size: K, odd; ignored if filters are given.
+        position_length: Length of positions in the residual stream relative to content, above 0. Shorter ones leave
+            more content after LayerNorm, with a larger error at the same mass.
 
     Returns:
-        Name of the attention module -> what was measured.
+        Name of the attention module -> its measurements.
 
     Raises:
         TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
-            constant or holds NaN or infinity, or is not what the model takes; or the model would give NaN or infinity.
-            Whatever is raised, the model is then what it was before.
+            constant, not finite or rejected by the model; or the model would give NaN or infinity. After any exception
+            the model is what it was before.
 
     Warns:
-        UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters with an error of more than
-            1 %; says how much, and of filters what rank would fit.
+        UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters have a rank that does not
+            fit, with a relative error above 1 %.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -123,40 +117,41 @@ def start_as_convolution(
         raise ValueError(bad("position_length", "must be a number above 0", repr(position_length)))
     parts = vit_parts(model)
     taps = _shifts(_kernel_size(parts, filters, kernel_size))
-    chosen = _chosen(parts, layers)
+    filters = filters.to_dense() if isinstance(filters, Tensor) else filters
+    chosen = list(range(len(parts.blocks))) if layers is None else sorted(indices("layers", layers, len(parts.blocks)))
+    if not chosen:
+        raise ValueError(bad("layers", "must name at least one block, or be None for all", chosen))
     check_finite(model.named_parameters(), origin="in model")
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
-    stock = _Stock(model, parts, int(taps.max()), position_length)
-    shown = _noise(parts) if images is None else images
-    check_images(shown)
+    if images is None:
+        noise = torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0))
+        images = noise.to(parts.positions)
+    start = _Start(model, parts, images, reach=int(taps.max()), length=position_length)
+    check_images(images)
     with all_or_nothing(model):
-        with evaluating(model), blaming_images(model, shown):
-            found = stock.start(chosen, filters, taps, mass=mass, images=shown)
-        warn_of_less({name: float(start.mass.mean()) for name, start in found.items()}, mass)
-        if isinstance(filters, Tensor):  # a warning may be an error
-            errors = {name: start.filter_error for name, start in found.items()}
-            warn_of_lost(errors, parts.blocks[0].parts, filters)
+        with evaluating(model), blaming_images(model, images):
+            found = start.run([parts.blocks[layer] for layer in chosen], filters, taps, mass)
+        _warn_of_less(found, mass)  # a warning may be an error
+        if isinstance(filters, Tensor):
+            _warn_of_lost(found, parts.blocks[0].parts, filters)
     return found
 
 
 def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
     """K, of filters that fit the model."""
+    channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
     if isinstance(filters, Tensor):
-        channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
-        size = filters.shape[-1] if filters.dim() == 4 else 0
-        if filters.shape != (channels, channels, size, size) or size % 2 == 0 or size**2 > heads:
+        kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
+        if filters.shape != (channels, channels, kernel_size, kernel_size) or not 0 < kernel_size**2 <= heads:
             requirement = f"must be ({channels}, {channels}, K, K), K odd and K^2 at most {heads} heads"
             raise ValueError(bad("filters", requirement, tuple(filters.shape)))
         if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
             got = f"{filters.dtype} on {filters.device}, with NaN or infinity if they are floating point"
             raise ValueError(bad("filters", "must be finite floating point numbers", got))
-        kernel_size = size
     elif not isinstance(filters, str) or filters not in ("random", "impulse"):
         raise ValueError(bad("filters", "must be random, impulse or a tensor", repr(filters)))
-    elif filters == "impulse" and any(
-        block.parts.out.in_features != parts.patches.out_channels for block in parts.blocks
-    ):
+    elif filters == "impulse" and any(block.parts.out.in_features != channels for block in parts.blocks):
         inner = parts.blocks[0].parts.out.in_features
         raise ValueError(bad("filters", "must not be impulse where heads do not share channels", inner))
     if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
@@ -164,205 +159,142 @@ def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
     return kernel_size
 
 
-def _chosen(parts: VitParts, layers: Any) -> list[int]:
-    """The blocks to start, in the order in which they run."""
-    if layers is None:
-        return list(range(len(parts.blocks)))
-    chosen = list(layers) if isinstance(layers, Iterable) else []
-    if not chosen or not all(is_index(layer) and 0 <= operator.index(layer) < len(parts.blocks) for layer in chosen):
-        requirement = f"must be at least one of 0 .. {len(parts.blocks) - 1}, or None for all"
-        raise ValueError(bad("layers", requirement, chosen or repr(layers)))
-    return sorted({operator.index(layer) for layer in chosen})
+def _shifts(size: int) -> Int[Tensor, "s 2"]:
+    """The shifts of a K x K kernel, from the centre outwards."""
+    line = range(-(size // 2), size // 2 + 1)
+    return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 
 
-def _noise(parts: VitParts) -> Tensor:
-    """Two images of standard normal noise."""
-    return torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0)).to(parts.positions)
+def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
+    """Warn of layers whose attention is not sharp enough."""
+    reached = {name: float(start.mass.mean()) for name, start in found.items()}
+    less = [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]
+    if less:
+        fix = "Give images like the model's own, a smaller kernel_size or less mass."
+        words = bad("mass", f"must be within reach of the sharpest scores, here {', '.join(less)}", f"{mass:g}", fix)
+        warnings.warn(words, stacklevel=4)
+
+
+def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
+    """Warn of given filters that the heads cannot hold, with the rank that fits."""
+    lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
+    if lost:
+        heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
+        rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
+        requirement = (
+            f"must have rank at most {heads // taps * width} at each of {taps} taps for {heads} x {width} channels"
+        )
+        fix = f"Their relative error is {', '.join(lost)}. Give filters of lower rank or with fewer taps."
+        warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
-class _Stock:
-    """A stock model and its subspace for positions."""
+class _Start:
+    """A model with a subspace for positions, and the images on which its layers are measured."""
 
-    def __init__(self, model: nn.Module, parts: VitParts, reach: int, length: float) -> None:
-        self.model, self.parts, self.grid, self.prefix = model, parts, parts.grid, parts.prefix
-        self.length = length  # of positions, over that of content
-        weight = parts.patches.weight
+    def __init__(self, model: nn.Module, parts: VitParts, images: Tensor, *, reach: int, length: float) -> None:
+        self.model, self.parts, self.images, self.grid, self.length = model, parts, images, parts.grid, length
         for block in parts.blocks:
             if not isinstance(block.parts.query_norm, nn.Identity):
                 got = f"q_norm in {block.name}"
                 raise ValueError(bad("model", "must not normalise its queries and keys", got, "It bounds scores."))
-        self.channels = weight.shape[0]
+        self.channels = parts.patches.out_channels
         room = min(parts.blocks[0].parts.head_dim, self.channels // 2)
         if room < 6:
             raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", self.channels))
         self.axes = [AxisFeatures(size, room // 2, reach) for size in self.grid]
-        self.features = [axis.at(torch.arange(axis.size)).to(weight) for axis in self.axes]
+        self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
-        # The last `count` vectors of the cosine basis: orthonormal, and but for the first all of mean 0.
-        self.basis = cosines(self.channels)[:, self.channels - count :].T.to(weight)  # (features, c)
+        # The last `count` vectors of the cosine basis: orthonormal, and all but the first of mean 0.
+        self.basis = cosines(self.channels)[:, self.channels - count :].T.to(parts.positions)  # (features, c)
 
-    def start(
-        self, layers: Sequence[int], filters: str | Tensor, taps: Tensor, *, mass: float, images: Tensor
+    def run(
+        self, blocks: Iterable[VitBlock], filters: str | Tensor, taps: Tensor, mass: float
     ) -> dict[str, LayerStart]:
-        """Start the model and some of its layers, one after another: each is measured on what the last one gives."""
-        for layer in layers:  # most of what is refused costs nothing
-            self._inputs(self.parts.blocks[layer], images[:1])
-        self.make_room(images)
+        """Initialise the model and some of its blocks in order: each is measured on the output of the one before."""
+        self._make_room()
         found, next_tap = {}, 0
-        for layer in layers:
-            block = self.parts.blocks[layer]
+        for block in blocks:
             heads = block.parts.heads
             which = torch.arange(next_tap, next_tap + heads) % len(taps)
             next_tap = 0 if isinstance(filters, Tensor) or heads >= len(taps) else next_tap + heads
-            _start_norm(block.norm)
-            kernels = self.set_values(block.parts, which, taps, filters)
-            found[block.name] = self.set_scores(block, images, taps[which], mass, kernels)
-        self._check_finite(first_tensor(self.model(images)))
+            found[block.name] = self._start(block, filters, taps[which], mass)
+        self._check_finite(first_tensor(self.model(self.images)))
         return found
 
-    def _check_finite(self, *tokens: Tensor | None) -> None:
-        if any(some is not None and not bool(some.isfinite().all()) for some in tokens):
-            requirement = "must leave the model's numbers finite, with these images and filters"
-            raise ValueError(
-                bad("position_length", requirement, self.length, "Positions, images or filters are large.")
-            )
-
-    def off(self, weight: Tensor) -> None:
-        """Project outputs (the first axis) off the positions, in place."""
-        flat = weight.flatten(1) if weight.dim() > 1 else weight[:, None]
-        weight.sub_((self.basis.T @ (self.basis @ flat)).reshape(weight.shape))
-
-    def make_room(self, images: Tensor) -> None:
-        """Positions into the subspace, everything else out of it."""
-        parts = self.parts
-        writers: list[nn.Module] = [parts.patches, *(part for block in parts.blocks for part in block.writers)]
-        for weight in (weight for writer in writers for weight in writer.parameters(recurse=False)):
-            self.off(weight)
+    def _make_room(self) -> None:
+        """Put positions into the subspace, and project everything else off it."""
+        parts, (height, width) = self.parts, self.grid
+        for writer in (parts.patches, *(part for block in parts.blocks for part in block.writers)):
+            for weight in writer.parameters(recurse=False):
+                self._project_off(weight)
         for token in parts.tokens:
-            token.copy_(token - token @ self.basis.T @ self.basis)
-        content = parts.embed(images)
+            token.sub_(token @ self.basis.T @ self.basis)
         rows, columns = self.features
-        height, width = self.grid
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
         # Two unit vectors: at length 1 positions are as long as content is in the mean.
-        scale = self.length * content.square().sum(-1).mean().div(2).sqrt()
-        parts.positions.zero_()
+        scale = self.length * parts.embed(self.images).square().sum(-1).mean().div(2).sqrt()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
             for token in parts.tokens:
                 token.add_(scale * self.basis[-1])
+        parts.positions.zero_()
         parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
 
-    def set_values(self, attention: AttentionParts, which: Tensor, taps: Tensor, filters: str | Tensor) -> "_Kernels":
-        """Values and `proj`, and the convolutions that they are and were to be."""
-        size, heads = attention.head_dim, attention.heads
-        inner = heads * size
-        kept = 0.0
-        value, out = attention.value.weight, attention.out.weight  # views
-        if isinstance(filters, str):
-            if filters == "impulse":
-                value.copy_(torch.eye(inner))
-                out.copy_(torch.eye(inner))
-        else:
-            kept = self._factor(filters.to(out), which, taps, value.unflatten(0, (heads, size)), out)
-        self.off(out)
-        side = int(taps.abs().max()) * 2 + 1
-        kernel = out.new_zeros(len(out), self.channels, side, side)
-        for head, (down, right) in enumerate(taps[which].tolist()):
-            part = slice(head * size, (head + 1) * size)
-            kernel[:, :, down + side // 2, right + side // 2] += out[:, part] @ value[part]
-        given: Tensor | None = attention.out.bias
-        bias = out.new_zeros(len(out)) if given is None else given
-        if attention.value.bias is not None:
-            bias = bias + out @ attention.value.bias
-        wanted = filters.to(kernel) if isinstance(filters, Tensor) else kernel
-        return _Kernels(kernel, wanted, bias, kept)
+    def _project_off(self, weight: Tensor) -> None:
+        """Project outputs (the first axis) off the positions, in place."""
+        weight.sub_((self.basis.T @ (self.basis @ weight.reshape(len(weight), -1))).reshape(weight.shape))
 
-    def _factor(self, filters: Tensor, which: Tensor, taps: Tensor, value: Tensor, out: Tensor) -> float:
-        """Each tap's best factors of the rank that its heads have; the relative error of all."""
-        size, half, lost = value.shape[1], filters.shape[-1] // 2, 0.0
-        value.zero_()
-        out.zero_()
-        for tap, (down, right) in enumerate(taps.tolist()):
-            u, s, v = torch.linalg.svd(filters[:, :, down + half, right + half])
-            mine = (which == tap).nonzero().flatten().tolist()
-            for number, head in enumerate(mine):
-                part = slice(number * size, min((number + 1) * size, len(s)))
-                count = max(0, part.stop - part.start)
-                root = s[part].sqrt()
-                value[head, :count] = root[:, None] * v[part]
-                out[:, head * size : head * size + count] = u[:, part] * root
-            lost += float(s[len(mine) * size :].square().sum())
-        return (lost / max(float(filters.square().sum()), torch.finfo(torch.float32).tiny)) ** 0.5
+    def _start(self, block: VitBlock, filters: str | Tensor, shifts: Tensor, mass: float) -> LayerStart:
+        """Set a block's weights, and measure what they do."""
+        attention = block.parts
+        for name, weight in block.norm.named_parameters():
+            weight.fill_(1.0 if name == "weight" else 0.0)
+        lost = self._set_values(attention, filters, shifts)
+        x = self._inputs(block)
+        held = self._set_scores(attention, x, shifts, mass)
+        out = first_tensor(block.attention(x))
+        assert out is not None
+        error = given_error = self._error(out, self._exact(attention, x, shifts))
+        if isinstance(filters, Tensor):
+            given_error = self._error(out, self._convolved(attention, x, filters.to(x)))
+        return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given_error)
 
-    def set_scores(
-        self, block: VitBlock, images: Tensor, shifts: Tensor, mass: float, kernels: "_Kernels"
-    ) -> LayerStart:
-        """Queries and keys, as sharp as asked for; what they then do."""
-        attention, x = block.parts, self._inputs(block, images)
+    def _set_values(self, attention: AttentionParts, filters: str | Tensor, shifts: Tensor) -> float:
+        """Set values and `proj`; the relative error of given filters."""
+        value, out, lost = attention.value.weight, attention.out.weight, 0.0  # views
+        if isinstance(filters, Tensor):
+            size = (attention.heads, attention.head_dim)
+            lost = _factor(filters.to(out), shifts, value.unflatten(0, size), out.unflatten(1, size))
+        elif filters == "impulse":
+            value.copy_(torch.eye(len(value)))
+            out.copy_(torch.eye(len(value)))
+        self._project_off(out)
+        return lost
+
+    def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor, mass: float) -> Tensor:
+        """Set queries and keys, as sharp as asked for; the attention of each head to its shift."""
         length = 4 if self.constants else 2  # of positions, squared, where the stream is not normalised
-        place = (x[:, self.prefix :] @ self.basis.T).square().sum(-1).mean() / length
+        place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis
-        count = len(keys)
         query, key = (part.weight.unflatten(0, (-1, attention.head_dim)) for part in (attention.query, attention.key))
         for part in (attention.query, attention.key):
             if part.bias is not None:
                 part.bias.zero_()
         maps = torch.stack([self._moved(shift) for shift in shifts.tolist()]) @ self.basis  # (h, features, c)
-        key[:, :count] = keys  # a view; the other rows keep their start: queries learn by them
+        key[:, : len(keys)] = keys  # a view; the other rows keep their start: queries learn by them
 
         def masses(sharpness: float) -> Tensor:
             query.zero_()
-            query[:, :count] = maps * (sharpness / (place * attention.scale))
+            query[:, : len(keys)] = maps * (sharpness / (place * attention.scale))
             return self._mass(attention, x, shifts)
 
         low, high = 0.0, SHARPEST
-        for _ in range(40):  # bisection of the logarithm, 1 to SHARPEST
+        for _ in range(40):  # bisection of log(1 + sharpness)
             middle = (low + 1) ** 0.5 * (high + 1) ** 0.5 - 1
             low, high = (middle, high) if float(masses(middle).mean()) < mass else (low, middle)
-        held = masses(high)
-        out = first_tensor(block.attention(x))
-        assert out is not None
-        error, given_error = (self._error(out, x, kernel, kernels.bias) for kernel in (kernels.held, kernels.given))
-        return LayerStart(shifts, held, error=error, filter_error=kernels.lost, given_error=given_error)
-
-    def _inputs(self, block: VitBlock, images: Tensor) -> Tensor:
-        """What a block's attention is given; it must be what the block's norm gives."""
-        normed, seen, given = [], [], []
-
-        def note(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            seen.append(first_tensor((*args, *named.values())))
-            given.append(first_tensor(output))
-
-        handles = [
-            block.norm.register_forward_hook(lambda _module, _args, output: normed.append(output)),
-            block.attention.register_forward_hook(note, with_kwargs=True),
-        ]
-        try:
-            self.model(images)
-        finally:
-            for handle in handles:
-                handle.remove()
-        height, width = self.grid
-        x, out = (seen[0], given[0]) if len(seen) == 1 else (None, None)
-        if x is None or out is None or not any(x is output for output in normed):
-            got = f"{type(block.attention).__name__} on other inputs"
-            raise ValueError(bad(f"model.{block.name}", "must run once, on what its block's norm gives", got))
-        if x.shape[1] != self.prefix + height * width:
-            requirement = f"must be given {self.prefix} tokens before an image of {height} x {width}"
-            raise ValueError(bad(f"model.{block.name}", requirement, x.shape[1]))
-        self._check_finite(x, out)
-        refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
-        return x
-
-    def _error(self, out: Tensor, x: Tensor, weights: Tensor, bias: Tensor) -> float:
-        """`|layer - convolution| / |convolution|` over a border that repeats the edge."""
-        image = x[:, self.prefix :].transpose(1, 2).unflatten(-1, self.grid)
-        padded = F.pad(image, (weights.shape[-1] // 2,) * 4, mode="replicate")
-        expected = F.conv2d(padded, weights, bias).flatten(2).transpose(1, 2)
-        return float(relative_size((out[:, self.prefix :] - expected).norm(), expected.norm()))
+        return masses(high)
 
     def _moved(self, shift: list[int]) -> Tensor:
         """B with B phi(i) = phi(i + delta)."""
@@ -372,31 +304,79 @@ class _Stock:
         return torch.block_diag(*parts).to(self.basis)
 
     def _mass(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Attention of each head at its shift, over the queries for which it stays inside."""
-        rows = attention.maps_and_values(x)[0][:, :, self.prefix :, self.prefix :]
-        taken = [
+        """Attention of each head to its shift, over the queries for which it is inside the image."""
+        before = self.parts.prefix
+        rows = attention.maps_and_values(x)[0][:, :, before:, before:]
+        taken = (
             at_shift(rows[:, head], self.grid, (down, right)) for head, (down, right) in enumerate(shifts.tolist())
-        ]
+        )
         return torch.stack([some.mean() for some in taken])
 
+    def _inputs(self, block: VitBlock) -> Tensor:
+        """The input of a block's attention, which must be the output of the block's norm."""
+        normed, calls = [], []
+        handles = [
+            block.norm.register_forward_hook(lambda _module, _args, output: normed.append(output)),
+            block.attention.register_forward_hook(lambda _, *call: calls.append(call), with_kwargs=True),
+        ]
+        try:
+            self.model(self.images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        seen = [(first_tensor((*args, *named.values())), first_tensor(output)) for args, named, output in calls]
+        x, out = seen[0] if len(seen) == 1 else (None, None)
+        if x is None or out is None or not any(x is output for output in normed):
+            got = f"{type(block.attention).__name__} on other inputs"
+            raise ValueError(bad(f"model.{block.name}", "must run once, on what its block's norm gives", got))
+        before, (height, width) = self.parts.prefix, self.grid
+        if x.shape[1] != before + height * width:
+            requirement = f"must be given {before} tokens before an image of {height} x {width}"
+            raise ValueError(bad(f"model.{block.name}", requirement, x.shape[1]))
+        self._check_finite(x, out)
+        refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
+        return x
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Kernels:
-    """The convolution (c, c, K, K) that a layer holds, the one it was to hold, their constant, and `filter_error`."""
+    def _check_finite(self, *tokens: Tensor | None) -> None:
+        if any(some is not None and not bool(some.isfinite().all()) for some in tokens):
+            requirement = "must leave the model's numbers finite, with these images and filters"
+            fix = "Positions, images or filters are large."
+            raise ValueError(bad("position_length", requirement, self.length, fix))
 
-    held: Tensor
-    given: Tensor
-    bias: Tensor
-    lost: float
+    def _error(self, out: Tensor, expected: Tensor) -> float:
+        """`|layer - convolution| / |convolution|` at the image's tokens."""
+        return float(relative_size((out[:, self.parts.prefix :] - expected).norm(), expected.norm()))
+
+    def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
+        """The layer's convolution: its output if each head attended only its shift, or the edge beyond the border."""
+        height, width = self.grid
+        rows = (torch.arange(height) + shifts[:, :1]).clamp(0, height - 1)
+        columns = (torch.arange(width) + shifts[:, 1:]).clamp(0, width - 1)
+        keys = (rows[:, :, None] * width + columns[:, None]).flatten(1).to(x.device)  # (h, n)
+        values = attention.maps_and_values(x)[1][:, :, self.parts.prefix :]
+        return attention.finish(values.gather(2, keys[None, :, :, None].expand_as(values)))
+
+    def _convolved(self, attention: AttentionParts, x: Tensor, filters: Tensor) -> Tensor:
+        """The convolution with the given filters, over a border that repeats the edge, plus the layer's bias."""
+        image = x[:, self.parts.prefix :].transpose(1, 2).unflatten(-1, self.grid)
+        padded = F.pad(image, (filters.shape[-1] // 2,) * 4, mode="replicate")
+        constant = attention.finish(attention.maps_and_values(torch.zeros_like(x[:1, :1]))[1])
+        return F.conv2d(padded, filters).flatten(2).transpose(1, 2) + constant
 
 
-def _start_norm(norm: nn.Module) -> None:
-    for name, weight in norm.named_parameters():
-        weight.fill_(1.0 if name == "weight" else 0.0)
-
-
-def _shifts(size: int) -> Int[Tensor, "s 2"]:
-    """The shifts of a K x K kernel, from the centre outwards."""
-    line = range(-(size // 2), size // 2 + 1)
-    return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
+def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out: Float[Tensor, "d h e"]) -> float:
+    """Fill in each tap's best factors of the rank that its heads have; the relative error of all."""
+    half, size = filters.shape[-1] // 2, value.shape[1]
+    left, values, right = torch.linalg.svd(filters.permute(2, 3, 0, 1))
+    roots, lost = values.sqrt(), values.square()
+    value.zero_()
+    out.zero_()
+    used = torch.zeros(values.shape[:2], dtype=torch.int64)  # rank that heads hold so far, by tap
+    for head, (down, across) in enumerate((shifts + half).tolist()):
+        part = slice(int(used[down, across]), int(used[down, across]) + size)
+        root = roots[down, across, part]
+        value[head, : len(root)] = root[:, None] * right[down, across, part]
+        out[:, head, : len(root)] = left[down, across, :, part] * root
+        lost[down, across, part] = 0
+        used[down, across] += size
+    return float(lost.sum() / filters.square().sum().clamp_min(torch.finfo(torch.float32).tiny)) ** 0.5

@@ -1,34 +1,32 @@
-"""Pruning heads: which ones are degenerate, which ones a statistic picks, and a model without them. Appendix E.
+"""Find degenerate heads, and remove heads from a model. Appendix E.
 
 A head of a quadratic encoding is a Gaussian with precision P (the inverse covariance; its eigenvalues are l_1 >= .. >=
 l_n >= 0). It is degenerate in one of two ways:
 
-    a stripe       l_1 / l_n above a limit: it attends a line of pixels; a singular P is the extreme of it
+    a stripe       l_1 / l_n above a limit: it attends a line of pixels; in the extreme P is singular
     everything     l_1 below 1e-5: its scores are constant, so it averages the image
 
-The paper's text sets the limit of the first at 1e5, the authors' code at 1000. A pruned layer sums over the heads that
-stay, so its output is that of the unpruned layer whose removed heads have zero weights.
+The paper's text sets the first limit to 1e5, the authors' code to 1000. The output of a pruned layer is that of the
+unpruned layer with the weights of the removed heads set to zero.
 """
 
 import copy
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
-from attnconv._util.value_checks import is_index, is_real, whole
+from attnconv._util.value_checks import indices
 from attnconv.encodings.base import Encoding, gaussians_of
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.settings import AttentionSettings
 
 Criterion: TypeAlias = Literal["paper", "code"]
-Score: TypeAlias = Callable[[str, SelfAttention], Float[Tensor, "h"]]
 Model = TypeVar("Model", bound=nn.Module)
 
 MOST_CONDITION: Mapping[str, float] = {"paper": 1e5, "code": 1e3}  # of the precision, and so of the covariance
@@ -36,7 +34,7 @@ LEAST_EIGENVALUE = 1e-5  # of the precision, in 1 / pixel^2
 
 
 def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion = "paper") -> tuple[int, ...]:
-    """Heads whose Gaussian is a stripe or constant, by the eigenvalues of the precision (see the module's docstring).
+    """Return the heads whose Gaussian is a stripe or constant, by the eigenvalues of the precision (formulas above).
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
@@ -59,24 +57,18 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
     """
     if criterion not in get_args(Criterion):
         raise ValueError(bad("criterion", f"must be one of {', '.join(get_args(Criterion))}", repr(criterion)))
-    encoding = attention.encoding if isinstance(attention, SelfAttention) else attention
-    roots = _root_eigenvalues(encoding)
-    largest, smallest = roots.amax(-1), roots.amin(-1)
+    largest, smallest = _root_eigenvalues(attention)
     # Without a division: a singular precision has no condition number, and zero would make it NaN.
     stripe = largest > MOST_CONDITION[criterion] ** 0.5 * smallest
-    return _indices(stripe | (largest.square() < LEAST_EIGENVALUE))
+    degenerate = stripe | (largest.square() < LEAST_EIGENVALUE)
+    return tuple(degenerate.nonzero().flatten().tolist())
 
 
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
-    """How far each head's Gaussian is from round: l_1 / l_n of its precision, and so of its covariance. Float64.
+    """Return l_1 / l_n of each head's precision, which is also that of its covariance, in float64.
 
-    1 is a circle; a singular precision has infinity, one of zeros alone (a constant head) 1.
-
-    Args:
-        attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-
-    Raises:
-        ValueError: The encoding has no Gaussians, or a parameter is not finite.
+    1 is a circle; a singular precision has infinity, a zero one (a constant head) 1. Arguments and errors are those of
+    `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -85,75 +77,24 @@ def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]
         >>> condition_numbers(encoding).tolist()
         [1.0, 4.0]
     """
-    roots = _root_eigenvalues(attention.encoding if isinstance(attention, SelfAttention) else attention)
-    largest, smallest = roots.amax(-1), roots.amin(-1)
+    largest, smallest = _root_eigenvalues(attention)
     return (largest / smallest).square().where(largest > 0, 1.0)
 
 
-def heads_to_prune(
-    model: nn.Module, score: Score, *, above: float | None = None, count: int | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Heads that any statistic picks: those scored above a threshold, or a number of those scored highest.
-
-    Args:
-        model: A module with `SelfAttention` layers.
-        score: Called with each layer's name and the layer; gives one number for each head (h,), larger for a head that
-            is rather removed. To keep what a statistic ranks high, give its negative.
-        above: Remove every head with a score above this. Exactly one of `above` and `count` is given.
-        count: Remove this many heads in the whole model, those with the largest scores. The last head of a layer is
-            passed over; of equal scores the earlier head is taken.
-
-    Returns:
-        Name of the layer -> indices of its heads to remove, in order, perhaps none: what `prune_heads` takes.
-
-    Raises:
-        ValueError: Not exactly one of the two is given, `count` is more than can be removed, a score is NaN or has
-            another shape, or the model has no attention layer.
-
-    Example:
-        >>> from attnconv import SelfAttention2d
-        >>> model = nn.Sequential(SelfAttention2d(3, 4, heads=3), SelfAttention2d(4, 4, heads=2))
-        >>> for layer, size in ((model[0], 1.0), (model[1], 2.0)):
-        ...     _ = layer.weight.data.fill_(size)
-        >>> heads_to_prune(model, lambda name, layer: -layer.weight.flatten(1).norm(dim=1), count=2)
-        {'0': (0, 1), '1': ()}
-    """
-    if (above is None) == (count is None):
-        raise ValueError(bad("above, count", "must be given the one or the other", f"above={above}, count={count}"))
-    if not callable(score):
-        raise TypeError(bad("score", "must be a function of a layer's name and the layer", type(score).__name__))
-    layers = attention_layers(model)
-    scores = {name: _scored(score, name, layer) for name, layer in layers.items()}
-    if above is not None:
-        if not is_real(above):
-            raise ValueError(bad("above", "must be a finite number", repr(above)))
-        return {name: _indices(values > above) for name, values in scores.items()}
-    most = sum(layer.heads - 1 for layer in layers.values())
-    if whole("count", count, 0) > most:
-        raise ValueError(bad("count", f"must be at most {most}, which leaves one head in each layer", count))
-    found: dict[str, list[int]] = {name: [] for name in layers}
-    ranking = [(-value, name, head) for name, values in scores.items() for head, value in enumerate(values.tolist())]
-    for _, name, head in sorted(ranking, key=lambda entry: entry[0]):
-        if sum(map(len, found.values())) < count and len(found[name]) < layers[name].heads - 1:  # type: ignore[operator]
-            found[name].append(head)
-    return {name: tuple(sorted(heads)) for name, heads in found.items()}
-
-
 def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
-    """A copy of a model without these heads; the model itself stays as it is.
+    """Return a copy of a model without these heads.
 
         sum_h A_h x W_h   ->   the same sum over the heads that stay
 
-    Weights and every parameter of the encoding that belongs to a head lose the head's part. What was frozen stays
-    frozen; the plans of changed layers (`SelfAttention.plan`) are discarded. The copy has new parameters, so an
-    optimiser is made after pruning.
+    Weights and encoding parameters lose the heads' part. Frozen parameters stay frozen; plans of changed layers
+    (`SelfAttention.plan`) are discarded. The copy has new parameters, so create optimisers after pruning.
 
     Args:
         model: A module with `SelfAttention` layers, or such a layer (whose name is "").
         heads: Name of the layer in the model -> indices of the heads to remove, perhaps none.
 
     Raises:
-        ValueError: There is no such layer or head, no head would stay in a layer, or its encoding does not say which
+        ValueError: There is no such layer or head, no head would stay in a layer, or its encoding does not define which
             parameters belong to a head.
 
     Example:
@@ -168,7 +109,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     unknown = [name for name in heads if name not in layers]
     if unknown:
         raise ValueError(bad("heads", f"must name layers among {', '.join(map(repr, layers))}", repr(unknown[0])))
-    kept = {name: _kept(name, layers[name], removed) for name, removed in heads.items()}
+    kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)
     for name, layer in attention_layers(pruned).items():
         if len(kept.get(name, ())) not in (0, layer.heads):
@@ -177,11 +118,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """The settings with the number of heads that each layer of a pruned model has: what its checkpoint is saved with.
-
-    Args:
-        settings: Of the model before.
-        model: The pruned model.
+    """Return the settings of a pruned model, for its checkpoint, from those before.
 
     Example:
         >>> from attnconv.models.factory import build
@@ -194,12 +131,7 @@ def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> Att
 
 
 def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
-    """The attention layers of a model by their names, in the order in which the model holds them.
-
-    Raises:
-        TypeError: `model` is no module.
-        ValueError: There is none.
-    """
+    """Return the attention layers of a model by name; raise ValueError if there is none."""
     check_module(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     if not layers:
@@ -207,62 +139,36 @@ def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
     return layers
 
 
-def _root_eigenvalues(encoding: Encoding) -> Float[Tensor, "h dims"]:
-    """Square roots of the eigenvalues of each head's precision, in float64: the singular values of S, the spreads s.
+def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor, "h"], Float[Tensor, "h"]]:
+    """Square roots of l_1 and l_n of each head, in float64 on the CPU (not every device has float64).
 
-    Of S itself, since rounding S S^T would hide condition numbers above 1 / eps.
+    They are singular values of S, P = S S^T: rounding of the product would hide condition numbers above 1 / eps.
     """
-    heads = gaussians_of(encoding, "attention")
-    return torch.linalg.svdvals(_finite("attention", heads.root_precision))
+    heads = gaussians_of(attention.encoding if isinstance(attention, SelfAttention) else attention, "attention")
+    if heads.root_precision.is_meta:
+        raise ValueError(bad("attention", "must have values", "a parameter on the meta device"))
+    root = heads.root_precision.detach().cpu().double()
+    if not bool(torch.isfinite(root).all()):
+        raise ValueError(bad("attention", "must be finite", "NaN or infinite values"))
+    values = torch.linalg.svdvals(root)
+    return values.amax(-1), values.amin(-1)
 
 
-def _finite(name: str, parameter: Tensor) -> Tensor:
-    """A parameter's values in float64 on the CPU; not every device has float64."""
-    if parameter.is_meta:
-        raise ValueError(bad(name, "must have values", "a parameter on the meta device"))
-    values = parameter.detach().cpu().double()
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError(bad(name, "must be finite", "NaN or infinite values"))
-    return values
-
-
-def _scored(score: Score, name: str, layer: SelfAttention) -> Float[Tensor, "h"]:
-    with torch.no_grad():
-        values = score(name, layer)
-    if not isinstance(values, Tensor):
-        raise TypeError(bad("score", "must give a tensor", type(values).__name__))
-    values = values.detach().cpu().double()
-    if values.shape != (layer.heads,):
-        requirement = f"must give one number for each of the {layer.heads} heads of {name!r}"
-        raise ValueError(bad("score", requirement, f"shape {tuple(values.shape)}"))
-    if bool(values.isnan().any()):
-        raise ValueError(bad("score", "must be a number for every head", f"NaN for heads {_indices(values.isnan())}"))
-    return values
-
-
-def _indices(chosen: Bool[Tensor, "h"]) -> tuple[int, ...]:
-    return tuple(chosen.nonzero().flatten().tolist())
-
-
-def _kept(name: str, layer: SelfAttention, removed: Any) -> list[int]:
+def _kept(name: str, count: int, removed: Any) -> list[int]:
     """The heads of a layer that stay."""
-    gone = list(removed) if isinstance(removed, Iterable) else [removed]
-    if any(not (is_index(head) and 0 <= operator.index(head) < layer.heads) for head in gone):
-        raise ValueError(bad(f"heads[{name!r}]", f"must be heads of 0 .. {layer.heads - 1}", gone))
-    kept = [head for head in range(layer.heads) if head not in gone]
-    if not kept:
-        fix = "Leave out one of them: a layer without heads is no layer."
-        raise ValueError(bad(f"heads[{name!r}]", f"must leave at least one of the {layer.heads} heads", gone, fix))
-    return kept
+    gone = indices(f"heads[{name!r}]", removed, count)
+    if len(gone) == count:
+        fix = "Keep at least one: a layer needs a head."
+        raise ValueError(bad(f"heads[{name!r}]", f"must leave at least one of the {count} heads", gone, fix))
+    return [head for head in range(count) if head not in gone]
 
 
 def _keep(layer: SelfAttention, kept: list[int]) -> None:
-    """Take all other heads out of a layer, in place."""
+    """Remove all other heads from a layer, in place."""
     layer.encoding = layer.encoding.select_heads(kept)
     for name in ("weight", "value_weight", "output_weight"):
         parameter: nn.Parameter | None = getattr(layer, name)
         if parameter is not None:
-            part = parameter.detach()[kept]
-            setattr(layer, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+            setattr(layer, name, nn.Parameter(parameter.detach()[kept], requires_grad=parameter.requires_grad))
     layer.heads = len(kept)
     layer.unplan()

@@ -1,7 +1,6 @@
-"""Acting on convolution-like heads: replace them by fitted depthwise kernels, and say what that costs.
+"""Replace heads by fitted depthwise kernels, and rank them by the first-order change of the model's output.
 
-Heads are ranked by what their replacement does to the model's output, to first order. With the head's error e_h (its
-fitted mixing minus its own output) and the derivative J of what the model makes of the heads' output,
+With the head's error e_h (fitted minus own output) and the derivative J of the model's output by the heads' output,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
@@ -9,7 +8,6 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 """
 
 import copy
-import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final, get_args
@@ -21,41 +19,32 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module
-from attnconv._util.value_checks import is_real, whole
+from attnconv._util.value_checks import indices, is_real, whole
 from attnconv.inspect.capture import checked_options, uncompiled
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.inspect.score_modifiers import CallForm
-from attnconv.surgery.head_kernel_fit import (
-    Fit,
-    LayerTokens,
-    chosen_heads,
-    fit_mixing,
-    layer_error,
-    mixing_errors,
-    relative_size,
-)
-from attnconv.surgery.partly_convolved_attention import ConvolvedAttention, HeadMixing
-from attnconv.surgery.replaceable_attention import replaceable
+from attnconv.surgery.head_kernel_fit import Fit, HeadMixing, fit_mixing, mixing_errors, relative_size
+from attnconv.surgery.partly_convolved_attention import ConvolvedAttention
+from attnconv.surgery.replaceable_attention import LayerTokens, replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
-DRAWS = 8  # of r
-RANKING_IMAGES = 16  # whose first-order costs are taken
+_DRAWS = 8  # of r
+_RANKING_IMAGES = 16  # at most, for first-order costs
 
 
 @final
 @dataclass(frozen=True)
 class HeadCandidate:
-    """One head and what a fixed mixing makes of it.
+    """One head, and how well a fixed mixing replaces it.
 
     Attributes:
         layer: Name of its attention module.
         head: Its index there.
         constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
-        window_mass: The attention it spends on the K x K shifts, a mean over the image's tokens and the images.
+        window_mass: Mean attention to the K x K shifts, over the image's tokens and the images.
         error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images. Where windows
-            hang over the image's border, the padding in them counts as well.
-        cost: First-order relative change of the model's output by its replacement alone; see the module's formula.
+            extend beyond the image, the padding in them counts as well.
+        cost: First-order relative change of the model's output if only this head is replaced.
     """
 
     layer: str
@@ -69,15 +58,15 @@ class HeadCandidate:
 @final
 @dataclass(frozen=True, eq=False)
 class Replacement(Generic[Model]):
-    """A model with replaced heads, and what was measured. Errors are on held-out images.
+    """A model with replaced heads. Errors are measured on held-out images.
 
     Attributes:
         model: A copy; the replaced modules are `ConvolvedAttention`.
         replaced: The heads that were replaced.
-        candidates: All heads that could have been, cheapest first.
+        candidates: All heads that can be replaced, cheapest first.
         layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
         output_error: The same for the first tensor of the model's output, with all replacements at once.
-        passed_over: Name of each other attention module, whose heads cannot be replaced -> why.
+        passed_over: Name of each attention module whose heads cannot be replaced -> the reason.
     """
 
     model: Model
@@ -105,33 +94,27 @@ def replace_heads(
 ) -> Replacement[Model]:
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
-    The kernels, the weights on class tokens and that on the image's mean are parameters: the copy can be trained on.
-    Queries of the replaced heads are no longer computed for the image's tokens, nor are keys, unless there are class
-    tokens to read them and keys are normalised or turned.
-
     Args:
         model: A vision transformer of timm (ViT, BEiT, EVA, DINOv3, Swin), of Hugging Face (ViT, DeiT, DINOv2, DINOv3,
-            BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have the
-            parts that `attention_parts` knows. Other attention, as that of a pooling head, is left as it is and named
-            in `passed_over`.
+            BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have parts
+            with the same names. Other attention, such as that of a pooling head, stays and is listed in `passed_over`.
         images: At least 2, (b, c, height, width), normalised as in training, in the size in which the model will run.
-            The last quarter is held out. For a model of tokens, as `nn.TransformerEncoder`, these, with `grid`.
+            The last quarter is held out. For a model of tokens, such as `nn.TransformerEncoder`, tokens with `grid`.
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
         least_constancy: With `count`, only heads at least this constant, 0 to 1.
-        kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): beyond that no token reads all of it.
-        fit: `least_squares` fits the values that the heads mix, `mean` takes the mean attention.
-        grid: Tokens of the image, (height, width), for models that do not say it, as `audit`.
+        kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): no token reads more.
+        fit: `least_squares` fits the output of the heads, `mean` takes the mean attention.
+        grid: Tokens of the image, (height, width), for models that do not define it, as for `audit`.
         prefix: Class tokens and registers before them, likewise.
         options: Further arguments of the model's forward pass by name, the same for any number of images.
 
     Raises:
         TypeError: `model` is no module, or `images` are no dense tensor of floating point.
-        ValueError: An image is constant or holds NaN or infinity, or is not what the model takes (its own words are
-            passed on); an argument is out of range, a layer or head does not exist, no attention or not one that is
-            named is softmax attention by parts of known names, or fewer heads than `count` are constant enough; or
-            the first tensor of the model's output has no gradients, is not finite or is zero.
+        ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
+            head does not exist or cannot be replaced; fewer heads than `count` are constant enough; or the first tensor
+            of the model's output has no gradients, is not finite or is zero.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -139,47 +122,36 @@ def replace_heads(
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
     check_module(model)
-    _check(images, heads, count, least_constancy, kernel_size, fit)
-    _check_names(heads, layers, least_constancy)
+    check_images(images, least=2)  # one is held out
+    _check(heads, count, layers, least_constancy, kernel_size, fit)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
-        wanted = None if layers is None else frozenset(layers)
-        looked = replaceable(model, images, layers=wanted, grid=grid, prefix=prefix, options=call)
-    tokens = looked.tokens
+        tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
     _check_extents(tokens, kernel_size)
-    mixings: dict[str, HeadMixing] = {
-        name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()
-    }
-    costs = _costs(model, images[: min(fitted, RANKING_IMAGES)], tokens, mixings, calls=looked.calls, options=call)
-    candidates = _candidates(tokens, mixings, looked.constancy, costs, fitted)
-    chosen = (
-        _named(candidates, heads, looked.passed_over)
-        if heads is not None
-        else _cheapest(candidates, count or 0, least_constancy)
-    )
+    mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()}
+    costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
+    held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
+    candidates = _candidates(held_out, mixings, costs)
+    if heads is None:
+        chosen = _cheapest(candidates, count or 0, least_constancy)
+    else:
+        chosen = _named(candidates, heads, passed_over)
     changed, errors = copy.deepcopy(model), {}
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
-        errors[name] = layer_error(tokens[name].of(slice(fitted, None)), mixings[name], some)
-        new, old = _new(tokens[name], mixings[name], some, looked.calls[name]), changed.get_submodule(name)
-        for place in _places(changed, old):
-            parent, _, last = place.rpartition(".")
-            setattr(changed.get_submodule(parent), last, new)
+        errors[name] = _layer_error(held_out[name], mixings[name], some)
+        new, old = ConvolvedAttention(tokens[name], mixings[name], heads=some), changed.get_submodule(name)
+        for place, module in list(changed.named_modules(remove_duplicate=False)):
+            if module is old:  # the forward pass may call it by another name than the first
+                changed.set_submodule(place, new)
     output_error = _relative_error(changed, model, images[fitted:], call)
-    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, looked.passed_over)
+    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
-def _check(
-    images: Tensor,
-    heads: object,
-    count: int | None,
-    least_constancy: float,
-    kernel_size: int,
-    fit: str,
-) -> None:
-    check_images(images, least=2)  # one is held out
+def _check(heads: object, count: Any, layers: Any, least_constancy: float, kernel_size: int, fit: str) -> None:
+    """Refuse arguments that are out of range whatever the model."""
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
@@ -190,53 +162,22 @@ def _check(
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
         raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
+    named = isinstance(layers, Collection) and len(layers) > 0 and not isinstance(layers, str)
+    if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
+        raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
+    if heads is not None and not isinstance(heads, Mapping):
+        raise ValueError(bad("heads", "must map names of attention modules to lists of heads", repr(heads)))
+    if heads is not None and least_constancy > 0:
+        raise ValueError(bad("least_constancy", "must be 0 if `heads` is given", least_constancy, "Use `count`."))
 
 
 def _check_extents(tokens: Mapping[str, LayerTokens], kernel_size: int) -> None:
-    """Refuse kernels with rows or columns that no token can read: they would cost time and memory for nothing."""
+    """Refuse kernels with rows or columns that no token can read."""
     for name, part in tokens.items():
-        if kernel_size > (most := 2 * max(part.grid) - 1):
-            height, width = part.grid
-            raise ValueError(
-                bad("kernel_size", f"must be at most {most} on {height} x {width} tokens of {name}", kernel_size)
-            )
-
-
-def _check_names(heads: object, layers: object, least_constancy: float) -> None:
-    """Refuse names that are none, which would be read letter by letter or not at all."""
-    if isinstance(layers, str) or (layers is not None and not layers):
-        raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
-    if heads is None:
-        return
-    lists = isinstance(heads, Mapping) and all(
-        isinstance(some, Iterable) and not isinstance(some, str) for some in heads.values()
-    )
-    if not lists:
-        raise ValueError(
-            bad("heads", "must be a mapping from names of attention modules to lists of heads", repr(heads))
-        )
-    if least_constancy > 0:
-        requirement = "must be 0 where `heads` are named: it chooses among those to be counted"
-        raise ValueError(bad("least_constancy", requirement, least_constancy))
-
-
-def _places(model: nn.Module, wanted: nn.Module) -> list[str]:
-    """All names of a module: the forward pass may call it by another than the first."""
-    return [name for name, module in model.named_modules(remove_duplicate=False) if module is wanted]
-
-
-def _new(part: LayerTokens, mixing: HeadMixing, some: list[int], call: CallForm) -> ConvolvedAttention:
-    """The module with some heads replaced, in the mode of the old one."""
-    new = ConvolvedAttention(
-        part.attention,
-        chosen_heads(mixing, some),
-        heads=some,
-        grid=part.grid,
-        call=call,
-        added=part.terms.added is not None,
-        masked=part.terms.blocks(),
-    )
-    return new.train(part.attention.training)
+        height, width = part.grid
+        if kernel_size > (most := 2 * max(height, width) - 1):
+            requirement = f"must be at most {most} on {height} x {width} tokens of {name}"
+            raise ValueError(bad("kernel_size", requirement, kernel_size))
 
 
 def _costs(
@@ -244,13 +185,10 @@ def _costs(
     images: Tensor,
     tokens: Mapping[str, LayerTokens],
     mixings: Mapping[str, HeadMixing],
-    *,
-    calls: Mapping[str, CallForm],
     options: Mapping[str, object],
 ) -> dict[str, Tensor]:
-    """cost_h of the module's formula, (h,) per layer."""
-    names = list(tokens)
-    zeros: dict[str, Tensor] = {}
+    """cost_h, (h,) per layer."""
+    zeros: dict[str, Tensor] = {}  # added to the output of each layer, to have the derivative by it
 
     def tap(name: str) -> Any:
         def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
@@ -260,7 +198,7 @@ def _costs(
 
         return hook
 
-    handles = [tokens[name].attention.register_forward_hook(tap(name)) for name in names]
+    handles = [part.attention.register_forward_hook(tap(name)) for name, part in tokens.items()]
     try:
         with evaluating(model), uncompiled(model), torch.enable_grad():
             output = _output(model, images, options)
@@ -269,75 +207,56 @@ def _costs(
             handle.remove()
     if not output.requires_grad:
         raise ValueError(bad("model", "must have gradients from its attention to its output", "none"))
-    held = {name: tokens[name].of(slice(len(images))) for name in names}
-    mixed = {name: mixing_errors(held[name], mixings[name]) for name in names}
+    used = {name: part.of(slice(len(images))) for name, part in tokens.items()}
+    mixed = {name: mixing_errors(part, mixings[name]) for name, part in used.items()}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
-    for _ in range(DRAWS):
+    for _ in range(_DRAWS):
         direction = torch.randn(output.shape, generator=generator).to(output)
-        inputs = [zeros[name] for name in names]  # not all need reach the first tensor of the output
+        inputs = [zeros[name] for name in used]  # not all need reach the first tensor of the output
         slopes = torch.autograd.grad(output, inputs, direction, retain_graph=True, materialize_grads=True)
-        for name, slope in zip(names, slopes, strict=True):
-            part = held[name]
-            slope = slope if calls[name].batch_first else slope.transpose(0, 1)
-            missing, given = mixed[name]
+        for (name, part), slope in zip(used.items(), slopes, strict=True):
+            slope = slope if part.call.batch_first else slope.transpose(0, 1)
+            error, given = mixed[name]
             with torch.enable_grad():
                 made = part.parts.finish(given.requires_grad_())
             (pulled,) = torch.autograd.grad(made, given, slope[:, part.prefix :])
-            change = torch.einsum("bhnd,bhnd->bh", pulled, missing)
-            change = change.unflatten(0, (-1, part.sequences)).sum(1).square() / DRAWS
+            change = torch.einsum("bhnd,bhnd->bh", pulled, error)
+            change = change.unflatten(0, (-1, part.sequences)).sum(1).square() / _DRAWS
             sums[name] = sums.get(name, torch.zeros_like(change)) + change
     size = output.detach().flatten(1).square().sum(1, keepdim=True)
     return {name: (total / size).mean(0).sqrt() for name, total in sums.items()}
 
 
 def _candidates(
-    tokens: Mapping[str, LayerTokens],
-    mixings: Mapping[str, HeadMixing],
-    constancy: Mapping[str, Tensor],
-    costs: Mapping[str, Tensor],
-    fitted: int,
+    tokens: Mapping[str, LayerTokens], mixings: Mapping[str, HeadMixing], costs: Mapping[str, Tensor]
 ) -> list[HeadCandidate]:
     """All heads, cheapest first."""
     found = []
     for name, part in tokens.items():
-        missing, given = (each.transpose(0, 1) for each in mixing_errors(part.of(slice(fitted, None)), mixings[name]))
-        errors = relative_size(missing.flatten(1).norm(dim=1), given.flatten(1).norm(dim=1))
-        rows = zip(
-            constancy[name].tolist(),
-            part.taps(mixings[name].profile.shape[-1]).mass(mixings[name].profile).tolist(),
-            errors.tolist(),
-            costs[name].tolist(),
-            strict=True,
-        )
+        mixing = mixings[name]
+        error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixing))
+        window_mass = part.taps(mixing.kernel_size).mass(mixing.profile)
+        measures = (part.constancy, window_mass, relative_size(error, given), costs[name])
+        rows = zip(*(measure.tolist() for measure in measures), strict=True)
         found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
     return sorted(found, key=lambda entry: entry.cost)
 
 
 def _named(
-    candidates: Sequence[HeadCandidate], heads: Mapping[str, Iterable[int]], passed_over: Mapping[str, str]
+    candidates: Sequence[HeadCandidate], heads: Mapping[str, Any], passed_over: Mapping[str, str]
 ) -> list[HeadCandidate]:
-    by_place = {(entry.layer, entry.head): entry for entry in candidates}
-    layers = dict.fromkeys(sorted(entry.layer for entry in candidates))
-    for name in heads:
+    """The heads that a user names."""
+    chosen = []
+    for name, some in heads.items():
         if name in passed_over:
             raise ValueError(passed_over[name])
-        if name not in layers:
-            raise ValueError(bad("heads", f"must name heads of {', '.join(layers)}", repr(name)))
-    wanted = [(name, head) for name, some in heads.items() for head in _numbers(name, some)]
-    for name, head in wanted:
-        if (name, head) not in by_place:
-            count = sum(entry.layer == name for entry in candidates)
-            raise ValueError(bad("heads", f"must be from 0 to {count - 1} in {name}", head))
-    return [by_place[place] for place in wanted]
-
-
-def _numbers(name: str, some: Iterable[int]) -> list[int]:
-    """Heads as whole numbers, each once; numpy and torch have their own."""
-    try:
-        return list(dict.fromkeys(operator.index(head) for head in some))
-    except TypeError as error:
-        raise ValueError(bad("heads", f"must be whole numbers in {name}", str(error))) from error
+        layer = {entry.head: entry for entry in candidates if entry.layer == name}
+        if not layer:
+            known = ", ".join(sorted({entry.layer for entry in candidates}))
+            raise ValueError(bad("heads", f"must name heads of {known}", repr(name)))
+        chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
+    return chosen
 
 
 def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: float) -> list[HeadCandidate]:
@@ -349,8 +268,17 @@ def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: 
 
 
 @torch.no_grad()
+def _layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: list[int]) -> float:
+    """`|new - old| / |old|` of a layer's output with some heads replaced."""
+    error, given = mixing_errors(tokens, mixing)
+    old = tokens.parts.finish(given)
+    given[:, heads] += error[:, heads]
+    return float(relative_size((tokens.parts.finish(given) - old).norm(), tokens.outputs.norm()))
+
+
+@torch.no_grad()
 def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Mapping[str, object]) -> float:
-    """|new - old| / |old| of two models in evaluation mode."""
+    """`|new - old| / |old|` of two models in evaluation mode."""
     outputs = []
     for model in (new, old):
         with evaluating(model), uncompiled(model):
@@ -359,17 +287,15 @@ def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Map
 
 
 def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
-    """The first tensor that a model gives, refused where no relative change of it can be taken."""
+    """The first tensor of a model's output, refused where no relative change of it can be measured."""
     output = first_tensor(model(images, **options))
-    if output is None:
-        raise ValueError(bad("model", "must give a tensor", "none among its outputs"))
-    if not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
-        got = f"shape {tuple(output.shape)} of {output.dtype} for {len(images)} images"
-        raise ValueError(bad("model", "must first give floating point numbers for each image, the batch first", got))
+    if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
+        got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
+        requirement = f"must first give floating point numbers for each of {len(images)} images, the batch first"
+        raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
-    if not bool(size.isfinite().all()):
-        raise ValueError(bad("model", "must give finite numbers", "NaN or infinity"))
-    if not bool((size > 0).all()):
-        fix = "Errors are measured against them. A last layer that starts at zero needs weights first."
-        raise ValueError(bad("model", "must give numbers that are not all zero for an image", "zeros", fix))
+    if not bool(((size > 0) & size.isfinite()).all()):
+        fix = "Errors are relative to the output. A last layer that starts at zero needs weights first."
+        got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
+        raise ValueError(bad("model", "must give finite numbers, not all zero, for each image", got, fix))
     return output

@@ -1,10 +1,8 @@
-"""phi of one axis, by which a transformer that starts as a convolution tells places apart: see `conv_start`.
+"""phi of one axis: unit vectors by which a transformer that starts as a convolution tells positions apart.
 
-With as many features as places, an orthonormal basis; with fewer, cosines and sines of low frequencies f,
+With as many features as positions, an orthonormal basis; with fewer, cosines and sines of low frequencies f,
 
-    phi(i) = (cos(f_1 i), .., sin(f_1 i), ..) / sqrt(number of frequencies),
-
-unit vectors that a shift turns: B phi(i) = phi(i + delta).
+    phi(i) = (cos(f_1 i), .., sin(f_1 i), ..) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
 """
 
 from typing import final
@@ -23,12 +21,7 @@ def cosines(size: int) -> Float[Tensor, "n n"]:
 
 @final
 class AxisFeatures:
-    """phi of one axis: unit vectors for its places.
-
-    Args:
-        size: Places.
-        room: The most features that it may have, at least 3.
-        reach: The largest shift that it is turned by, in places.
+    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`.
 
     Example:
         >>> features = AxisFeatures(8, 5, 1)
@@ -41,18 +34,18 @@ class AxisFeatures:
 
     def __init__(self, size: int, room: int, reach: int) -> None:
         self.size, self.exact = size, room >= size
-        # Beyond the end by `reach`, the last place must be nearer than the first, which comes round again.
+        # `reach` beyond the end, the last position must be nearer than the first, one period away.
         self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
 
     def at(self, places: Int[Tensor, "n"]) -> Float[Tensor, "n f"]:
-        """phi of some places."""
+        """phi of some positions."""
         if self.exact:
             return cosines(self.size)[places.clamp(0, self.size - 1)]
         angle = places[:, None] * self.turns
         return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
 
     def moved(self, step: int) -> Float[Tensor, "f f"]:
-        """B, by its action on all places: exact, since a basis is mapped or a plane is turned."""
+        """B, from its action on all positions: exact, since it maps a basis or rotates planes."""
         places = torch.arange(self.size)
         here, there = self.at(places).double(), self.at(places + step).double()
         return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()

@@ -1,177 +1,202 @@
-"""Which attention modules of a model can have heads replaced, and what each of them is given.
+"""Find the attention modules whose heads can be replaced, and record what each of them computes on given images.
 
-A module qualifies where it attends once over an image's tokens, or over those of each of its windows, by parts of known
-names (`attention_parts`), and computes what those parts say. Any other, as the pooling head of SigLIP with its one
-query, is passed over with the reason.
+A module qualifies if it attends once over the tokens of an image, or of each of its windows, and its output is that of
+the parts that `attention_parts` finds. Any other module, such as a pooling head with one query, is passed over.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
 
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from attnconv._util.errors import bad
 from attnconv.inspect.capture import visit_attention
-from attnconv.inspect.module_adapters import attention_parts, first_tensor, projects, refuse_other_formula
+from attnconv.inspect.module_adapters import (
+    AttentionParts,
+    attention_parts,
+    first_tensor,
+    projects,
+    refuse_other_formula,
+)
 from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery.head_kernel_fit import LayerTokens
+from attnconv.surgery.window_taps import Taps
 
-ONCE = "must attend once over the tokens of an image in rows and columns, with class tokens before it alone"
+_Place: TypeAlias = tuple[tuple[int, int], int, int, int, Tensor]  # grid, prefix, suffix, images, constancy
+_ONCE = "must attend once over the tokens of an image in rows and columns, with only class tokens before it"
+_BLOCK = 2**25  # numbers held at once
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class PassResult:
-    """What one pass shows of the attention modules of a model, by name.
+class LayerTokens:
+    """One attention module, its input and output, and where its tokens are in the image.
 
     Attributes:
-        tokens: Of those whose heads can be replaced: inputs, and where the tokens stand.
-        constancy: How constant their heads are.
-        calls: How those are called that are called in a known way.
-        given: What they were given.
-        made: What they gave.
-        passed_over: Why the heads of the others cannot be replaced.
+        attention: A module that `attention_parts` accepts.
+        inputs: Its input, (sequences, tokens, c). Sequences of one image are consecutive.
+        outputs: Its output, shaped like the input.
+        grid: Tokens of the image or of a window, (height, width).
+        prefix: Number of tokens before them.
+        sequences: Number of sequences (windows) per image.
+        terms: Modifiers of its scores; of one image, or the same for all sequences.
+        call: How the module is called.
+        constancy: `ShiftProfile.constancy` of its heads.
     """
 
-    tokens: dict[str, LayerTokens] = field(default_factory=dict)
-    constancy: dict[str, Tensor] = field(default_factory=dict)
-    calls: dict[str, CallForm] = field(default_factory=dict)
-    given: dict[str, tuple[Tensor, ScoreTerms]] = field(default_factory=dict)
-    made: dict[str, Tensor] = field(default_factory=dict)
-    passed_over: dict[str, str] = field(default_factory=dict)
+    attention: nn.Module
+    inputs: Float[Tensor, "b n c"]
+    outputs: Float[Tensor, "b n c"]
+    grid: tuple[int, int]
+    prefix: int
+    sequences: int
+    terms: ScoreTerms
+    call: CallForm
+    constancy: Float[Tensor, "h"]
 
-    @contextmanager
-    def passing_over(self, name: str) -> Iterator[None]:
-        """A module that is refused inside is not taken."""
-        try:
-            yield
-        except ValueError as reason:
-            self.tokens.pop(name, None)
-            self.passed_over.setdefault(name, str(reason))
+    @property
+    def parts(self) -> AttentionParts:
+        """The module's weights."""
+        return attention_parts(self.attention)
+
+    def of(self, images: slice) -> "LayerTokens":
+        """The same for some of the images."""
+        inputs, outputs = (
+            each.unflatten(0, (-1, self.sequences))[images].flatten(0, 1) for each in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    def maps_and_values(self) -> tuple[Tensor, Tensor]:
+        """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
+        return self.parts.maps_and_values(self.inputs, self.terms)
+
+    def taps(self, kernel_size: int) -> Taps:
+        """The shifts that a kernel reads."""
+        taps = Taps.of(self.grid, kernel_size, self.inputs)
+        allowed = self.terms.allowed()
+        return taps.masked(allowed) if allowed is not None and self.terms.blocks() else taps
+
+    def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
+        """A few images at a time."""
+        parts = self.parts
+        count, tokens, _ = self.inputs.shape
+        wide = (kernel_size**2 + 1 + self.prefix) * parts.head_dim
+        step = max(1, _BLOCK // (parts.heads * self.sequences * tokens * max(tokens, wide)))
+        for start in range(0, count // self.sequences, step):
+            yield self.of(slice(start, start + step))
 
 
 def replaceable(
     model: nn.Module,
     images: Tensor,
     *,
-    layers: frozenset[str] | None,
+    layers: Collection[str] | None,
     grid: Sequence[int] | None,
     prefix: int | None,
     options: Mapping[str, object],
-) -> PassResult:
-    """Run a model once, and tell what can be replaced from what cannot.
+) -> tuple[dict[str, LayerTokens], dict[str, str]]:
+    """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
 
-    Args:
-        model: Any vision transformer.
-        images: What it is given.
-        layers: Names of the attention modules to look at; None for all.
-        grid: As `visit_attention`.
-        prefix: As `visit_attention`.
-        options: Further arguments of its forward pass by name.
+    Arguments are those of `visit_attention`.
 
     Raises:
-        ValueError: Nothing can be replaced, or not what `layers` names.
+        ValueError: No module can be replaced, or not one that `layers` names.
     """
-    looked = PassResult()
     modules = dict(model.named_modules())
-
-    def wanted(name: str) -> bool:
-        return name not in looked.passed_over and (layers is None or name in layers)
+    calls: dict[str, list[tuple[Any, Any, Any]]] = {
+        name: [] for name, module in modules.items() if projects(module) and (layers is None or name in layers)
+    }
+    placed: dict[str, list[_Place | None]] = defaultdict(list)
+    passed_over: dict[str, str] = {}
 
     def visit(name: str, operator: AttentionOperator) -> None:
         name = _holder(name, modules)
-        if not wanted(name):
-            return
-        with looked.passing_over(name):
-            if name in looked.tokens:
-                raise ValueError(bad(f"model.{name}", ONCE, "more than one call"))
-            looked.tokens[name] = _layer_tokens(name, modules[name], looked.given.get(name), operator)
-            looked.constancy[name] = shift_profile(operator).constancy
+        if layers is None or name in layers:
+            placed[name].append(_place(operator))
 
     def unreadable(name: str, reason: str) -> None:
-        with looked.passing_over(name):
-            kind = type(modules[name]).__name__
-            requirement = "must have attention that can be read"
-            raise ValueError(bad(f"model.{name}", requirement, kind, f"It is not: {reason}."))
+        got = type(modules[name]).__name__
+        passed_over[name] = bad(f"model.{name}", "must have readable attention", got, f"Reason: {reason}.")
 
     handles = [
-        handle
-        for name, module in modules.items()
-        if projects(module) and wanted(name)
-        for handle in _watch(name, module, looked)
+        modules[name].register_forward_hook(lambda _, *call, to=recorded: to.append(call), with_kwargs=True)
+        for name, recorded in calls.items()
     ]
     try:
         visit_attention(model, images, visit, grid=grid, prefix=prefix, options=options, unreadable=unreadable)
     finally:
         for handle in handles:
             handle.remove()
-    for name, part in list(looked.tokens.items()):
-        with looked.passing_over(name):
-            first = part.of(slice(1))
-            made = looked.made[name][: part.sequences]
-            refuse_other_formula(part.attention, first.inputs, made, terms=first.terms, name=f"model.{name}")
-    _check_layers(looked, layers, [name for name, module in modules.items() if projects(module)])
-    return looked
-
-
-def _check_layers(looked: PassResult, layers: frozenset[str] | None, projecting: Sequence[str]) -> None:
-    """Refuse a model of which nothing can be replaced, and layers that cannot be."""
-    wanted = looked.passed_over if layers is None and not looked.tokens else sorted(layers or ())
-    for name in wanted:
-        if name in looked.passed_over:
-            raise ValueError(looked.passed_over[name])
-        if name not in looked.tokens:
-            known = ", ".join(projecting)
+    tokens: dict[str, LayerTokens] = {}
+    for name in [name for name in placed if name not in passed_over]:
+        try:
+            tokens[name] = _layer_tokens(name, modules[name], calls.get(name, []), placed[name])
+        except ValueError as reason:
+            passed_over[name] = str(reason)
+    for name in layers or (() if tokens else passed_over):
+        if name in passed_over:
+            raise ValueError(passed_over[name])
+        if name not in tokens:
+            known = ", ".join(name for name, module in modules.items() if projects(module))
             raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
+    return tokens, passed_over
 
 
-def _watch(name: str, module: nn.Module, looked: PassResult) -> list[RemovableHandle]:
-    """Keep what a module is given and what it gives."""
-
-    def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        with looked.passing_over(name):
-            form = CallForm.of(module)
-            try:
-                x, terms = form.read(args, named)
-            except ValueError as reason:
-                raise ValueError(f"model.{name}.{reason}") from reason
-            looked.calls[name], looked.given[name] = form, (x.detach(), terms)
-
-    def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        given, form = first_tensor(output), looked.calls.get(name)
-        if given is not None and form is not None:
-            looked.calls[name] = replace(form, pair=isinstance(output, tuple))
-            looked.made[name] = (given if form.batch_first else given.transpose(0, 1)).detach()
-
-    return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+def _place(operator: AttentionOperator) -> _Place | None:
+    """Where the tokens are; None if they are not those of an image in rows and columns."""
+    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2:
+        return None
+    height, width = operator.window or operator.grid.sizes
+    return (height, width), operator.prefix, operator.suffix, operator.batch, shift_profile(operator).constancy
 
 
 def _layer_tokens(
-    name: str, module: nn.Module, given: tuple[Tensor, ScoreTerms] | None, operator: AttentionOperator
+    name: str, module: nn.Module, calls: Sequence[tuple[Any, Any, Any]], placed: Sequence[_Place | None]
 ) -> LayerTokens:
-    """What a module was given and where its tokens stand; refused where they are not those of an image alone."""
-    attention_parts(module, f"model.{name}")
+    """The record of one module; refused unless it attends over the tokens of an image, as its parts say."""
+    where, kind = f"model.{name}", type(module).__name__
     if not name:
-        kind = type(module).__name__
-        raise ValueError(bad("model", "must hold its attention in a module inside it", kind, "Wrap it in another."))
-    if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2 or given is None:
-        raise ValueError(bad(f"model.{name}", ONCE, type(module).__name__))
-    if operator.suffix > 0:
-        raise ValueError(bad(f"model.{name}", ONCE, f"{operator.suffix} tokens after it"))
-    height, width = operator.grid.sizes if operator.window is None else operator.window
-    x, terms = given
-    if x.shape[1] != operator.prefix + height * width:
-        requirement = f"must be given {operator.prefix} tokens before {height} x {width}"
-        raise ValueError(bad(f"model.{name}", requirement, x.shape[1]))
-    sequences = len(x) // operator.batch
-    terms = terms.per_image(sequences, f"model.{name}")
-    return LayerTokens(module, x, (height, width), operator.prefix, terms, sequences)
+        fix = "Wrap it in another module."
+        raise ValueError(bad("model", "must hold its attention in a module inside it", kind, fix))
+    if len(calls) > 1 or len(placed) > 1:
+        raise ValueError(bad(where, _ONCE, "more than one call"))
+    call, place = CallForm.of(module), placed[0]
+    if not calls or place is None:
+        raise ValueError(bad(where, _ONCE, kind))
+    ((args, named, output),) = calls
+    try:
+        x, terms = call.read(args, named)
+    except ValueError as reason:
+        raise ValueError(f"{where}.{reason}") from reason
+    (height, width), prefix, suffix, images, constancy = place
+    if suffix > 0:
+        raise ValueError(bad(where, _ONCE, f"{suffix} tokens after it"))
+    made = first_tensor(output)
+    assert made is not None
+    if x.shape[1] != prefix + height * width:
+        requirement = f"must be given {prefix} tokens before {height} x {width}"
+        raise ValueError(bad(where, requirement, x.shape[1]))
+    made = made if call.batch_first else made.transpose(0, 1)
+    sequences = len(x) // images
+    tokens = LayerTokens(
+        attention=module,
+        inputs=x.detach(),
+        outputs=made.detach(),
+        grid=(height, width),
+        prefix=prefix,
+        sequences=sequences,
+        terms=terms.per_image(sequences, where),
+        call=replace(call, pair=isinstance(output, tuple)),
+        constancy=constancy,
+    )
+    first = tokens.of(slice(1))
+    refuse_other_formula(module, first.inputs, first.outputs, terms=first.terms, name=where)
+    return tokens
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
