@@ -1,4 +1,4 @@
-"""Files that one process at a time holds, by a lock that the system releases however the process ends."""
+"""Exclusive file locks, which the system releases however the process ends."""
 
 import errno
 import os
@@ -40,14 +40,14 @@ else:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
-    """Hold a file, unbuffered, for reading and appending; it and its folder are made where they are missing.
+    """Hold an unbuffered file for reading and appending; it and its folder are made where they are missing.
 
-    Its holder may remove or rename the file: whoever waited for it then takes the next file of this name. In a forked
+    The holder may remove or rename the file: a process that waited for it takes the next file of this name. In a forked
     process the file is closed.
 
     Args:
-        path: of the file.
-        wait: until no other process holds it.
+        path: Of the file.
+        wait: Until no other process holds it.
 
     Raises:
         BlockingIOError: Without `wait`: another process or thread holds it.
