@@ -34,36 +34,23 @@ def find_page() -> str:
 def with_payload(page: str, content: bytes) -> str:
     """The page with a payload in it, complete in itself.
 
-    Raises:
-        ValueError: The page has no end of its body.
-
     Example:
         >>> with_payload("<body>page</body>", b"bytes").splitlines()[0]
         '<body>page<script type="application/octet-stream" id="attnconv-payload">Ynl0ZXM=</script>'
     """
-    place = page.rfind("</body>")  # the last one: a script in the page may hold the word
-    if place < 0:
-        raise ValueError(bad("page", "must hold </body>", f"{len(page)} characters without it"))
-    script = _SCRIPT.format(base64.b64encode(content).decode("ascii"))
-    return page[:place] + script + page[place:]
+    head, body, rest = page.rpartition("</body>")  # the last one: a script in the page may hold the word
+    return head + _SCRIPT.format(base64.b64encode(content).decode("ascii")) + body + rest
 
 
 def with_server(page: str, *, images: bool) -> str:
     """The page with the mark of a server; without `images` it offers no field for pictures.
 
-    Raises:
-        ValueError: The page has no head.
-
     Example:
         >>> with_server("<head></head>", images=True)
         '<head><meta name="attnconv-server" content="images"></head>'
-        >>> with_server("<head></head>", images=False)
-        '<head><meta name="attnconv-server" content="payload"></head>'
     """
-    head = re.search(r"<head(\s[^>]*)?>", page)
-    if head is None:
-        raise ValueError(bad("page", "must hold <head>", f"{len(page)} characters without it"))
-    return page[: head.end()] + SERVER_MARK.format("images" if images else "payload") + page[head.end() :]
+    mark = SERVER_MARK.format("images" if images else "payload")
+    return re.sub(r"<head(\s[^>]*)?>", lambda head: head[0] + mark, page, count=1)
 
 
 def export(payload: bytes, folder: str | Path) -> Path:

@@ -35,8 +35,9 @@ SCRIPT = Path(__file__).with_name("widget.js")
 class Explorer:
     """The page with a payload, shown where it is the last value of a cell.
 
-    Where anywidget is installed (the extra `notebook`) and a kernel runs, `selection` and `attention` are what the page
-    shows, and `select` moves it. The page's messages arrive between cells, not while one runs.
+    While a kernel runs, `selection` and `attention` are what the page shows, and `select` moves it. The page's messages
+    arrive between cells, not while one runs. These and `widget` need the extra `notebook`, and raise an `ImportError`
+    without it.
 
     Args:
         content: The payload's bytes.
@@ -63,11 +64,7 @@ class Explorer:
 
     @property
     def selection(self) -> Selection | None:
-        """The page's selection; None until the page has told it, and while it shows another payload.
-
-        Raises:
-            ImportError: The extra `notebook` is not installed.
-        """
+        """The page's selection; None until the page has told it, and while it shows another payload."""
         return selection_in(self._payload, self._opened().told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
@@ -76,7 +73,6 @@ class Explorer:
         They are `attention_row` of the selection, or its mean where the page shows the mean over all images.
 
         Raises:
-            ImportError: The extra `notebook` is not installed.
             ValueError: Nothing is selected, or the layer has no such part.
         """
         selection = self.selection
@@ -104,7 +100,6 @@ class Explorer:
             image: Number of the image.
 
         Raises:
-            ImportError: The extra `notebook` is not installed.
             TypeError, ValueError: The payload has no such layer, head, query or image.
         """
         channel = self._opened()
@@ -114,11 +109,7 @@ class Explorer:
 
     @property
     def widget(self) -> Any:
-        """The page as a widget of anywidget: for layouts of ipywidgets, and front ends that start widgets when shown.
-
-        Raises:
-            ImportError: The extra `notebook` is not installed.
-        """
+        """The page as an anywidget: for layouts of ipywidgets, and front ends that start widgets when shown."""
         channel = self._opened()
         channel.page = self._page  # sent on demand: the HTML output holds the page already
         return channel

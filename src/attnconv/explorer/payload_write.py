@@ -80,8 +80,8 @@ def payload(
         The file.
 
     Raises:
-        ValueError: An attention cannot be read or shown; images are missing, blank or not what the model takes; or
-            pictures do not fit the images.
+        ValueError: An attention cannot be read or shown; images are missing, blank or do not fit the model; or pictures
+            do not fit the images.
         TypeError: `images` is no tensor of a floating dtype, or `budget` no whole number.
 
     Example:

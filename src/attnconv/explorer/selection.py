@@ -64,14 +64,7 @@ def selection_in(payload: Payload, told: object) -> Selection | None:
 
 
 def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "height width"]:
-    """Probabilities of a selection over the tokens of the image, as the page shows them.
-
-    Returns:
-        The row; the mean of the rows of all images where `selection.image` is None.
-
-    Raises:
-        ValueError: The layer has no such part.
-    """
+    """Probabilities of a selection over the tokens: one row, or the mean of the rows of all images."""
     row, column = selection.query
     query = row * payload.layers[selection.layer].sizes[1] + column
     images = range(max(1, len(payload.names))) if selection.image is None else (selection.image,)
@@ -90,21 +83,9 @@ def question(
     query: Place | None,
     image: SupportsIndex | None,
 ) -> dict[str, Any]:
-    """The message that asks the page for a place; what is None stays as it is.
+    """The message that asks a page for the places of `Explorer.select`.
 
-    It repeats what was asked before and is not yet answered, so that the page needs the last message only.
-
-    Args:
-        payload: What the page shows.
-        shown: The page's selection, or None where the page has not told it.
-        pending: The message before, where the page has not answered it; else empty.
-        layer: Number of the layer, or its name in the model.
-        head: Number of the head.
-        query: Row and column, in tokens of the layer.
-        image: Number of the image.
-
-    Raises:
-        TypeError, ValueError: The payload has no such layer, head, query or image.
+    It repeats the pending message, the one before if the page has not answered it: the page needs the last one only.
     """
     before = pending.get("layer", 0 if shown is None else shown.layer)
     index = before if layer is None else _layer_number(payload, layer)

@@ -46,22 +46,14 @@ class Session:
         self._options = dict(options or {})
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
-        """The payload of some images.
-
-        Raises:
-            ValueError: As `payload`.
-        """
+        """The payload of some images, with the errors of `attnconv.explorer.payload`."""
         some = next(self._model.parameters(), torch.zeros(()))  # attention needs none
         images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
         return payload(self._model, images, pictures=pictures, **self._options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """The payload of one picture from outside, for `app`.
-
-        Args:
-            content: The file.
-            declared: Its media type.
+        """The payload of one picture file with its declared media type, for `app`.
 
         Raises:
             ValueError: The picture is rejected (see `read_upload`), or has one colour only.

@@ -30,10 +30,9 @@ def read_upload(
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
-        TooLargeError: More bytes than `LARGEST_UPLOAD`, more pixels than `LARGEST_PICTURE`, or what `open_picture`
-            refuses as too large.
-        PictureError: The picture is broken, or of more than 8 bits a channel, grey or coloured.
+        UnsupportedTypeError: The type is not one of `TYPES`, or not that of the bytes; or it is a WebP that moves.
+        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or too long a side.
+        PictureError: The picture is broken, or of more than 8 bits a channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:

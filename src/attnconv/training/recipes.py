@@ -7,12 +7,11 @@ code); the residual network divides its rate by 10 at epochs 80, 150 and 250. Cr
 `modern`: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from attnconv.data.settings import AugmentSettings, DataSettings
-from attnconv.models.presets import PRESETS, preset_settings
+from attnconv.models.presets import preset_settings
 from attnconv.models.settings import ModelSettings, ResNetSettings
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
 
@@ -111,6 +110,3 @@ def table_rows(settings: RunSettings) -> dict[str, str]:
         "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
         "linear warm up ratio": f"{settings.schedule.warmup:g}",
     }
-
-
-RECIPES: Mapping[str, RunSettings] = {preset: recipe(preset) for preset in PRESETS}
