@@ -14,7 +14,7 @@ continues bit for bit.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, final
 
@@ -135,14 +135,18 @@ class TrainingLoop:
 
     def evaluate(self) -> dict[str, Score]:
         """Evaluate after an epoch: scores of its training images during the epoch, and of the other sets."""
-        train, world = self.settings.train, world_size()
+        world = world_size()
+        size = max(1, self.settings.train.eval_batch_size // world) * world
         scores = {"train": score(all_sum(self._epoch_sums))}
-        about: dict[str, Any] = {"mean": self.mean, "std": self.std, "precision": train.precision}
         for name, images in self._measured.items():
-            size = max(1, train.eval_batch_size // world) * world
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
-            scores[name] = score(all_sum(tally_batches(self.model, batches, device=self.device, **about)))
+            scores[name] = score(all_sum(self.tally(batches)))
         return scores
+
+    def tally(self, batches: Iterable[Batch]) -> Float[Tensor, " 3"]:
+        """The tally of some batches in evaluation mode."""
+        precision, device = self.settings.train.precision, self.device
+        return tally_batches(self.model, batches, mean=self.mean, std=self.std, precision=precision, device=device)
 
     def recent_loss(self) -> float:
         """Mean loss of the training images since the last call."""

@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from typing import Any
 
 import torch
 
@@ -10,7 +9,7 @@ from attnconv.data.batches import Batches
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.models.factory import build
 from attnconv.training.determinism import numerics
-from attnconv.training.evaluation import device_of, tally_batches
+from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.settings import RunSettings
 
@@ -57,11 +56,10 @@ def _step_seconds(loop: TrainingLoop, seconds: float) -> list[float]:
 def _image_seconds(loop: TrainingLoop, images: ImageSet) -> float:
     """Median over some batches of evaluation; 0 where there are no images."""
     size, found = loop.settings.train.eval_batch_size, []
-    about: dict[str, Any] = {"mean": loop.mean, "std": loop.std, "precision": loop.settings.train.precision}
     few = images.take(torch.arange(min(_EVALUATED * size, len(images))))
     for batch in Batches(few, batch_size=size):
         start = _now(loop.device)
-        tally_batches(loop.model, [batch], device=loop.device, **about)
+        loop.tally([batch])
         found.append((_now(loop.device) - start) / len(batch.labels))
     return statistics.median(found) if found else 0.0
 
