@@ -89,7 +89,15 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_core_needs_few_packages() -> None:
-    assert names(PROJECT["dependencies"]) == {"torch", "numpy", "jaxtyping", "lazy-loader", "safetensors", "scipy"}
+    assert names(PROJECT["dependencies"]) == {
+        "torch",
+        "numpy",
+        "jaxtyping",
+        "lazy-loader",
+        "msgspec",
+        "safetensors",
+        "scipy",
+    }
 
 
 def test_every_import_is_of_the_core_or_of_an_extra() -> None:

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The explorer's page need not be built."""
-    for module in ("attnconv.explorer.static_export", "attnconv.explorer.html_page", "attnconv.explorer"):
+    for module in ("attnconv.explorer", "attnconv.explorer.html_page"):
         monkeypatch.setattr(f"{module}.find_page", lambda: "<head></head><body></body>", raising=False)
 
 

@@ -61,12 +61,6 @@ class TestParts:
         assert '<head><meta name="attnconv-server" content="images"><meta charset' in found
         assert with_server('<head lang="en">', images=False).endswith('content="payload">')
 
-    def test_what_is_no_page_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"page: .*got 4 characters"):
-            with_payload("page", b"")
-        with pytest.raises(ValueError, match=r"page: .*got 8 characters"):
-            with_server("<header>", images=True)
-
 
 class TestExport:
     def test_two_files(self, built: Path, tmp_path: Path) -> None:

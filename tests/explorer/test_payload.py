@@ -26,8 +26,8 @@ from attnconv import (
     SelfAttention3d,
 )
 from attnconv.encodings import Encoding, SinusoidalPositions
-from attnconv.explorer import HeadShapes, Moment, Payload, Pictures, attention_row, payload, read_payload
-from attnconv.explorer.payload_layers import LayerTensors, balanced, content_tensors, fewer, layer_tensors
+from attnconv.explorer import HeadShapes, Moment, Payload, PayloadLayer, Pictures, attention_row, payload, read_payload
+from attnconv.explorer.payload_layers import balance, content_tensors, shorten, store_layer
 from attnconv.explorer.payload_write import BUDGET
 from attnconv.inspect import visit_attention
 
@@ -165,6 +165,7 @@ class TestContent:
         found = read_payload(payload(layer, images()))
         assert found.layers[0].kind == "content"
         rounding = found.layers[0].statistics["layer"]["rounding of scores"]
+        assert rounding is not None
         assert 0 < rounding < 2e-3
         for image in range(2):
             exact = layer.operator(images()).to_dense()[image].double()
@@ -193,6 +194,7 @@ class TestContent:
         assert found.layers[0].tensors["query"].shape[-1] == 9  # the least that says these scores: rank 8 + 1
         assert len(small) < len(full)
         rounding = found.layers[0].statistics["layer"]["rounding of scores"]
+        assert rounding is not None
         exact = layer.operator(images()).to_dense()[0].double()
         off = (all_rows(found) / exact).log().abs().max()
         assert off <= 2 * rounding + 1e-5
@@ -218,10 +220,10 @@ class TestContent:
         layers = [SelfAttention2d(3, 3, 9, encoding=encoding) for encoding in encodings]
         model = nn.Sequential(*layers)
         batch = images(1, 3, (32, 32))
-        found: dict[str, LayerTensors] = {}
+        found: dict[str, PayloadLayer] = {}
 
         def look(name: str, operator: Any) -> None:
-            found[name] = layer_tensors(name, model.get_submodule(name), operator, budget=BUDGET // 6)
+            found[name] = store_layer(name, model.get_submodule(name), operator, budget=BUDGET // 6)
 
         visit_attention(model, batch, look)  # without the audit of `payload`, which takes most of its time
         assert [layer.kind for layer in found.values()] == ["rows"] * 6
@@ -239,13 +241,13 @@ class TestContent:
 
     def test_fewer_channels_are_exact_where_the_rank_allows(self) -> None:
         query, key = torch.randn(1, 2, 9, 3), torch.randn(1, 2, 9, 3)
-        left, right = fewer(query, key, 3)
+        left, right = shorten(query, key, 3)
         off = left @ right.mT - query @ key.mT
         torch.testing.assert_close(off, off.mean(-1, keepdim=True).expand_as(off), rtol=0, atol=1e-5)
 
     def test_balanced_vectors_have_the_same_products(self) -> None:
         query, key = torch.randn(1, 2, 9, 3) * 1e-6, torch.randn(1, 2, 9, 3) * 1e6
-        left, right = balanced(query, key)
+        left, right = balance(query, key)
         assert torch.equal(left @ right.mT, query @ key.mT)
         assert right.abs().max() < 10
 
@@ -330,32 +332,33 @@ class TestBroken:
                 read_payload(other)
         with pytest.raises(ValueError, match=r"payload: .*got none"):
             read_payload(save({"x": torch.zeros(1)}))
-        with pytest.raises(ValueError, match="payload: must hold a manifest that is JSON"):
+        with pytest.raises(ValueError, match="payload: must hold a manifest of format 1"):
             read_payload(save({"x": torch.zeros(1)}, {"attnconv": "{"}))
-        with pytest.raises(ValueError, match=r"payload: .*got 2"):
+        with pytest.raises(ValueError, match=r"payload: .*\b2\b"):
             read_payload(altered(content, lambda manifest, _: manifest.update(format=2)))
 
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda m, t: m.update(times=[]), "times must be as the format says"),
-            (lambda m, t: m.update(layers=[]), "layers must be as the format says"),
-            (lambda m, t: m.update(title=3), "title must be as the format says"),
-            (lambda m, t: m.update(patch=[1]), "patch must be as the format says"),
-            (lambda m, t: m.update(images=[]), "tensor images must be torch.uint8 of 0 x any x any x 3"),
-            (lambda m, t: m["layers"][0].update(kind="magic"), "kind must be as the format says, got 'magic'"),
-            (lambda m, t: m["layers"][0].update(heads=True), "heads must be as the format says, got True"),
-            (lambda m, t: m["layers"][0].update(heads=5), "statistics.heads.best row must be as the format says"),
+            (lambda m, t: m.update(times=[]), r"got .*\$.times"),
+            (lambda m, t: m.update(layers=[]), r"got .*\$.layers"),
+            (lambda m, t: m.update(title=3), r"got .*int.*\$.title"),
+            (lambda m, t: m.update(patch=[1]), r"got .*\$.patch"),
+            (lambda m, t: m.update(images=[]), "tensor images must be uint8 of 0 x 5 x 7 x 3, got .*2, 5, 7, 3"),
+            (lambda m, t: m["layers"][0].update(kind="magic"), r"got .*'magic'.*\$.layers\[0\].kind"),
+            (lambda m, t: m["layers"][0].update(heads=True), r"got .*bool.*\$.layers\[0\].heads"),
+            (lambda m, t: m["layers"][0].update(heads=5), "statistics.heads.best row must be"),
+            (lambda m, t: m["layers"][0].update(tensors={"key": 3}), r"got .*int.*\$.layers\[0\].tensors"),
             (
                 lambda m, t: m["layers"][0].update(heads=5, statistics={"heads": {}, "layer": {}}),
-                "tensor 0.query must be torch.float16 of 2 x 5 x 35 x any",
+                "tensor 0.query must be float16 of 2 x 5 x 35 x 8, got .*2, 4, 35, 8",
             ),
-            (lambda m, t: m["layers"][0].update(sizes=[5, -7]), "sizes must be as the format says"),
-            (lambda m, t: m["layers"][0].update(statistics=[]), "statistics must be as the format says"),
+            (lambda m, t: m["layers"][0].update(sizes=[5, -7]), r"got .*\$.layers\[0\].sizes\[1\]"),
+            (lambda m, t: m["layers"][0].update(statistics=[]), r"got .*\$.layers\[0\].statistics"),
             (lambda m, t: t.pop("0.key"), "must hold the tensor 0.key, got none"),
-            (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be as the format says"),
+            (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be .*row_scores"),
             (lambda m, t: t["0.key"].fill_(math.nan), "tensor 0.key must be finite"),
-            (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be torch.float16"),
+            (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be float16 .*got torch.float32"),
         ],
     )
     def test_manifest_and_tensors_that_do_not_fit(

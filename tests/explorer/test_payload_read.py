@@ -22,25 +22,25 @@ def without_images(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000], ids=["lists", "objects"])
 def test_a_manifest_nested_without_end(text: str) -> None:
-    with pytest.raises(ValueError, match=r"payload: .*got .*recursion"):
+    with pytest.raises(ValueError, match=r"payload: .*got .*(recursion|array)"):
         read_payload(save({"x": torch.zeros(1)}, {"attnconv": text}))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m, t: m.pop("patch"), "patch must be as the format says, got 'none'"),
-        (lambda m, t: m.update(patch=[1, 10**7]), "patch must be as the format says"),
-        (lambda m, t: m.pop("library"), "library must be as the format says, got None"),
-        (lambda m, t: m["images"][1].pop("name"), r"images\[1\].name must be as the format says, got None"),
-        (lambda m, t: m["images"][0].update(name=3), r"images\[0\].name must be as the format says, got 3"),
-        (lambda m, t: m.update(layers=[]), r"layers must be as the format says, got \[\]"),
-        (lambda m, t: t.update(images=t["images"][:, :0]), "images must be as the format says, got '0 x 7 pixels'"),
-        (without_images, "images must be as the format says, got 'none, and layer 0 is of kind content'"),
-        (lambda m, t: m["layers"][0].update(window=[7]), r"layers\[0\].window must be as the format says, got \[7\]"),
-        (lambda m, t: m["layers"][0].update(window=[0, 7]), r"layers\[0\].window must be as the format says"),
-        (lambda m, t: m["layers"][0].update(window="7x7"), r"layers\[0\].window must be as the format says"),
-        (lambda m, t: m["layers"][0].update(heads=10**7), "heads must be as the format says, got 10000000"),
+        (lambda m, t: m.pop("patch"), "got .*`patch`"),
+        (lambda m, t: m.update(patch=[1, 10**7]), r"got .*\$.patch\[1\]"),
+        (lambda m, t: m.pop("library"), "got .*`library`"),
+        (lambda m, t: m["images"][1].pop("name"), r"got .*`name`.*\$.images\[1\]"),
+        (lambda m, t: m["images"][0].update(name=3), r"got .*int.*\$.images\[0\].name"),
+        (lambda m, t: m.update(layers=[]), r"got .*\$.layers"),
+        (lambda m, t: t.update(images=t["images"][:, :0]), r"images must be .*got .*2, 0, 7, 3"),
+        (without_images, "images must be .*got .*none, .*kind content"),
+        (lambda m, t: m["layers"][0].update(window=[7]), r"got .*\$.layers\[0\].window"),
+        (lambda m, t: m["layers"][0].update(window=[0, 7]), r"got .*\$.layers\[0\].window"),
+        (lambda m, t: m["layers"][0].update(window="7x7"), r"got .*\$.layers\[0\].window"),
+        (lambda m, t: m["layers"][0].update(heads=10**7), r"got .*\$.layers\[0\].heads"),
     ],
 )
 def test_entries_of_the_manifest(change: Callable[[dict[str, Any], dict[str, Tensor]], object], words: str) -> None:
@@ -51,15 +51,15 @@ def test_entries_of_the_manifest(change: Callable[[dict[str, Any], dict[str, Ten
 @pytest.mark.parametrize(
     ("statistics", "words"),
     [
-        (None, "statistics must be as the format says, got None"),
-        ({"heads": {}}, "statistics must be as the format says"),
-        ({"heads": {"a": [1, 2, 3]}, "layer": {}}, r"statistics.heads.a must be as the format says, got \[1, 2, 3\]"),
-        ({"heads": {"a": "1234"}, "layer": {}}, "statistics.heads.a must be"),
-        ({"heads": {"a": [1, 2, 3, True]}, "layer": {}}, "statistics.heads.a must be"),
-        ({"heads": {"a": [1, 2, 3, float("inf")]}, "layer": {}}, "manifest that is JSON, got Infinity is no number"),
-        ({"heads": {}, "layer": {"b": float("nan")}}, "manifest that is JSON, got NaN is no number"),
-        ({"heads": {}, "layer": {"b": 10**400}}, "statistics.layer.b must be as the format says, got 1000"),
-        ({"heads": {}, "layer": {"b": []}}, "statistics.layer.b must be as the format says"),
+        (None, r"got .*null.*statistics"),
+        ({"heads": {}}, r"got .*`layer`.*statistics"),
+        ({"heads": {"a": [1, 2, 3]}, "layer": {}}, r"statistics.heads.a must be .*\[1.0, 2.0, 3.0\]"),
+        ({"heads": {"a": "1234"}, "layer": {}}, "got .*str.*statistics.heads"),
+        ({"heads": {"a": [1, 2, 3, True]}, "layer": {}}, "got .*bool.*statistics.heads"),
+        ({"heads": {"a": [1, 2, 3, float("inf")]}, "layer": {}}, "manifest .*got .*malformed"),
+        ({"heads": {}, "layer": {"b": float("nan")}}, "manifest .*got .*malformed"),
+        ({"heads": {}, "layer": {"b": 10**400}}, "got .*out of range.*statistics.layer"),
+        ({"heads": {}, "layer": {"b": []}}, "got .*array.*statistics.layer"),
     ],
 )
 def test_statistics(statistics: object, words: str) -> None:
@@ -71,7 +71,7 @@ def test_numbers_that_overflow_are_not_finite() -> None:
     content = payload(own(Quadratic(4)))
     altered_text = content.replace(b'content share\\": 0.0,', b'content share\\": 9e9999,', 1)
     length = int.from_bytes(content[:8], "little") + len(altered_text) - len(content)
-    with pytest.raises(ValueError, match=r"statistics.layer.content share must be as the format says, got inf"):
+    with pytest.raises(ValueError, match=r"payload: .*got .*out of range"):
         read_payload(length.to_bytes(8, "little") + altered_text[8:])
 
 
@@ -89,7 +89,7 @@ def test_null_is_a_statistic() -> None:
 
 def test_rows_of_no_image() -> None:
     content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
-    with pytest.raises(ValueError, match="images must be as the format says, got 'none, and layer 0 is of kind rows'"):
+    with pytest.raises(ValueError, match=r"images must be .*got .*none, .*kind rows"):
         read_payload(altered(content, without_images))
 
 

@@ -47,7 +47,7 @@ class TestSelectionIn:
 
 class TestAttentionOf:
     @pytest.mark.parametrize("part", ["both", "content", "position"])
-    def test_the_row_of_the_reader(self, shown: Payload, part: str) -> None:
+    def test_the_row_of_the_reader(self, shown: Payload, part: Any) -> None:
         place = Selection(1, "", 2, (1, 4), 1, 0, part)
         torch.testing.assert_close(attention_of(shown, place), attention_row(shown, 1, 2, 9, image=1, part=part))
 
@@ -91,16 +91,16 @@ class TestQuestion:
 
     def test_what_the_payload_does_not_have(self, shown: Payload) -> None:
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({"layer": 2}, "layer: must be a whole number from 0, below 2, got 2"),
-            ({"layer": True}, "layer: must be a whole number from 0, below 2, got True"),
+            ({"layer": 2}, "layer: must be at most 1, got 2"),
+            ({"layer": True}, "layer: must be a whole number .*got True"),
             ({"layer": "none"}, r"layer: must be one of the payload's \(.*\), got 'none'"),
-            ({"layer": 0, "head": 2}, "head: must be a whole number from 0, below 2, got 2"),
+            ({"layer": 0, "head": 2}, "head: must be at most 1, got 2"),
             ({"query": (4, 0)}, r"query: must be \(row, column\) on the 4 x 5 tokens of layer .*, got \(4, 0\)"),
             ({"query": (1, 2, 3)}, r"query: must be .*, got \(1, 2, 3\)"),
-            ({"image": 2}, "image: must be a whole number from 0, below 2, got 2"),
+            ({"image": 2}, "image: must be at most 1, got 2"),
         ]
         for places, words in wrong:
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises((TypeError, ValueError), match=words):
                 asked(shown, **places)
 
     def test_what_is_pending_is_asked_again(self, shown: Payload) -> None:
@@ -140,7 +140,7 @@ class TestQuestion:
     @pytest.mark.usefixtures("unhooked")
     def test_what_is_no_whole_number_in_range(self, shown: Payload, value: Any) -> None:
         for name in ("layer", "head", "image"):
-            with pytest.raises(ValueError, match=rf"{name}: .*got "):
+            with pytest.raises((TypeError, ValueError), match=rf"{name}: .*got "):
                 asked(shown, **{name: value})
 
     @pytest.mark.parametrize("query", [

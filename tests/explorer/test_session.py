@@ -22,7 +22,7 @@ def file_of(image: Image.Image) -> bytes:
 
 
 def session(layer: SelfAttention2d) -> Session:
-    return Session(layer, (6, 8), mean=MEAN, std=STD, title="visited", reading={"budget": 10**6})
+    return Session(layer, (6, 8), mean=MEAN, std=STD, options={"title": "visited", "budget": 10**6})
 
 
 def test_a_picture_is_normalised_and_shown_as_it_is() -> None:
@@ -67,6 +67,6 @@ class Bare(torch.nn.Module):
 
 
 def test_a_model_without_parameters() -> None:
-    seen = Session(Bare(), (6, 8), mean=MEAN, std=STD, reading={"grid": (6, 8)})
+    seen = Session(Bare(), (6, 8), mean=MEAN, std=STD, options={"grid": (6, 8)})
     made = seen.answer(file_of(Image.linear_gradient("L").convert("RGB")), "image/png")
     assert read_payload(made).layers[0].sizes == (6, 8)

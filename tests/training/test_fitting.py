@@ -43,9 +43,9 @@ def test_a_run_leaves_everything_about_it(whole: RunFolder) -> None:
         (epoch, split) for epoch in (1, 2, 3) for split in ("train", "validation")
     ]
     assert [line["epoch"] for line in whole.heads()] == [0, 1, 2, 3]
-    history = whole.centres_history("blocks.0.attention")
-    assert len(history[0][1]["centres"]) == 3
-    assert history[0][1]["centres"] != history[-1][1]["centres"]
+    first, *_, last = [line["layers"][0] for line in whole.heads()]
+    assert (first["name"], len(first["centres"])) == ("blocks.0.attention", 3)
+    assert first["centres"] != last["centres"]
     result = whole.result()
     assert result is not None
     assert result["last"]["epoch"] == 3

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from attnconv.models.presets import PRESETS
-from attnconv.training.recipes import RECIPES, recipe
+from attnconv.training.recipes import recipe
 from attnconv.training.run_checks import machine_problems
 from attnconv.training.settings import (
     OptimSettings,
@@ -67,10 +67,10 @@ def test_all_mistakes_are_named_together() -> None:
     assert str(SettingsError(found)).count("\n") == len(found) - 1
 
 
-@pytest.mark.parametrize("preset", list(RECIPES))
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_recipes_are_legal_and_survive_the_run_folder(preset: str) -> None:
-    assert problems(RECIPES[preset]) == []
-    assert from_plain(to_plain(RECIPES[preset])) == RECIPES[preset]
+    assert problems(recipe(preset)) == []
+    assert from_plain(to_plain(recipe(preset))) == recipe(preset)
 
 
 def test_settings_of_earlier_versions_name_processes_that_torchrun_knows() -> None:

@@ -12,7 +12,6 @@ from attnconv.data.image_set import ImageSet, Splits
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.factory import build
 from attnconv.paper.training_plan import RUNS, settings_at
-from attnconv.training.evaluation import tally_batches
 from attnconv.training.loop import TrainingLoop, nearby, seed_generators
 from attnconv.training.settings import RunSettings
 
@@ -47,7 +46,7 @@ def take_steps(loop: TrainingLoop, batch: Batch) -> None:
     """One of training, and one of evaluation."""
     loop.model.train()
     loop.train_step(iter([batch]))
-    tally_batches(loop.model, [batch], mean=loop.mean, std=loop.std, precision="32", device=loop.device)
+    loop.tally([batch])
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)

@@ -1,4 +1,4 @@
-"""The mode of a module, training or evaluation, while somebody else's model is looked at."""
+"""Evaluation mode for a while."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """All of a model in evaluation mode; every module of it is put back into its own mode at the end."""
+    """All of a model in evaluation mode; at the end every module is back in its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Files that one process at a time holds, by a lock that the system releases however the process ends."""
+"""Exclusive file locks, which the system releases however the process ends."""
 
 import errno
 import os
@@ -40,14 +40,14 @@ else:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
-    """Hold a file, unbuffered, for reading and appending; it and its folder are made where they are missing.
+    """Hold an unbuffered file for reading and appending; it and its folder are made where they are missing.
 
-    Its holder may remove or rename the file: whoever waited for it then takes the next file of this name. In a forked
+    The holder may remove or rename the file: a process that waited for it takes the next file of this name. In a forked
     process the file is closed.
 
     Args:
-        path: of the file.
-        wait: until no other process holds it.
+        path: Of the file.
+        wait: Until no other process holds it.
 
     Raises:
         BlockingIOError: Without `wait`: another process or thread holds it.
@@ -57,52 +57,47 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
     Warns:
         UserWarning: The file system has no locks; the file is opened all the same.
     """
-    while (file := _open(path)) is None or not _acquire(file, path, wait=wait):
-        pass
-    _held.add(file)
-    try:
-        yield file
-    finally:
-        _held.discard(file)
-        file.close()
+    while True:
+        with _open(path) as file:
+            if _acquire(file, path, wait=wait):
+                _held.add(file)
+                try:
+                    yield file
+                finally:
+                    _held.discard(file)
+                return
 
 
-def _open(path: Path) -> FileIO | None:
-    """None where the folder has gone meanwhile."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileIO(path, "a+")
-    except FileNotFoundError:
-        return None
-    except FileExistsError:
-        with suppress(FileNotFoundError):
-            if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
-                raise
-        return None
+def _open(path: Path) -> FileIO:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return FileIO(path, "a+")
+        except FileNotFoundError:  # the folder has gone meanwhile
+            pass
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
+                    raise
 
 
 def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:
-    """Lock an open file; False, and closed, if it has lost its name meanwhile."""
-    kept = False
+    """Lock an open file; False if it has lost its name meanwhile."""
+    while True:
+        try:
+            _lock(file)
+            break
+        except BlockingIOError:
+            if not wait:
+                raise
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
+            text = f"{path.parent}: its file system has no locks. Write to it with one process at a time."
+            warnings.warn(text, stacklevel=5)
+            break
     try:
-        while True:
-            try:
-                _lock(file)
-                break
-            except BlockingIOError:
-                if not wait:
-                    raise
-                time.sleep(0.05)
-            except OSError as error:
-                if error.errno not in _UNKNOWN:
-                    raise
-                text = f"{path.parent}: its file system has no locks. Write to it with one process at a time."
-                warnings.warn(text, stacklevel=5)
-                break
-        kept = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
-        pass
-    finally:
-        if not kept:
-            file.close()
-    return kept
+        return False

@@ -1,4 +1,4 @@
-"""Checks of models and images given by others, made before anything is computed."""
+"""Checks of a caller's models and images, before anything is computed."""
 
 import torch
 from torch import Tensor, nn
@@ -9,25 +9,13 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what
 
 
 def check_module(model: object, argument: str = "model") -> None:
-    """Refuse what is no module.
-
-    Args:
-        model: What was given.
-        argument: The argument's name.
-
-    Raises:
-        TypeError: It is no module; a class of modules is none.
-    """
+    """Raise `TypeError` unless the argument is a module; a class of modules is none."""
     if not isinstance(model, nn.Module):
         raise TypeError(bad(argument, "must be an nn.Module", type(model).__name__))
 
 
 def check_tensor(images: object, argument: str = "images") -> None:
-    """Refuse what is no tensor with a batch axis.
-
-    Args:
-        images: What was given.
-        argument: The argument's name.
+    """Require a tensor with a batch axis.
 
     Raises:
         TypeError: It is no tensor.
@@ -41,18 +29,11 @@ def check_tensor(images: object, argument: str = "images") -> None:
 
 
 def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
-    """Refuse what is no batch of images.
-
-    Args:
-        images: What was given.
-        argument: The argument's name.
-        least: Number of images that are needed.
-        dims: Axes of an image; None where images of any are taken.
+    """Require a batch of at least `least` images with `dims` axes each (None for any).
 
     Raises:
         TypeError: It is no dense tensor of 16 to 64 bit floating point numbers.
-        ValueError: It is on the meta device, has no batch axis or no pixels, or has fewer images or
-            other axes.
+        ValueError: It is on the meta device, has no batch axis or no pixels, or fewer images or other axes.
     """
     check_tensor(images, argument)
     assert isinstance(images, Tensor)

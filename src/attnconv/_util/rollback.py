@@ -13,12 +13,8 @@ from torch import nn
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Undo every change to a model if the block raises: afterwards it is bit for bit what it was before.
 
-    That covers the values and `requires_grad` of parameters and buffers, which modules there are, their hooks, their
-    modes and their other attributes. Needed where only the changed model can tell whether a change is possible; a
-    function that can check its arguments first needs no copy of the weights.
-
-    Args:
-        model: Changed in place inside the block.
+    That covers values and `requires_grad` of parameters and buffers, the modules, their hooks, modes and attributes. It
+    copies all weights: for functions that cannot check their arguments before they change the model.
 
     Example:
         >>> layer = nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""Plain checks of single values, for arguments that may arrive with any type."""
+"""Checks of single values, for arguments that may arrive with any type."""
 
 import operator
 import sys
@@ -25,24 +25,26 @@ def is_index(value: object) -> TypeGuard[SupportsIndex]:
     if isinstance(value, int):  # first: a compiler's symbols have no attributes to ask for
         return not isinstance(value, bool)
     indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
-    return indexable and getattr(value, "ndim", 0) == 0
+    return indexable and getattr(value, "ndim", 0) == 0 and "bool" not in str(getattr(value, "dtype", ""))
 
 
-def whole(name: str, value: object, minimum: int) -> int:
+def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int:
     """A whole number as an int, from anything that `is_index`.
 
     Raises:
         TypeError: The value is no whole number.
-        ValueError: It is below the minimum, or above `LARGEST`.
+        ValueError: It is out of range.
     """
-    requirement = f"must be a whole number of at least {minimum}"
-    if not is_index(value):
-        raise TypeError(bad(name, requirement, repr(value)))
-    number = operator.index(value)
+    try:
+        number = operator.index(value) if is_index(value) else None
+    except TypeError:  # of numpy's and torch's floats
+        number = None
+    if number is None:
+        raise TypeError(bad(name, f"must be a whole number of at least {minimum}", repr(value)))
     if number < minimum:
-        raise ValueError(bad(name, requirement, number))
-    if number > LARGEST:
-        raise ValueError(bad(name, f"must be at most {LARGEST}, as PyTorch's whole numbers are", number))
+        raise ValueError(bad(name, f"must be a whole number of at least {minimum}", number))
+    if number > maximum:
+        raise ValueError(bad(name, f"must be at most {maximum}", number))
     return number
 
 

@@ -117,18 +117,17 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     data = arguments.data or trained_on
     channels, sizes = own_channels(loaded), size or own_size(loaded)
     reading: dict[str, Any] = {"layers": layer_names(arguments.layers), "grid": grid, "prefix": arguments.prefix}
-    about: dict[str, Any] = {"title": title_of(name), "moments": moments}
-    options = {**reading, "budget": max(1, round(arguments.budget * 1e6))}
+    options = {**reading, "budget": max(1, round(arguments.budget * 1e6)), "title": title_of(name), "moments": moments}
 
     def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
         mean, std = loaded.mean or mean, loaded.std or std
-        return Session(loaded.model, sizes, mean=mean, std=std, reading=options, **about)
+        return Session(loaded.model, sizes, mean=mean, std=std, options=options)
 
     if data is None:
         drawn = noise_for(loaded, sizes)
         with blaming_size(size, own_size(loaded)):
             require_positions_alone(loaded, drawn, reading)
-            content = payload(loaded.model, drawn, pictures=Pictures.none(), **options, **about)
+            content = payload(loaded.model, drawn, pictures=Pictures.none(), **options)
         return content, session((0.5,) * channels, (0.5,) * channels).answer
     wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
     found = read_pixels(data, sizes, channels=channels, **wanted)

@@ -1,12 +1,15 @@
-from .example_payload import example as example
-from .html_page import find_page as find_page
+from .html_page import (
+    export as export,
+    find_page as find_page,
+)
 from .notebook import (
     Explorer as Explorer,
     explore as explore,
 )
-from .payload_read import (
+from .payload_format import (
     Payload as Payload,
     PayloadLayer as PayloadLayer,
+    example as example,
     read_payload as read_payload,
 )
 from .payload_rows import attention_row as attention_row
@@ -21,7 +24,6 @@ from .server import (
     server_for as server_for,
 )
 from .session import Session as Session
-from .static_export import export as export
 from .training_history import (
     HeadShapes as HeadShapes,
     Moment as Moment,

@@ -1,8 +1,8 @@
-"""Connections bounded in number and time: uvicorn's HTTP/1.1 protocol with the limits that uvicorn has no setting for.
+"""uvicorn's HTTP/1.1 protocol with limits on the number of connections and on the time that a client may take.
 
 At most `SERVED` connections are read at a time, and later ones wait in their order. Whenever the server waits for a
-client, for the head of a request or for an answer to be read, the client has `PATIENCE` seconds. Bodies are read and
-limited by the application.
+client, for the head of a request or for an answer to be read, the client has `PATIENCE` seconds. Bodies are limited by
+the application.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop()
-        waiting = [other for other in self.connections if isinstance(other, Connection) and other._is_waiting()]
+        others = [other for other in self.connections if isinstance(other, Connection)]
+        waiting = [other for other in others if not other._served and not other.transport.is_closing()]
         if self._served and waiting:
             min(waiting, key=lambda other: other._accepted)._serve()
 
@@ -64,9 +65,6 @@ class Connection(H11Protocol):
         super().shutdown()
         self.loop.call_later(GRACE, self.transport.abort)
 
-    def _is_waiting(self) -> bool:
-        return not self._served and not self.transport.is_closing()
-
     def _pause(self) -> None:
         if not self._served:
             self.flow.pause_reading()
@@ -77,7 +75,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Start the client's time anew, or stop it while the application is at work."""
+        """Restart the client's time, or stop it while the application is at work."""
         self._stop()
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or cycle.response_complete or self.flow.write_paused:

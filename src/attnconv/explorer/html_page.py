@@ -1,14 +1,16 @@
-"""The page itself: one HTML file, built from `web/` and part of the wheel, and the two ways to give it a payload.
+"""The page itself: one HTML file, built from `web/` and part of the wheel, and the ways to give it a payload.
 
 embedded     the payload in base64 at the page's end: a static export, a notebook
-served       a mark in the page's head that says: ask the server for it, and whether the server takes images as well
+served       a mark in the page's head: the page asks the server for the payload
 """
 
 import base64
 import re
 from pathlib import Path
 
+from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
+from attnconv.explorer.payload_format import read_payload
 
 PACKAGED = Path(__file__).with_name("page.html")
 BUILT = Path(__file__).resolve().parents[3] / "web" / "dist" / "index.html"  # in a checkout
@@ -32,41 +34,46 @@ def find_page() -> str:
 def with_payload(page: str, content: bytes) -> str:
     """The page with a payload in it, complete in itself.
 
-    Args:
-        page: HTML, as `find_page` gives it.
-        content: The payload's bytes.
-
-    Raises:
-        ValueError: The page has no end of its body.
-
     Example:
         >>> with_payload("<body>page</body>", b"bytes").splitlines()[0]
         '<body>page<script type="application/octet-stream" id="attnconv-payload">Ynl0ZXM=</script>'
     """
-    place = page.rfind("</body>")  # the last one: a script in the page may hold the word
-    if place < 0:
-        raise ValueError(bad("page", "must hold </body>", f"{len(page)} characters without it"))
-    script = _SCRIPT.format(base64.b64encode(content).decode("ascii"))
-    return page[:place] + script + page[place:]
+    head, body, rest = page.rpartition("</body>")  # the last one: a script in the page may hold the word
+    return head + _SCRIPT.format(base64.b64encode(content).decode("ascii")) + body + rest
 
 
 def with_server(page: str, *, images: bool) -> str:
-    """The page with the mark that a server gave it, which makes it ask for `payload`.
-
-    Args:
-        page: HTML, as `find_page` gives it.
-        images: Whether the server takes pictures: without, the page offers no field for them.
-
-    Raises:
-        ValueError: The page has no head.
+    """The page with the mark of a server; without `images` it offers no field for pictures.
 
     Example:
         >>> with_server("<head></head>", images=True)
         '<head><meta name="attnconv-server" content="images"></head>'
-        >>> with_server("<head></head>", images=False)
-        '<head><meta name="attnconv-server" content="payload"></head>'
     """
-    head = re.search(r"<head(\s[^>]*)?>", page)
-    if head is None:
-        raise ValueError(bad("page", "must hold <head>", f"{len(page)} characters without it"))
-    return page[: head.end()] + SERVER_MARK.format("images" if images else "payload") + page[head.end() :]
+    mark = SERVER_MARK.format("images" if images else "payload")
+    return re.sub(r"<head(\s[^>]*)?>", lambda head: head[0] + mark, page, count=1)
+
+
+def export(payload: bytes, folder: str | Path) -> Path:
+    """Write a folder that shows a payload without Python: it opens from disk, and any web server can host it.
+
+    Args:
+        payload: The bytes that `attnconv.explorer.payload` gives; `payload.safetensors` in the folder.
+        folder: Made where it is missing. The two files of an older export are replaced, each in one step.
+
+    Returns:
+        The page, `index.html`, with the payload in it.
+
+    Raises:
+        ValueError: The payload is broken, or `folder` is a file.
+        FileNotFoundError: The package holds no page.
+        OSError: The files cannot be written.
+    """
+    read_payload(payload)
+    page = with_payload(find_page(), payload)
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(bad("folder", "must be a folder or not exist yet", f"the file {folder}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "payload.safetensors", payload)
+    write_atomically(folder / "index.html", page.encode())
+    return folder / "index.html"

@@ -1,42 +1,43 @@
 """The page in a notebook.
 
-An object with `_repr_html_`, which any front end shows (Jupyter, JupyterLab, VS Code, Colab, and a notebook saved as
-HTML), in an iframe that holds the whole page. It needs no kernel extension, no further package and no server, and what
-is shown stays in the saved notebook.
+    page -> widget.js -> told          the page's selection
+    asked -> widget.js -> page         the place to show
 
-Where anywidget is installed, showing it also opens a channel from the page back to Python (`attnconv.explorer.widget`):
-what is looked at, its numbers, and a way to move the page. The page stays HTML all the same: a front end that is given
-a widget's view beside the HTML takes the view, and of a view JupyterLab shows an error once the kernel is gone.
+The page is an iframe in the cell's HTML output, which every front end shows and which stays in a saved notebook; it
+needs no kernel. Where anywidget is installed, a widget is the channel between that frame, which it finds by its mark,
+and Python. The widget's own view can be shown in place of the HTML, but a saved notebook does not keep it.
 """
 
 import contextlib
+import functools
 import html
 import uuid
+from pathlib import Path
 from typing import Any, SupportsIndex, final
 
 from jaxtyping import Float64
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv._util.exports import missing
 from attnconv._util.value_checks import whole
 from attnconv.explorer.html_page import find_page, with_payload
-from attnconv.explorer.payload_read import read_payload
+from attnconv.explorer.payload_format import read_payload
 from attnconv.explorer.payload_write import Pictures, payload
 from attnconv.explorer.selection import Place, Selection, attention_of, question, selection_in
-from attnconv.explorer.widget import channel_class
 
 HEIGHT = 900  # pixels of the frame
-SANDBOX = (
-    "allow-scripts allow-downloads"  # no access to the notebook around the frame: the page's own scripts alone run
-)
+SANDBOX = "allow-scripts allow-downloads"  # no access to the notebook around the frame
+SCRIPT = Path(__file__).with_name("widget.js")
 
 
 @final
 class Explorer:
     """The page with a payload, shown where it is the last value of a cell.
 
-    Where anywidget is installed (the extra `notebook`) and a kernel runs, `selection` and `attention` say what is
-    looked at on the page, and `select` moves it. What the page says arrives between cells, not while one runs.
+    While a kernel runs, `selection` and `attention` are what the page shows, and `select` moves it. The page's messages
+    arrive between cells, not while one runs. These and `widget` need the extra `notebook`, and raise an `ImportError`
+    without it.
 
     Args:
         content: The payload's bytes.
@@ -58,26 +59,20 @@ class Explorer:
         self._page = with_payload(find_page(), content)
         self._mark = uuid.uuid4().hex
         self._channel: Any = None
-        self._pending: dict[str, Any] = {}  # what was asked and is not answered: answers arrive between cells
+        self._pending: dict[str, Any] = {}  # the last question until it is answered
         self._heard = False
 
     @property
     def selection(self) -> Selection | None:
-        """What is looked at on the page; None until the page has told, and while it shows another payload.
-
-        Raises:
-            ImportError: The extra `notebook` is not installed.
-        """
-        return selection_in(self._payload, self._opened("selection").told)
+        """The page's selection; None until the page has told it, and while it shows another payload."""
+        return selection_in(self._payload, self._opened().told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
-        """The probabilities that the selected head gives the tokens for the selected query: the page's own numbers.
+        """The probabilities of the selected head and query over the tokens: the page's own numbers, after the softmax.
 
-        They are `attention_row` of the selection, in float64, or its mean where the page shows the mean over all
-        images. Where the page shows scores before the softmax, these are the probabilities after it.
+        They are `attention_row` of the selection, or its mean where the page shows the mean over all images.
 
         Raises:
-            ImportError: The extra `notebook` is not installed.
             ValueError: Nothing is selected, or the layer has no such part.
         """
         selection = self.selection
@@ -96,8 +91,7 @@ class Explorer:
     ) -> None:
         """Move the page; what is not given stays as it is. A page that is not shown yet moves once it is.
 
-        Calls that follow each other add up, within a cell and before the page is shown. Whole numbers may be Python's,
-        numpy's or torch's.
+        Calls that follow each other add up, within a cell and before the page is shown.
 
         Args:
             layer: Number of the layer, or its name in the model; with it a head is enlarged.
@@ -106,42 +100,29 @@ class Explorer:
             image: Number of the image.
 
         Raises:
-            ImportError: The extra `notebook` is not installed.
-            ValueError: The payload has no such layer, head, query or image.
+            TypeError, ValueError: The payload has no such layer, head, query or image.
         """
-        channel = self._opened("select")
+        channel = self._opened()
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)
         channel.asked = [channel.asked[0] + 1, self._pending]
 
     @property
     def widget(self) -> Any:
-        """The page as a widget, of anywidget: for layouts of ipywidgets, and front ends that start widgets when shown.
-
-        Raises:
-            ImportError: The extra `notebook` is not installed.
-        """
-        channel = self._opened("widget")
-        channel.page = self._page  # sent when it is wanted: the HTML output holds the page already
+        """The page as an anywidget: for layouts of ipywidgets, and front ends that start widgets when shown."""
+        channel = self._opened()
+        channel.page = self._page  # sent on demand: the HTML output holds the page already
         return channel
 
-    def _opened(self, name: str) -> Any:
-        """The channel, opened when first asked for: anywidget is imported then."""
+    def _opened(self) -> Any:
         if self._channel is None:
-            try:
-                made = channel_class()
-            except ImportError as error:
-                fix = "Install it with: pip install 'attnconv[notebook]'."
-                raise ImportError(bad(name, "needs the package anywidget", str(error), fix)) from error
-            self._channel = made(mark=self._mark, title=self._title, height=self._height, sandbox=SANDBOX)
-            self._channel.observe(self._told, names="told")
+            traits: dict[str, Any] = {"mark": self._mark, "title": self._title, "height": self._height}
+            self._channel = channel_class()(sandbox=SANDBOX, **traits)
+            self._channel.observe(self._hear, names="told")
         return self._channel
 
-    def _told(self, _change: object) -> None:
-        """What the page tells after a question is its answer, or a later move of the visitor.
-
-        Not so the first that it tells: that is where it starts, and only then is it asked.
-        """
+    def _hear(self, _change: object) -> None:
+        """Every message but the first answers a question or is a later move of the visitor: nothing is pending then."""
         if self._heard:
             self._pending = {}
         self._heard = True
@@ -154,13 +135,40 @@ class Explorer:
         return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """The same frame, with the channel opened beside it where anywidget is installed."""
+        """The same frame, with the channel opened where anywidget is installed."""
         with contextlib.suppress(ImportError):
-            self._opened("widget")
+            self._opened()
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __repr__(self) -> str:
         return f"Explorer({self._payload.title!r}, {len(self.content):,} bytes)"
+
+
+@functools.cache
+def channel_class() -> Any:
+    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook.
+
+    `mark` is that of the frames. `told` is the page's last message, unchecked. `asked` is the number of questions (the
+    same one again would be no change) and the last one. The others are for the widget's own frame.
+    """
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError as error:
+        raise missing(error) or error from error
+
+    @final
+    class Channel(anywidget.AnyWidget):
+        _esm = SCRIPT.read_text(encoding="utf-8")
+        mark: Any = traitlets.Unicode().tag(sync=True)
+        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)
+        asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
+        page: Any = traitlets.Unicode().tag(sync=True)
+        title: Any = traitlets.Unicode().tag(sync=True)
+        height: Any = traitlets.Int().tag(sync=True)
+        sandbox: Any = traitlets.Unicode().tag(sync=True)
+
+    return Channel
 
 
 def explore(
@@ -176,8 +184,8 @@ def explore(
 
     Args:
         model: Any module with attention that `visit_attention` reads.
-        images: What its forward pass takes, (b, c, height, width); None for a model that looks at positions alone. A
-            few are enough: each adds its queries and keys to the notebook.
+        images: Its input, (b, c, height, width); None for a model that looks at positions only. Each image adds its
+            queries and keys to the notebook, so take few.
         title: Heading; empty for the model's class.
         pictures: The images as shown; None makes them from `images`.
         height: Of the frame, in pixels.

@@ -1,16 +1,14 @@
-"""What the page needs of one attention layer, as few numbers as say it exactly: see `docs/explorer.md` for the format.
+"""What the page needs of one attention layer, as few numbers as say it exactly.
 
     positions   score(q, k) = table[k - q]                                        one table of shifts per head
     content     score(q, k) = query_q . key_k + row_scores[q, k_row] + column_scores[q, k_column]
     rows        probabilities themselves, of all queries or of some               attention of any other kind
 
-A softmax sees no constant that a whole row shares. Tables are therefore stored less their largest entry, row and column
-scores less their largest entry per query, and keys that were compressed less their mean.
+A softmax does not change with a constant that a whole row shares. Tables are therefore stored less their largest entry,
+row and column scores less their largest entry per query, and shortened keys less their mean.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import final
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
+from attnconv.explorer.payload_format import PayloadLayer
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.query_sampling import lattice_queries, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
@@ -25,76 +24,57 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.content import Content
 
-SAMPLE = 256  # queries on which rounding is looked at
+SAMPLE = 256  # queries on which the rounding of scores is measured
 ROWS_AT_ONCE = 2**24  # probabilities
-COARSEST = 0.01  # rounding of scores that shorter queries and keys may cost: probabilities are then right to 2 %
+COARSEST = 0.01  # largest error of the scores of shortened vectors: probabilities are then right to 2 %
 LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class LayerTensors:
-    """One layer's part of a payload.
-
-    Attributes:
-        kind: `positions`, `content` or `rows`.
-        heads: Number of heads.
-        sizes: Height and width of the grid of tokens.
-        prefix: Number of tokens before the image's.
-        border: `none` where keys are the image's tokens and nothing else; otherwise the layer's border rule.
-        encoding: Class of the encoding, or of the module where it is another library's.
-        tensors: By their names without the layer's number; those of positions without the axis of time.
-        rounding: How far any two stored scores of a row may be from the exact ones, as half the range of the difference
-            on some queries; None where scores are exact or not stored. A probability is off by the factor
-            exp(2 rounding) at most.
-        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
-    """
-
-    kind: str
-    heads: int
-    sizes: tuple[int, int]
-    prefix: int
-    border: str
-    encoding: str
-    tensors: Mapping[str, Tensor]
-    rounding: float | None = None
-    window: tuple[int, int] | None = None
-
-
 @torch.no_grad()
-def layer_tensors(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> LayerTensors:
-    """The numbers of one layer on the images that its operator holds.
+def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
+    """The numbers of one layer on its operator's images, without the axis of time.
+
+    Its statistics are those of the storage: `rounding of scores` is half the range of the error over a row's scores, on
+    some queries, so that a probability is off by the factor exp(2 rounding) at most; `queries stored` counts the rows.
 
     Args:
-        name: Of the layer, for messages.
+        name: Of the layer.
         module: The layer.
-        operator: Its attention, as `visit_attention` hands it over.
+        operator: Its attention, as `visit_attention` gives it.
         budget: Bytes for each image that content or rows may take. One row is stored even where it takes more.
 
     Raises:
         ValueError: The layer has more than two axes, or queries that stand on no token.
     """
-    sizes = _plane(name, operator.grid)
     own = module if isinstance(module, SelfAttention) else None
+    tokens = operator if isinstance(operator, TokenOperator) else None
+    sizes = _plane(name, operator.grid)
     plain = own is not None and own.dims == 2 and _is_plain(operator.grid)
-    about = (operator.heads, sizes, operator.prefix if isinstance(operator, TokenOperator) else 0)
-    encoding = type(module if own is None else own.encoding).__name__
-    if own is not None and plain and is_table(own.encoding):
-        return LayerTensors("positions", *about, "none", encoding, position_tensors(own.encoding, sizes))
-    if plain and isinstance(operator, Content):
-        found = content_tensors(operator, budget)
-        if found is not None and all(bool(tensor.isfinite().all()) for tensor in found[0].values()):
-            return LayerTensors("content", *about, "none", encoding, *found)
-    rule = operator.grid.axes[0].border if own is not None else "renormalise"
-    border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
-    rows = row_tensors(name, operator, rows_within(operator, budget))
-    window = operator.window if isinstance(operator, TokenOperator) else None
-    return LayerTensors("rows", *about, border, encoding, rows, window=window)
-
-
-def is_table(encoding: Encoding) -> bool:
-    """Whether scores depend on the shift from query to key and on nothing else."""
-    return not encoding.reads_content
+    content = content_tensors(operator, budget) if plain and isinstance(operator, Content) else None
+    kind: Literal["positions", "content", "rows"]
+    stored: dict[str, float | None] = {}
+    border = "none"
+    if own is not None and plain and not own.encoding.reads_content:
+        kind, tensors = "positions", position_tensors(own.encoding, sizes)
+    elif content is not None:
+        kind, (tensors, stored["rounding of scores"]) = "content", content
+    else:
+        kind, tensors = "rows", row_tensors(name, operator, budget)
+        stored["queries stored"] = float(len(tensors["queries"]))
+        rule = operator.grid.axes[0].border if own is not None else "renormalise"
+        border = {"renormalise": "none", "zero": "zeros"}.get(rule, rule)
+    return PayloadLayer(
+        name=name,
+        kind=kind,
+        heads=operator.heads,
+        sizes=sizes,
+        prefix=0 if tokens is None else tokens.prefix,
+        border=border,
+        encoding=type(module if own is None else own.encoding).__name__,
+        statistics={"heads": {}, "layer": stored},
+        window=None if tokens is None else tokens.window,
+        tensors=tensors,
+    )
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
@@ -114,60 +94,57 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
     (scores,) = encoding.terms(Grid(axes), pixels).values()
     found = {"shift_scores": _less_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))}
     if (heads := encoding.gaussians()) is not None:
-        found |= _gaussians(heads.centres, heads.precision)
+        found |= {"centres": heads.centres, "precision": heads.precision}
     return {key: tensor.detach().float().cpu().contiguous() for key, tensor in found.items()}
 
 
 def gaussian_tensors(
     centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], sizes: tuple[int, int]
 ) -> dict[str, Tensor]:
-    """What `position_tensors` gives, of heads that are known by centre and precision alone: a moment of training."""
+    """The result of `position_tensors` for Gaussian heads without their encoding: a moment of training."""
     rows, columns = (torch.arange(1 - size, size, dtype=torch.float64) for size in sizes)
     shifts = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)  # (s, 2)
     off = shifts - centres[:, None]
     scores = -0.5 * ((off @ precision) * off).sum(-1)
     table = _less_largest(scores).unflatten(-1, (len(rows), len(columns)))
-    found = {"shift_scores": table, **_gaussians(centres, precision)}
+    found = {"shift_scores": table, "centres": centres, "precision": precision}
     return {key: tensor.float() for key, tensor in found.items()}
 
 
 def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
     """Queries, keys and position scores in float16, and how far the scores are from the exact ones.
 
-    Where they would take more than the budget, queries and keys are replaced by those of fewer channels whose products
-    are nearest in the sum of squares (a truncated singular value decomposition of keys less their mean). Row and column
-    scores cannot be shortened so. Where no channel is left beside them, or scores would be off by more than `COARSEST`,
-    there is nothing to give: some exact rows say more than all rows that are wrong.
+    Where they would take more than the budget, queries and keys are shortened to the channels with the nearest products
+    in the sum of squares. Row and column scores cannot be shortened. The result is None where these leave no channel,
+    where scores would be off by more than `COARSEST`, or where float16 overflows: some exact rows say more than all
+    rows that are wrong.
     """
     count = operator.grid.key_count
-    queries = operator.queries.float().expand(operator.batch, -1, -1, -1)
-    keys = operator.keys.float().expand(operator.batch, -1, -1, -1)
+    queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
     biases = [_less_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
-    other = sum(bias.shape[-1] for bias in biases)
-    channels = (budget // (2 * operator.heads * count) - other) // 2
-    whole = queries.shape[-1] <= channels
-    if not whole and channels < 1:
+    channels = (budget // (2 * operator.heads * count) - sum(bias.shape[-1] for bias in biases)) // 2
+    shortened = queries.shape[-1] > channels
+    if shortened and channels < 1:
         return None
-    left, right = balanced(queries, keys) if whole else fewer(queries, keys, channels)
+    left, right = shorten(queries, keys, channels) if shortened else balance(queries, keys)
     found = {"query": left.half(), "key": right.half()}
-    for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
-        found[name] = bias.expand(operator.batch, -1, -1, -1).half()
     some = sample_queries(operator.grid, SAMPLE, device=queries.device)
     off = found["query"][:, :, some].float() @ found["key"].float().mT - queries[:, :, some] @ keys.mT
     span = off.amax(-1) - off.amin(-1)
     for name, bias in zip(("row_scores", "column_scores"), biases, strict=False):
+        found[name] = bias.expand(operator.batch, -1, -1, -1).half()
         off = (found[name].float() - bias)[:, :, some]
         span = span + off.amax(-1) - off.amin(-1)
     rounding = float(span.max() / 2)
-    if not whole and not rounding <= COARSEST:
+    if (shortened and not rounding <= COARSEST) or not all(bool(tensor.isfinite().all()) for tensor in found.values()):
         return None
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}, rounding
 
 
-def balanced(
+def balance(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"]
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
-    """The same products with queries and keys of like size: a power of two goes over, which rounds nothing."""
+    """The same products with queries and keys of like size; the factor is a power of two, which rounds nothing."""
     if queries.shape[-1] == 0:
         return queries, keys
     ratio = keys.abs().amax((-1, -2), keepdim=True) / queries.abs().amax((-1, -2), keepdim=True)
@@ -176,7 +153,7 @@ def balanced(
     return queries * factor, keys / factor
 
 
-def fewer(
+def shorten(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"], channels: int
 ) -> tuple[Float[Tensor, "b h n f"], Float[Tensor, "b h n f"]]:
     """Vectors of fewer channels with the nearest products, up to a constant for each query.
@@ -191,15 +168,11 @@ def fewer(
     return (left @ u[..., :channels] * root).float(), (right @ vh.mT[..., :channels] * root).float()
 
 
-def rows_within(operator: AttentionOperator, budget: int) -> int:
-    """How many queries' rows fit: per head a probability for each key and the mass elsewhere, and one number."""
-    return max(1, budget // (2 * operator.heads * (operator.grid.key_count + 1) + 4))
-
-
-def row_tensors(name: str, operator: AttentionOperator, most: int) -> dict[str, Tensor]:
-    """At most so many queries' rows over the image's tokens, made to sum to 1, and what fell elsewhere, in float16."""
+def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str, Tensor]:
+    """Rows over the image's tokens, normalised to sum 1, and the mass elsewhere, of the queries that fit."""
     grid, heads = operator.grid, operator.heads
-    queries = lattice_queries(grid, most, device=operator.device)
+    bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # its number is an int32
+    queries = lattice_queries(grid, max(1, budget // bytes_of_one), device=operator.device)
     rows, elsewhere = [], []
     for some in queries.split(max(1, ROWS_AT_ONCE // (operator.batch * heads * grid.key_count))):
         part = operator.rows(some).float()
@@ -240,10 +213,6 @@ def _plane(name: str, grid: Grid) -> tuple[int, int]:
         raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", f"{grid.dims} axes", fix))
     height, width = (1, *grid.sizes)[-2:]
     return height, width
-
-
-def _gaussians(centres: Tensor, precision: Tensor) -> dict[str, Tensor]:
-    return {"centres": centres, "precision": precision}
 
 
 def _less_largest(scores: Tensor) -> Tensor:

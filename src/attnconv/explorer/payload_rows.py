@@ -1,6 +1,6 @@
-"""Probabilities from a payload: the reference for what the page shows, in float64.
+"""Probabilities from a payload, in float64: the reference for the page.
 
-p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of either part alone
+p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of either part only
 """
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.explorer.payload_read import Payload, PayloadLayer
+from attnconv.explorer.payload_format import Payload, PayloadLayer
 
 PARTS = ("both", "content", "position")
 
@@ -30,12 +30,12 @@ def attention_row(
         layer: Number of the layer, from 0.
         head: Number of the head, from 0.
         query: Flat index of the query's token, row-major.
-        image: Number of the image; without effect where no image enters.
+        image: Number of the image; without effect on tables of positions.
         time: Moment of the training, the last one by default; without effect but on tables of positions.
-        part: Which scores the softmax sees: `both`, `content` or `position`. Stored rows have `both` only.
+        part: Scores in the softmax: `both`, `content` or `position`. Stored rows have `both` only.
 
     Returns:
-        The row. It sums to 1, as far as its half precision goes where rows are stored (to 0 without mass on the image).
+        The row. It sums to 1, up to half precision where rows are stored (to 0 without mass on the image).
 
     Raises:
         ValueError: A number is out of range, or the layer has no such part or has not stored the query.
@@ -53,50 +53,36 @@ def attention_row(
     query = _index("query", query, height * width)
     if part not in PARTS:
         raise ValueError(bad("part", f"must be one of {', '.join(PARTS)}", repr(part)))
-    if chosen.kind == "rows":
-        return _stored(chosen, head, query, image, part).unflatten(0, (height, width))
+
+    def of_head(name: str) -> Tensor:
+        tensor = chosen.tensors[name]
+        if name == "shift_scores":
+            return tensor[_index("time", time, len(tensor), negative=True), head].double()
+        return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor)), head].double()
+
+    if chosen.kind == "rows" and part == "both":
+        return of_head("probabilities")[_stored(chosen, query)].unflatten(0, chosen.sizes)
+    row, column = divmod(query, width)
     scores = []
     if part != "position" and "query" in chosen.tensors:
-        queries, keys = (_of_image(chosen, name, image)[head].double() for name in ("query", "key"))
-        scores.append((keys @ queries[query]).unflatten(0, (height, width)))
-    if part != "content":
-        scores += _positions(chosen, head, query, image, time)
+        scores.append((of_head("key") @ of_head("query")[query]).unflatten(0, chosen.sizes))
+    if part != "content" and "shift_scores" in chosen.tensors:
+        top, left = height - 1 - row, width - 1 - column
+        scores.append(of_head("shift_scores")[top : top + height, left : left + width])
+    if part != "content" and "row_scores" in chosen.tensors:
+        scores.append(of_head("row_scores")[query][:, None] + of_head("column_scores")[query])
     if not scores:
         raise ValueError(bad("part", f"must be one that layer {chosen.name!r} has", repr(part)))
-    total: Tensor = sum(scores[1:], scores[0])
-    return torch.softmax(total.flatten(), 0).unflatten(0, (height, width))
+    return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
 
 
-def _positions(layer: PayloadLayer, head: int, query: int, image: int, time: int) -> list[Tensor]:
-    """Position scores over the grid; empty where the layer has none."""
-    height, width = layer.sizes
-    row, column = divmod(query, width)
-    if "shift_scores" in layer.tensors:
-        table = layer.tensors["shift_scores"]
-        moment = table[_index("time", time, len(table), negative=True), head].double()
-        return [moment[height - 1 - row : 2 * height - 1 - row, width - 1 - column : 2 * width - 1 - column]]
-    if "row_scores" in layer.tensors:
-        rows, columns = (
-            _of_image(layer, name, image)[head, query].double() for name in ("row_scores", "column_scores")
-        )
-        return [rows[:, None] + columns]
-    return []
-
-
-def _stored(layer: PayloadLayer, head: int, query: int, image: int, part: str) -> Tensor:
-    if part != "both":
-        raise ValueError(bad("part", f"must be both for the stored rows of layer {layer.name!r}", repr(part)))
-    places = (layer.tensors["queries"] == query).nonzero().flatten()
-    if len(places) == 0:
-        known = layer.tensors["queries"].tolist()
+def _stored(layer: PayloadLayer, query: int) -> int:
+    """The place of a query's row."""
+    known = layer.tensors["queries"].tolist()
+    if query not in known:
         some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
         raise ValueError(bad("query", f"must be one that layer {layer.name!r} has stored ({some})", query))
-    return _of_image(layer, "probabilities", image)[head, places[0]].double()
-
-
-def _of_image(layer: PayloadLayer, name: str, image: int) -> Tensor:
-    tensor = layer.tensors[name]
-    return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor))]
+    return known.index(query)
 
 
 def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:

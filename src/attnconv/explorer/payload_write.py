@@ -1,25 +1,19 @@
-"""The payload of the page: one safetensors file with what a model's heads do, and on which images.
+"""The payload of a model: what its heads do, and on which images."""
 
-`docs/explorer.md` describes the file. It is written twice in two languages, here and in `web/`, and fixtures hold the
-two readers to the same numbers.
-"""
-
-import json
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 from jaxtyping import Float, UInt8
-from safetensors.torch import save
 from torch import Tensor, nn
 
 import attnconv
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.explorer.payload_layers import LayerTensors, gaussian_tensors, layer_tensors
-from attnconv.explorer.payload_read import FORMAT
+from attnconv.explorer.payload_format import Payload, PayloadLayer, Statistics, write_payload
+from attnconv.explorer.payload_layers import gaussian_tensors, store_layer
 from attnconv.explorer.training_history import Moment
 from attnconv.inspect.auditing import LayerAudit, audit
 from attnconv.inspect.capture import visit_attention
@@ -29,9 +23,8 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import is_convolution
 
 BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
-NOW = "now"
-GREY = 128  # of pictures that stand for none
-_SIDE = 32  # pixels of the noise on which positions are looked at
+GREY = 128  # of pictures in place of none
+_SIDE = 32  # pixels of the noise for models that look at positions only
 
 
 @final
@@ -49,7 +42,7 @@ class Pictures:
 
     @staticmethod
     def none() -> "Pictures":
-        """No picture, for models that look at positions alone."""
+        """No picture, for models that look at positions only."""
         return Pictures(torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
 
 
@@ -68,29 +61,27 @@ def payload(
     """What the page shows of a model, as the bytes of a safetensors file.
 
     Layers of this library are stored by what makes their scores, if that fits in the budget or can be shortened to fit
-    with scores right to 0.01. Of other layers, and of all other attention that `visit_attention` reads, the rows
-    themselves are stored, of as many queries as fit in the budget: of all, or of an even lattice of them. The layer's
-    statistic `queries stored` says how many.
+    with scores right to 0.01. Of all other attention the rows themselves are stored, of all queries or of an even
+    lattice of as many as fit; the layer's statistic `queries stored` is their number.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
-        images: What its forward pass takes, (b, c, height, width), all different pixels; None for a model that looks at
-            positions alone.
+        images: Its input, (b, c, height, width), none of one colour; None for a model that looks at positions only.
         title: Heading of the page; empty for the model's class.
         pictures: The images as shown; None makes them from `images`, each from its least to its greatest value.
         moments: Moments of the training before the present one, as `moments_of` gives them.
         layers: Names of the modules to show; None for all.
         grid: Tokens of the image, (height, width), for models that do not say it.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
-        budget: Bytes per image, at least 1, that all layers together may take for content and for rows; each layer has
-            an equal part, and at least one row. Pictures and tables of positions come on top.
+        budget: Bytes per image, at least 1, for content and rows of all layers in equal parts; each layer has at least
+            one row. Pictures and tables of positions come on top.
 
     Returns:
         The file.
 
     Raises:
-        ValueError: An attention cannot be read or shown; images are missing, blank or not what the model takes; or
-            pictures do not fit the images.
+        ValueError: An attention cannot be read or shown; images are missing, blank or do not fit the model; or pictures
+            do not fit the images.
         TypeError: `images` is no tensor of a floating dtype, or `budget` no whole number.
 
     Example:
@@ -102,100 +93,82 @@ def payload(
     """
     budget = whole("budget", budget, 1)
     reading: dict[str, Any] = {"layers": layers, "grid": grid, "prefix": prefix}
-    shown = images
+    no_images = images is None
     if images is None:
         images, pictures = _noise(model), Pictures.none()
-    found = {layer.name: layer for layer in audit(model, images, **reading).layers}
-    each = max(1, budget // len(found))
-    parts: dict[str, LayerTensors] = {}
-
-    def look(name: str, operator: AttentionOperator) -> None:
-        calls = 1 + sum(key == name or key.startswith(f"{name} (call ") for key in parts)
-        key = name if calls == 1 else f"{name} (call {calls})"
-        module = model.get_submodule(name)
-        parts[key] = layer_tensors(key or type(module).__name__, module, operator, budget=each)
-
-    visit_attention(model, images, look, **reading)
-    if shown is None and (content := [name for name, layer in found.items() if not layer.position_only]):
+    audited = audit(model, images, **reading).layers
+    if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
         requirement = "must be given, since attention depends on what they show"
         raise ValueError(bad("images", requirement, f"none for {', '.join(content[:3])}"))
-    pictures = _with_place(_checked(pictures, images), parts.values(), images)
-    named = {name or next(iter(found)): part for name, part in parts.items()}
-    manifest = {
-        "format": FORMAT,
-        "title": title or type(model).__name__,
-        "library": attnconv.__version__,
-        "patch": _patch(images, list(named.values())),
-        "images": [{"name": name} for name in pictures.names],
-        "times": [*(moment.name for moment in moments), NOW],
-        "layers": [_entry(name, part, found[name]) for name, part in named.items()],
-    }
-    tensors = {"images": pictures.pixels.contiguous()}
-    for index, (name, part) in enumerate(named.items()):
-        if part.kind == "positions":
-            stacked = _over_time(name, part, moments)
-        else:
-            stacked = _over_images(part, len(pictures.pixels))
-        tensors |= {f"{index}.{key}": tensor for key, tensor in stacked.items()}
-    return save(tensors, {"attnconv": json.dumps(manifest, allow_nan=False)})
+    stored = _store_layers(model, images, audited, budget=budget, **reading)
+    pictures = _pictures(pictures, images, stored)
+    found = Payload(
+        title=title or type(model).__name__,
+        library=attnconv.__version__,
+        patch=_patch(images, stored),
+        names=pictures.names,
+        times=(*(moment.name for moment in moments), "now"),
+        layers=tuple(_over_time_or_images(layer, moments, len(pictures.pixels)) for layer in stored),
+        images=pictures.pixels,
+    )
+    return write_payload(found)
 
 
-def _over_time(name: str, part: LayerTensors, moments: Sequence[Moment]) -> dict[str, Tensor]:
-    """Tensors of positions with an axis of time; a layer without a past is the same at all moments."""
-    past = []
-    for moment in moments:
-        shapes = moment.layers.get(name)
-        same = shapes is not None and len(shapes.centres) == part.heads and "centres" in part.tensors
-        past.append(gaussian_tensors(shapes.centres, shapes.precision, part.sizes) if shapes and same else part.tensors)
-    return {key: torch.stack([*(then[key] for then in past), tensor]) for key, tensor in part.tensors.items()}
+def _store_layers(
+    model: nn.Module, images: Tensor, audited: Sequence[LayerAudit], *, budget: int, **reading: Any
+) -> list[PayloadLayer]:
+    """The layers in the order of the audit, with its statistics; each has an equal part of the budget."""
+    stored: list[PayloadLayer] = []
+
+    def store(name: str, operator: AttentionOperator) -> None:
+        found = audited[len(stored)]
+        layer = store_layer(found.name, model.get_submodule(name), operator, budget=max(1, budget // len(audited)))
+        statistics = statistics_of(found)
+        statistics["layer"] |= layer.statistics["layer"]
+        stored.append(replace(layer, statistics=statistics))
+
+    visit_attention(model, images, store, **reading)
+    return stored
 
 
-def _over_images(part: LayerTensors, count: int) -> dict[str, Tensor]:
-    """Tensors of one image each; where all images share their attention, it is repeated."""
-    shared = {name: tensor for name, tensor in part.tensors.items() if name != "queries" and len(tensor) == 1}
-    repeated = {name: tensor.expand(count, *tensor.shape[1:]).contiguous() for name, tensor in shared.items()}
-    return {**part.tensors, **repeated}
+def _over_time_or_images(layer: PayloadLayer, moments: Sequence[Moment], images: int) -> PayloadLayer:
+    """A layer of positions with all moments, any other with an entry for each image."""
+    tensors = dict(layer.tensors)
+    if layer.kind == "positions":  # a layer without a past is the same at all moments
+        past = [_at(moment, layer) for moment in moments]
+        tensors = {name: torch.stack([*(then[name] for then in past), tensor]) for name, tensor in tensors.items()}
+    else:
+        for name, tensor in tensors.items():
+            if name != "queries" and len(tensor) == 1:  # all images share their attention
+                tensors[name] = tensor.expand(images, *tensor.shape[1:]).contiguous()
+    return replace(layer, tensors=tensors)
 
 
-def _entry(name: str, part: LayerTensors, found: LayerAudit) -> dict[str, Any]:
-    heads, layer = statistics_of(found)
-    if part.rounding is not None:
-        layer["rounding of scores"] = part.rounding
-    if part.kind == "rows":
-        layer["queries stored"] = len(part.tensors["queries"])
-    return {
-        "name": name,
-        "kind": part.kind,
-        "heads": part.heads,
-        "sizes": list(part.sizes),
-        "prefix": part.prefix,
-        "border": part.border,
-        "encoding": part.encoding,
-        "dilated": False,
-        **({} if part.window is None else {"window": list(part.window)}),
-        "statistics": {"heads": heads, "layer": layer},
-    }
+def _at(moment: Moment, layer: PayloadLayer) -> Mapping[str, Tensor]:
+    """The tensors of a layer of positions at an earlier moment."""
+    heads = moment.layers.get(layer.name)
+    if heads is None or "centres" not in layer.tensors or len(heads.centres) != layer.heads:
+        return layer.tensors
+    return gaussian_tensors(heads.centres, heads.precision, layer.sizes)
 
 
-def statistics_of(found: LayerAudit) -> tuple[dict[str, list[float | None]], dict[str, float | None]]:
-    """The numbers of an audit under the names of its columns, per head and for the layer; null where there is none."""
+def statistics_of(found: LayerAudit) -> Statistics:
+    """The numbers of an audit as the page names them, null where there is none."""
     numbers = found.numbers()
     count = len(numbers["entropy"])
 
-    def heads(key: str, axis: int | None = None) -> list[float | None]:
-        values = numbers[key]
-        if values is None:
-            return [None] * count
-        chosen = values if axis is None else [value[axis] for value in values]
-        return [None if value is None else float(value) for value in chosen]
+    def heads(key: str) -> list[float | None]:
+        values = numbers[key] or [None] * count
+        return [None if value is None else float(value) for value in values]
 
-    def mean(key: str) -> float | None:
-        known = [value for value in heads(key) if value is not None]
+    def mean(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
         return sum(known) / len(known) if known else None
 
+    shifts = numbers["best_shift"]
     by_head: dict[str, list[float | None]] = {
-        "best row": heads("best_shift", 0),
-        "best column": heads("best_shift", -1),
+        "best row": [float(shift[0]) if len(shift) == 2 else 0.0 for shift in shifts],
+        "best column": [float(shift[-1]) for shift in shifts],
         "mass": heads("shift_mass"),
         "constancy": heads("constancy"),
         "entropy": heads("entropy"),
@@ -204,30 +177,28 @@ def statistics_of(found: LayerAudit) -> tuple[dict[str, list[float | None]], dic
         "content share": [0.0] * count if found.position_only else heads("content_share"),
         "gaussian overlap": heads("gaussian_overlap"),
     }
-    if len(found.sizes) == 1:
-        by_head["best row"] = [0.0] * count
     of_layer = {
         "score": numbers["convolution_score"],
-        "constancy": mean("constancy"),
+        "constancy": mean(by_head["constancy"]),
         "coverage": numbers["coverage"],
         "tap residual": numbers["tap_residual"],
         "redundancy": numbers["redundancy"],
         "receptive field": numbers["receptive_field"],
-        "content share": 0.0 if found.position_only else mean("content_share"),
+        "content share": mean(by_head["content share"]),
         f"{KERNEL} x {KERNEL} missed": numbers["span_residual"],
     }
-    return by_head, of_layer
+    return {"heads": by_head, "layer": of_layer}
 
 
 def _noise(model: nn.Module) -> Tensor:
-    """Two images for a model that does not look at them, with as many axes as its first layer takes."""
+    """Two images for a model that looks at positions only, with as many axes as its first layer takes."""
     known = (module for module in model.modules() if is_convolution(module) or isinstance(module, SelfAttention))
     first = next(known, None)
     if first is None:
         requirement = "must be given for a model without a convolution or an attention layer of this library"
         raise ValueError(bad("images", requirement, f"none for {type(model).__name__}"))
     dims = first.dims if isinstance(first, SelfAttention) else len(first.kernel_size)
-    if dims > 2:  # which the page does not show, and whose noise would have very many tokens
+    if dims > 2:  # the page does not show them, and the noise would have very many tokens
         requirement = "must be given for a model whose first layer takes more than two axes"
         raise ValueError(bad("images", requirement, f"none for {dims} axes"))
     channels = getattr(model, "image_channels", first.in_channels)
@@ -237,29 +208,21 @@ def _noise(model: nn.Module) -> Tensor:
     return noise.to(some.device, some.dtype)
 
 
-def _checked(pictures: Pictures | None, images: Tensor) -> Pictures:
-    """Pictures with a name each, one for each image or none at all."""
-    if pictures is None:
-        pictures = Pictures(pictures_of(images))
-    count = len(pictures.pixels)
-    if count not in (0, len(images)):
-        raise ValueError(bad("pictures", f"must be one for each of {len(images)} images, or none", count))
-    if pictures.names and len(pictures.names) != count:
-        raise ValueError(bad("pictures", f"must have {count} names, or none", repr(pictures.names)))
-    return Pictures(pictures.pixels, pictures.names or tuple(f"image {index + 1}" for index in range(count)))
-
-
-def _with_place(pictures: Pictures, parts: Iterable[LayerTensors], images: Tensor) -> Pictures:
-    """Grey pictures where there are none and some layer is stored image by image: its numbers belong to a picture."""
+def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[PayloadLayer]) -> Pictures:
+    """The pictures with a name each, one for each image or none; grey ones where layers are stored image by image."""
+    pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
+    if len(pixels) not in (0, len(images)):
+        raise ValueError(bad("pictures", f"must be one for each of {len(images)} images, or none", len(pixels)))
+    if names and len(names) != len(pixels):
+        raise ValueError(bad("pictures", f"must have {len(pixels)} names, or none", repr(names)))
     stored = [
-        len(tensor) for part in parts for name, tensor in part.tensors.items() if name in ("query", "prefix_mass")
+        len(layer.tensors[name]) for layer in layers for name in ("query", "prefix_mass") if name in layer.tensors
     ]
-    if len(pictures.pixels) > 0 or not stored:
-        return pictures
-    count = max(stored)
-    height, width = (1, *images.shape[2:])[-2:]
-    names = ("no image",) if count == 1 else tuple(f"image {index + 1}" for index in range(count))
-    return Pictures(torch.full((count, height, width, 3), GREY, dtype=torch.uint8), names)
+    if len(pixels) == 0 and stored:
+        height, width = (1, *images.shape[2:])[-2:]
+        pixels = torch.full((max(stored), height, width, 3), GREY, dtype=torch.uint8)
+        names = ("no image",) if len(pixels) == 1 else ()
+    return Pictures(pixels, names or tuple(f"image {index + 1}" for index in range(len(pixels))))
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:
@@ -277,12 +240,9 @@ def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height wid
     return ((chosen - least) / span * 255).round().byte().expand(-1, 3, -1, -1).movedim(1, -1).contiguous()
 
 
-def _patch(images: Tensor, parts: Sequence[LayerTensors]) -> list[int] | None:
+def _patch(images: Tensor, layers: Sequence[PayloadLayer]) -> tuple[int, int] | None:
     """Pixels of a token, where all layers agree on a whole number of them."""
-    sides = {part.sizes for part in parts}
-    if images.dim() != 4 or len(sides) != 1:
+    (height, width), *others = {layer.sizes for layer in layers}
+    if images.dim() != 4 or others or images.shape[2] % height or images.shape[3] % width:
         return None
-    (sizes,) = sides
-    if any(pixels % tokens for pixels, tokens in zip(images.shape[2:], sizes, strict=True)):
-        return None
-    return [pixels // tokens for pixels, tokens in zip(images.shape[2:], sizes, strict=True)]
+    return images.shape[2] // height, images.shape[3] // width

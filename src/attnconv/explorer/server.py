@@ -1,22 +1,23 @@
-"""The explorer's server, for this machine alone: the page, one payload, and payloads of one's own images.
+"""The explorer's server, for this machine only: the page, one payload, and payloads of a visitor's images.
 
     GET  /           the page, marked as served, and whether images are taken
     GET  /payload    the payload; 404 where there is none
-    POST /image      the bytes of one picture -> a new payload; 400, 408, 413, 415, 500 or 503 with {"error": message}
+    POST /image      the bytes of one picture -> a new payload
 
-It listens on 127.0.0.1. Requests that name another host or come from another origin are refused, so that neither a page
-in the same browser nor a name that was pointed here can speak to it. No path of a request reaches a file: three routes
-are all there is. Pictures live in memory until the answer is sent; how many, and for how long, is limited by `Images`.
+Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests under another host's name or from another
+origin are rejected, so that neither a page in the same browser nor a name that leads here can talk to the server. No
+path of a request reaches a file. Pictures are in memory until the answer is sent.
 """
 
 import asyncio
-import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, final
 
 import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnconv._util.allocator import give_back
 from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
 from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer.html_page import find_page, with_server
 from attnconv.explorer.uploaded_images import LARGEST_UPLOAD
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 UPLOADS = 32  # at a time; others get 503 at once, so that half of the connections is left for the page
 PLACES = 4  # of them hold a body or an answer of any size; the others wait their turn
-STALL = 3.0  # seconds that a body may stand still
-SLOWEST = 200_000  # bytes a second of a body that does not
-STOP = 2  # seconds for the model to come to an end once the server is to stop
+STALL = 3.0  # seconds that a body may stall
+SLOWEST = 200_000  # bytes a second of a body
+STOP = 2  # seconds for the model to finish once the server is to stop
 PIECE = 1 << 16  # bytes
 NAMES = ("127.0.0.1", "localhost")
 HEADERS = {
@@ -49,7 +51,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_BYTES = "application/octet-stream"
+STATUS: Mapping[type[Exception], int] = {
+    TooLargeError: 413,
+    UnsupportedTypeError: 415,
+    ValueError: 400,
+    TypeError: 400,
+    ClientDisconnect: 400,
+}
 
 
 def app(
@@ -63,8 +71,8 @@ def app(
 
     Args:
         payload: What the page shows first; None for a page without a model.
-        answer: From a picture's bytes and declared type to a new payload; raises ValueError with words for the visitor.
-            None where images cannot be taken.
+        answer: From a picture's bytes and declared type to a new payload; raises ValueError with a message for the
+            visitor. None where images cannot be taken.
         port: Where it listens, which is part of the host and the origin that it accepts.
         page: HTML; None for the package's own.
 
@@ -78,7 +86,7 @@ def app(
 
     async def current(_: Request) -> Response:
         if payload is None:
-            return _refusal(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
+            raise HTTPException(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
         return _pieces(payload)
 
     routes = [
@@ -86,35 +94,30 @@ def app(
         Route("/payload", current, methods=["GET"]),
         Route("/image", Images(answer), methods=["POST"]),
     ]
-    # Outside of all that Starlette wraps around its routes, so that its own answer to a failure is guarded as well.
-    return Guard(Starlette(routes=routes, exception_handlers={Exception: _failed}), port)
+    handlers = dict.fromkeys((HTTPException, *STATUS, Exception), _report)
+    # Outside of Starlette's own middleware, so that its answer to a failure is guarded as well.
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), port)
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1 that nobody else has, before anything is said to be there.
+    """A listening socket on 127.0.0.1 that no other program has.
 
     Args:
         port: 0 for any that is free; `listen(0).getsockname()[1]` says which.
 
     Raises:
+        ValueError: There is no such port.
         OSError: The port is taken or not to be had.
     """
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if os.name == "posix":  # elsewhere it would let two programs have one port
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((HOST, port))
-        found.listen(64)  # who comes before the server runs waits
-    except (OSError, OverflowError) as error:
-        found.close()
-        reason = error.strerror if isinstance(error, OSError) else "no such port"
-        message = bad("--port", "must be free", f"{port} ({reason})", "Name another, or 0 for any.")
-        raise OSError(getattr(error, "errno", None), message) from error
-    return found
+        return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # who comes too early waits
+    except OSError as error:
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Name another, or 0 for any.")
+        raise OSError(error.errno, message) from error
 
 
 def server_for(application: ASGIApp) -> "uvicorn.Server":
-    """The HTTP server, set up to hold little: `run(sockets=[listen(port)])` serves until interrupted."""
+    """The HTTP server: `run(sockets=[listen(port)])` serves until interrupted."""
     import uvicorn
 
     from attnconv.explorer.connection_limits import Connection
@@ -123,7 +126,7 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
         application,
         http=Connection,
         loop="asyncio",
-        log_level="critical",  # what a stranger sends is no news; what fails here is answered in words
+        log_level="critical",  # failures are answered with a message; what a stranger sends is no news
         access_log=False,
         server_header=False,
         lifespan="off",
@@ -139,7 +142,7 @@ class Images:
     """POST /image, bounded in memory and time.
 
     Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait. A
-    body that stands still for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
+    body that stalls for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
 
     Args:
         answer: As in `app`.
@@ -152,116 +155,105 @@ class Images:
         self._model = asyncio.Lock()  # memory for one picture, and the cores are the model's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._answer is None:
+            raise HTTPException(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
         if self._uploads >= UPLOADS:
-            busy = _refusal(503, f"image: the server is busy with {UPLOADS} others. Send it again in some seconds.")
-            busy.headers["Retry-After"] = str(round(STALL))
-            return await busy(scope, receive, send)
+            busy = f"image: the server is busy with {UPLOADS} others. Send it again in some seconds."
+            raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
         self._uploads += 1
         try:
             async with self._places:
-                response = await self._response(Request(scope, receive))
-                await response(scope, receive, send)
+                request = Request(scope, receive)
+                content = await _body(request)
+                async with self._model:
+                    if await request.is_disconnected():
+                        raise ClientDisconnect
+                    give_back()  # what failed before is held by its error until it is collected
+                    kind = request.headers.get("content-type", "")
+                    answer = await anyio.to_thread.run_sync(self._answer, content, kind)
+                await _pieces(answer)(scope, receive, send)
         finally:
             self._uploads -= 1
-
-    async def _response(self, request: Request) -> Response:
-        if self._answer is None:
-            return _refusal(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
-        try:
-            content = await _body(request)
-            kind = request.headers.get("content-type", "")
-            async with self._model:
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-                give_back()  # what failed before is held by its error until it is collected
-                return _pieces(await anyio.to_thread.run_sync(self._answer, content, kind))
-        except TooLargeError as error:
-            return _refusal(413, str(error))
-        except UnsupportedTypeError as error:
-            return _refusal(415, str(error))
-        except TimeoutError:
-            requirement = f"must arrive at {SLOWEST:,} bytes a second or more"
-            return _refusal(408, bad("image", requirement, f"nothing for {STALL:.0f} seconds, or less"))
-        except (ValueError, TypeError, ClientDisconnect) as error:
-            return _refusal(400, str(error) or type(error).__name__)
 
 
 @final
 class Guard:
-    """Refuses requests to other hosts and from other origins, and adds the security headers to every answer.
+    """Rejects requests to other hosts and from other origins, and adds the security headers to every answer.
 
     Args:
-        app: What it stands before.
+        app: The application behind it.
         port: Part of the host and origin.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
-        bare = NAMES if port == 80 else ()
-        self._hosts = frozenset([*(f"{name}:{port}" for name in NAMES), *bare])
+        self._hosts = [f"{name}:{port}" for name in NAMES] + (list(NAMES) if port == 80 else [])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # no other protocol is spoken here
-        headers = [(name.lower(), value.decode("latin-1").lower()) for name, value in scope["headers"]]
-        response = self._wrong(headers, entrance=scope["path"] == "/")
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        response = self._rejection(Headers(scope=scope), entrance=scope["path"] == "/")
         await (self._app if response is None else response)(scope, receive, guarded)
 
-    def _wrong(self, headers: list[tuple[bytes, str]], *, entrance: bool) -> Response | None:
-        hosts = [value for name, value in headers if name == b"host"]
+    def _rejection(self, headers: Headers, *, entrance: bool) -> Response | None:
+        hosts = [host.lower() for host in headers.getlist("host")]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return _refusal(400, "host: this server answers to 127.0.0.1 and localhost alone.")
-        own = {f"http://{host}" for host in self._hosts}
-        if any(name == b"origin" and value not in own for name, value in headers):
-            return _refusal(403, "origin: this server answers to its own page alone.")
+            return JSONResponse({"error": "host: this server answers to 127.0.0.1 and localhost only."}, 400)
+        foreign = any(
+            origin.lower() not in {f"http://{host}" for host in self._hosts} for origin in headers.getlist("origin")
+        )
         # A browser says this of a page of another site even where it sends no origin. A link may lead to the page.
-        if not entrance and any(name == b"sec-fetch-site" and value == "cross-site" for name, value in headers):
-            return _refusal(403, "origin: this server answers to its own page alone.")
+        if foreign or (not entrance and "cross-site" in headers.getlist("sec-fetch-site")):
+            return JSONResponse({"error": "origin: this server answers to its own page only."}, 403)
         return None
 
 
 async def _body(request: Request) -> bytes:
-    """All bytes of a request, if they are few enough; a declared length is believed only where it is too much."""
-    declared = request.headers.get("content-length", "0")
+    """All bytes of a request, if they are few enough; a declared length counts only where it is too much."""
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
-    if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > LARGEST_UPLOAD:
-        raise TooLargeError(bad("image", requirement, declared[:40]))
+    declared = request.headers.get("content-length", "0")
+    if int(declared) > LARGEST_UPLOAD:
+        raise TooLargeError(bad("image", requirement, declared))
     content = bytearray()
-    stream: AsyncIterator[bytes] = request.stream()
-    with anyio.fail_after(STALL) as time:
-        async for part in stream:
-            content += part
-            if len(content) > LARGEST_UPLOAD:
-                raise TooLargeError(bad("image", requirement, "more"))
-            # What arrives faster than it must saves up no more time than `STALL`.
-            time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
+    try:
+        with anyio.fail_after(STALL) as time:
+            async for part in request.stream():
+                content += part
+                if len(content) > LARGEST_UPLOAD:
+                    raise TooLargeError(bad("image", requirement, "more"))
+                # What arrives faster than it must saves up no more time than `STALL`.
+                time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
+    except TimeoutError:
+        requirement = f"must arrive at {SLOWEST:,} bytes a second or more"
+        raise HTTPException(408, bad("image", requirement, f"nothing for {STALL:.0f} seconds, or less")) from None
     if not content:
         raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
     return bytes(content)
 
 
 def _pieces(content: bytes) -> Response:
-    """An answer sent piece by piece: written at once, what a slow reader leaves would be copied by its connection."""
+    """An answer in pieces: written at once, what a slow reader leaves would be copied by its connection."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(content), PIECE):
             yield content[start : start + PIECE]
-            await asyncio.sleep(0)  # else it is heard of only at the end that the reader has hung up
+            await asyncio.sleep(0)  # else the server learns only at the end that the reader has hung up
 
-    return StreamingResponse(pieces(), media_type=_BYTES, headers={"Content-Length": str(len(content))})
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    """What no route expected: its kind alone, since its words may hold paths of this machine."""
-    return _refusal(500, f"the explorer failed ({type(error).__name__}). It goes on; another picture may do.")
+    headers = {"Content-Length": str(len(content))}
+    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
 
 
-def _refusal(status: int, words: str) -> JSONResponse:
-    return JSONResponse({"error": words}, status)
+async def _report(_: Request, error: Exception) -> Response:
+    """An error's message; only the kind of one that nobody expected, since its message may hold paths."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    name = type(error).__name__
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
+    unexpected = f"the explorer failed ({name}). It goes on; another picture may do."
+    return JSONResponse({"error": unexpected if status == 500 else str(error) or name}, status)

@@ -1,4 +1,4 @@
-"""A model that is being looked at: the payload of chosen images, and of every picture that a visitor sends."""
+"""The payload of a model on chosen images, and on every picture that a visitor sends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from attnconv.data.augmentation import normalise
 from attnconv.explorer.payload_write import Pictures, payload
-from attnconv.explorer.training_history import Moment
 from attnconv.explorer.uploaded_images import read_upload
 
 
@@ -19,12 +18,10 @@ class Session:
 
     Args:
         model: Any module with attention that `visit_attention` reads.
-        sizes: Height and width of the images that it sees, in pixels.
+        sizes: Height and width of its images, in pixels.
         mean: Of each channel, for images in [0, 1]; one number for grey images, three for RGB.
         std: Deviation of each channel.
-        title: Heading of the page.
-        moments: Moments of the training before the present one.
-        reading: Further arguments of `payload`: `layers`, `grid`, `prefix`, `budget`.
+        options: Further arguments of `payload`: `title`, `moments`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
         >>> import torch
@@ -43,35 +40,23 @@ class Session:
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        title: str = "",
-        moments: Sequence[Moment] = (),
-        reading: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model, self._sizes, self._title, self._moments = model, sizes, title, tuple(moments)
-        self._mean, self._std = tuple(mean), tuple(std)
-        self._reading = dict(reading or {})
+        self._model, self._sizes, self._mean, self._std = model, sizes, tuple(mean), tuple(std)
+        self._options = dict(options or {})
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
-        """The payload of some images.
-
-        Raises:
-            ValueError: As `payload`.
-        """
+        """The payload of some images, with the errors of `attnconv.explorer.payload`."""
         some = next(self._model.parameters(), torch.zeros(()))  # attention needs none
         images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
-        about: dict[str, Any] = {"title": self._title, "moments": self._moments}
-        return payload(self._model, images, pictures=pictures, **about, **self._reading)
+        return payload(self._model, images, pictures=pictures, **self._options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """The payload of one picture from outside; what `app` takes.
-
-        Args:
-            content: The file.
-            declared: Its media type.
+        """The payload of one picture file with its declared media type, for `app`.
 
         Raises:
-            ValueError: The picture is refused (see `read_upload`), or shows one colour only.
+            ValueError: The picture is rejected (see `read_upload`), or has one colour only.
         """
         pixels = read_upload(content, declared, self._sizes, channels=len(self._mean))
         return self.payload(pixels[None], ("your image",))

@@ -1,4 +1,4 @@
-"""Moments of a training, from what a run folder keeps of them: centres and covariances after every epoch."""
+"""Moments of a training, from the centres and covariances that a run folder keeps of every epoch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
 from attnconv.training.run_folder import RunFolder
 
 
@@ -32,8 +32,8 @@ class Moment:
     """One moment of a training.
 
     Attributes:
-        name: What the page calls it, as `epoch 3`.
-        layers: Name of each layer whose heads have centres -> its heads.
+        name: On the page, such as `epoch 3`.
+        layers: The heads of each layer by its name, where they have centres.
     """
 
     name: str
@@ -43,29 +43,22 @@ class Moment:
 def moments_of(run: RunFolder, count: int = 24) -> tuple[Moment, ...]:
     """At most `count` moments of a run: the first, the last, and between them ever longer steps.
 
-    Args:
-        run: The run folder.
-        count: Most moments, at least 1.
-
-    Returns:
-        Moments in order; none for a run whose heads have no centres.
-
     Raises:
         ValueError: `count` is below 1.
     """
-    if count < 1:
-        raise ValueError(bad("count", "must be at least 1", count))
     from attnconv.report.centres_over_training import choose_epochs
 
-    lines = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
-    chosen = choose_epochs(sorted(lines), count) if lines else []
+    count = whole("count", count, 1)
+    recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
     moments = []
-    for epoch in chosen:
-        layers = {}
-        for layer in lines[epoch]:
-            covariance = torch.tensor(layer["covariance"], dtype=torch.float64)
-            centres = torch.tensor(layer["centres"], dtype=torch.float64)
-            if centres.shape[1] == 2:
-                layers[layer["name"]] = HeadShapes(centres, torch.linalg.inv(covariance))
-        moments.append(Moment(f"epoch {epoch}", layers))
+    for epoch in choose_epochs(sorted(recorded), count) if recorded else ():
+        heads = {
+            layer["name"]: HeadShapes(
+                torch.tensor(layer["centres"], dtype=torch.float64),
+                torch.linalg.inv(torch.tensor(layer["covariance"], dtype=torch.float64)),
+            )
+            for layer in recorded[epoch]
+            if len(layer["centres"][0]) == 2
+        }
+        moments.append(Moment(f"epoch {epoch}", heads))
     return tuple(moments)

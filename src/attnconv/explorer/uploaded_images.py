@@ -1,9 +1,8 @@
-"""A picture from a stranger, decoded without trusting anything that it says of itself.
+"""A visitor's picture, decoded without trusting anything that it says of itself.
 
-Before any pixel is decoded, the number of bytes and the declared type are checked here, and the rest (the type that the
-bytes have, sides and number of pixels, depth, checksums) in `attnconv.data.image_decoding`. A pixel takes 4 bytes
-decoded, 8 while its colours are converted, and 12 in a progressive JPEG of four colours: 600 MB for the largest
-picture.
+Before any pixel is decoded, the number of bytes and the declared type are checked here, and everything else in
+`attnconv.data.image_decoding`. A pixel takes 4 bytes decoded, 8 while its colours are converted, and 12 in a
+progressive JPEG of four colours: 600 MB for the largest picture.
 """
 
 import warnings
@@ -15,7 +14,7 @@ from attnconv._util.errors import bad
 from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError, fit_picture, open_picture
 
 LARGEST_UPLOAD = 20_000_000  # bytes
-LARGEST_PICTURE = 50_000_000  # pixels: any telephone's usual ones
+LARGEST_PICTURE = 50_000_000  # pixels: more than telephones usually take
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 
 
@@ -31,10 +30,9 @@ def read_upload(
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES`, or not what the bytes are; or it is a WebP that moves.
-        TooLargeError: More bytes than `LARGEST_UPLOAD`, more pixels than `LARGEST_PICTURE`, or what `open_picture`
-            refuses as too large.
-        PictureError: The picture is broken, or of more than 8 bits a channel, grey or coloured.
+        UnsupportedTypeError: The type is not one of `TYPES`, or not that of the bytes; or it is a WebP that moves.
+        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or too long a side.
+        PictureError: The picture is broken, or of more than 8 bits a channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:

@@ -4,7 +4,6 @@ from .evaluation import (
 )
 from .fitting import fit as fit
 from .recipes import (
-    RECIPES as RECIPES,
     default_recipe as default_recipe,
     recipe as recipe,
 )

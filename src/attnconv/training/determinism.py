@@ -11,7 +11,7 @@ from attnconv._util.allocator import freed_memory_kept
 
 @contextmanager
 def numerics(device: torch.device) -> Iterator[None]:
-    """The state of the process that a run needs; on leaving all but the flushing of denormals is as it was.
+    """The state of the process that a run needs; at the end all but the flushing of denormals is as it was.
 
     Peaked attention produces denormal numbers, on which CPUs are up to fourteen times slower. They are flushed from
     here on, in this thread and in those that it starts.
@@ -19,8 +19,7 @@ def numerics(device: torch.device) -> Iterator[None]:
     torch.set_flush_denormal(True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # a module with properties, which its stub does not know
-    filled = memory.fill_uninitialized_memory
-    tried = torch.backends.cudnn.benchmark
+    filled, tried = memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     on_cpu = device.type == "cpu"
     with freed_memory_kept() if on_cpu else nullcontext(), torch.random.fork_rng(devices=[]):
         if on_cpu:
@@ -32,5 +31,4 @@ def numerics(device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            memory.fill_uninitialized_memory = filled
-            torch.backends.cudnn.benchmark = tried
+            memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark = filled, tried

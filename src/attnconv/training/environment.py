@@ -1,4 +1,4 @@
-"""What a run ran on, as plain values: versions, commit, device, command. A number without these is an anecdote."""
+"""What a run ran on: versions, commit, device, command."""
 
 import os
 import platform
@@ -18,12 +18,7 @@ COMMIT = "ATTNCONV_COMMIT"
 
 
 def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """The part of ``settings.json`` that says what the run ran on.
-
-    Args:
-        command: words of the command line that started it, or nothing.
-        device: that it trains on.
-    """
+    """The part of `settings.json` about what the run ran on, given its command line and device."""
     return {
         "versions": {
             "attnconv": attnconv.__version__,
@@ -40,7 +35,7 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words, with the processor's own name where the system tells it."""
+    """The device with its name, or the processor's."""
     if device.type == "cuda":
         return f"{device}: {torch.cuda.get_device_name(device)}"
     return f"{device.type}: {_processor()}"
@@ -48,12 +43,9 @@ def device_name(device: torch.device) -> str:
 
 def source_commit(folder: Path) -> str | None:
     """Commit of the checkout that holds a folder of sources, with "+" where it has changes; None outside a checkout."""
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:  # installed, or in someone else's checkout
-        return None
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return commit + ("+" if _git(folder, "status", "--porcelain", "--", ".") else "")
+    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # not so in another project's checkout
+    commit = None if tracked is None else _git(folder, "rev-parse", "HEAD")
+    return commit and commit + ("+" if _git(folder, "status", "--porcelain", "--", ".") else "")
 
 
 def _git(folder: Path, *words: str) -> str | None:

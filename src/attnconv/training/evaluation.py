@@ -1,8 +1,9 @@
 """Loss and accuracy of a model on an image set."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet
+from attnconv.data.image_set import ImageSet, Splits
 from attnconv.training.processes import local_rank
-from attnconv.training.settings import AcceleratorName, PrecisionName
+from attnconv.training.settings import AcceleratorName, PrecisionName, RunSettings
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Score:
     """What a model reaches on a set of images.
 
     Attributes:
-        loss: mean cross-entropy, without label smoothing.
-        accuracy: part of the images whose class has the largest logit.
-        images: how many were looked at.
+        loss: Mean cross-entropy, without label smoothing.
+        accuracy: Fraction of the images whose class has the largest logit.
+        images: Number of images.
     """
 
     loss: float
@@ -39,7 +40,7 @@ def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Fl
         >>> tally(torch.tensor([[0.0, 50.0], [0.0, 50.0]]), torch.tensor([1, 0])).tolist()
         [50.0, 1.0, 2.0]
     """
-    exact = _exact(logits.device)
+    exact = zero_tally(logits.device).dtype
     losses = F.cross_entropy(logits.to(exact), labels, reduction="sum")
     right = (logits.argmax(1) == labels).sum().to(exact)
     return torch.stack([losses, right, torch.full_like(losses, len(labels))])
@@ -47,14 +48,14 @@ def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Fl
 
 def zero_tally(device: torch.device) -> Float[Tensor, " 3"]:
     """The tally of no images."""
-    return torch.zeros(3, dtype=_exact(device), device=device)
+    return torch.zeros(3, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
 def score(sums: Float[Tensor, " 3"]) -> Score:
-    """The score that a tally of a whole set stands for.
+    """The score of a set from its tally.
 
     Raises:
-        ValueError: if the tally is of no image.
+        ValueError: The tally is of no image.
     """
     loss, right, count = (float(value) for value in sums)
     if count == 0:
@@ -71,22 +72,20 @@ def evaluate(
     batch_size: int = 500,
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
-    on_batch: Callable[[int], None] | None = None,
 ) -> Score:
     """Measure a model on a set of images. The model is moved to the device and left in evaluation mode.
 
     Args:
-        model: normalised images (b, c, height, width) to logits (b, classes).
-        images: at least one.
-        mean: of each channel in the training set, for images in [0, 1].
-        std: deviation of each channel, likewise.
-        batch_size: images at once, at least 1.
-        precision: as in training.
-        device: where to compute.
-        on_batch: called with the number of images done so far.
+        model: From normalised images (b, c, height, width) to logits (b, classes).
+        images: At least one.
+        mean: Of each channel in the training set, for images in [0, 1].
+        std: Deviation of each channel.
+        batch_size: Images at once, at least 1.
+        precision: As in training.
+        device: Where to compute.
 
     Raises:
-        ValueError: if there is no image, or the images or their classes do not fit the model.
+        ValueError: There is no image, or the images or their classes do not fit the model.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -98,17 +97,10 @@ def evaluate(
         raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
-    sums = tally_batches(
-        model,
-        Batches(images, batch_size=batch_size),
-        mean=mean,
-        std=std,
-        precision=precision,
-        device=device,
-        largest=int(images.labels.max()) if len(images) else 0,
-        on_batch=on_batch,
-    )
-    return score(sums)
+    largest = int(images.labels.max()) if len(images) else 0
+    batches = Batches(images, batch_size=batch_size)
+    about: dict[str, Any] = {"mean": mean, "std": std, "precision": precision, "device": device}
+    return score(tally_batches(model, batches, largest=largest, **about))
 
 
 def tally_batches(
@@ -120,14 +112,13 @@ def tally_batches(
     precision: PrecisionName,
     device: torch.device,
     largest: int = 0,
-    on_batch: Callable[[int], None] | None = None,
 ) -> Float[Tensor, " 3"]:
-    """The tally of all batches, by a model that is on the device; nothing waits for the device.
+    """The tally of all batches, by a model on the device; nothing waits for the device.
 
-    The arguments are those of ``evaluate``, and ``largest`` is a label that the model may turn out not to have.
+    The arguments are those of `evaluate`; `largest` is the largest label, which the model must have.
     """
     model.eval()
-    sums, done = zero_tally(device), 0
+    sums = zero_tally(device)
     with torch.inference_mode(), autocast(precision, device):
         for batch in batches:
             batch = batch.to(device)
@@ -136,28 +127,35 @@ def tally_batches(
                 requirement = f"must be of the model's {logits.shape[1]} classes"
                 raise ValueError(bad("images", requirement, f"an image of class {largest}"))
             sums += tally(logits, batch.labels)
-            done += len(batch.labels)
-            if on_batch is not None:
-                on_batch(done)
     return sums
 
 
 def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
     try:
         logits: object = model(pixels)
-    except RuntimeError as error:  # the one way in which torch's layers refuse shapes
+    except RuntimeError as error:  # torch's layers reject shapes so
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(
-            bad("images", "must fit the model", f"{tuple(pixels.shape[1:])}", f"It says: {reason}.")
-        ) from error
+        message = bad("images", "must fit the model", f"{tuple(pixels.shape[1:])}", f"It says: {reason}.")
+        raise ValueError(message) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(bad("model", "must give logits (b, classes)", got))
     return logits
 
 
+def measure(model: nn.Module, settings: RunSettings, data: Splits, device: torch.device) -> dict[str, Any]:
+    """Scores on held-out and test images, as `result.json` keeps them; a split without images has none."""
+    found = {}
+    for name, images in (("validation", data.validation), ("test", data.test)):
+        if len(images):
+            batch, precision = settings.train.eval_batch_size, settings.train.precision
+            about: dict[str, Any] = {"mean": data.mean, "std": data.std, "batch_size": batch, "precision": precision}
+            found[name] = asdict(evaluate(model, images, device=device, **about))
+    return found
+
+
 def device_of(accelerator: AcceleratorName) -> torch.device:
-    """The device of this process for an accelerator's name; auto takes a GPU if there is one."""
+    """The device of this process for an accelerator's name; `auto` is a GPU if there is one."""
     if accelerator == "auto":
         other: AcceleratorName = "mps" if torch.backends.mps.is_available() else "cpu"
         accelerator = "cuda" if torch.cuda.is_available() else other
@@ -165,15 +163,10 @@ def device_of(accelerator: AcceleratorName) -> torch.device:
 
 
 def dtype_of(precision: PrecisionName) -> torch.dtype:
-    """Of a model's parameters, and of the images that it is given."""
+    """Dtype of a model's parameters and of its images."""
     return torch.float64 if precision == "64" else torch.float32
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
     """The context in which a model of this precision computes."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """Of sums over many images."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,7 +1,7 @@
-"""A run from its settings to its folder: check, load, build, train, measure. Reads top to bottom.
+"""A run from its settings to its folder: check, load, build, train, measure.
 
-What trains is in ``loop``, what is kept of it in ``run_recorder``. A run that was killed at any moment continues with
-``resume=True`` and ends, on a CPU with as many threads, with the same weights bit for bit.
+The training is in `loop`, its record in `run_recorder`. A run that was killed at any moment continues with
+`resume=True` and ends, on a CPU with as many threads, with the same weights bit for bit.
 """
 
 import signal
@@ -20,8 +20,8 @@ from attnconv.data.load_splits import load as load_data
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.training.determinism import numerics
 from attnconv.training.environment import environment
-from attnconv.training.evaluation import device_of
-from attnconv.training.initial_model import first_model, measure
+from attnconv.training.evaluation import device_of, measure
+from attnconv.training.initial_model import first_model
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import connect, is_first_process, wait_for_all
 from attnconv.training.progress_bars import TrainingProgress, downloading
@@ -46,29 +46,28 @@ def fit(
 ) -> RunFolder:
     """Train a model and leave everything about it in a folder.
 
-    Several processes train together where torchrun has started them: each calls ``fit``, the first one writes, and all
-    return once the folder is complete.
+    Where torchrun has started several processes, each calls `fit`, the first one writes, and all return once the folder
+    is complete.
 
     Args:
-        settings: of the run.
-        run_dir: its folder: new or empty, or with ``resume`` one that holds a run of the same settings.
-        resume: continue after the last complete epoch of the run in the folder; begin where there is none.
-        start_from: checkpoint, or run folder, whose weights to begin with in place of fresh parameters; its model has
-            the settings' shapes. The run keeps a copy, and a resumed run does not look at the original.
-        progress: show a bar (on a terminal) or a line per epoch on standard error.
-        command: words to remember as what started the run.
+        settings: Of the run.
+        run_dir: Its folder: new or empty, or with `resume` one that holds a run of the same settings.
+        resume: Continue after the last complete epoch of the run in the folder; begin where there is none.
+        start_from: Checkpoint or run folder with the initial weights; None for fresh parameters. The run keeps a copy.
+        progress: Show a bar (on a terminal) or a line per epoch on standard error.
+        command: The command line that started the run, for its record.
 
     Returns:
         The run's folder.
 
     Raises:
-        SettingsError: if anything is wrong with the settings, naming all of it; nothing was done.
-        ValueError: if another process writes to the folder, it holds something else, its state is damaged or of another
-            run, or the weights to begin with are not those of such a model.
-        OSError: if the data are not there, or the folder cannot be written; what was saved before stays good.
-        DivergedError: if the loss is no longer finite; the last good checkpoint stays.
-        KeyboardInterrupt: at Ctrl-C; the last complete epoch is kept.
-        SystemExit: at SIGTERM likewise, with status 143.
+        SettingsError: Settings are wrong; the message names all of them, and nothing was done.
+        ValueError: Another process writes to the folder, it holds something else, its state is damaged or of another
+            run, or the initial weights are not those of such a model.
+        OSError: The data are not there, or the folder cannot be written; what was saved before stays good.
+        DivergedError: The loss is no longer finite; the last good checkpoint stays.
+        KeyboardInterrupt: At Ctrl-C; the last complete epoch is kept.
+        SystemExit: At SIGTERM likewise, with status 143.
     """
     wrong = problems(settings) or machine_problems(settings)
     if wrong:
@@ -84,7 +83,7 @@ def fit(
 def _fit(
     settings: RunSettings, folder: RunFolder, start_from: str | Path | None, *, shown: bool, command: Sequence[str]
 ) -> None:
-    """From the data to the result, in a folder that is held for writing and can take the run."""
+    """From the data to the result, in a folder that is locked and can take the run."""
     with downloading(shown=shown) as report:
         data = load_data(settings.data, progress=report)
     wrong = data_problems(settings, data)
@@ -95,20 +94,18 @@ def _fit(
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     with _stoppable(folder, progress), numerics(device):
         if is_first_process():
-            if start_from is not None:
-                _keep_start(folder, Path(start_from))
-            _prepare(folder, settings, environment(command, device))
+            _prepare(folder, settings, start_from, environment(command, device))
         recorder = _train(settings, folder, data, device, progress)
         if is_first_process():
             result = _measure(settings, folder, data, device, recorder)
             write_json(folder.result_file, result)
-            progress.say(_sentence(result))
+            progress.say(_summary(result))
         wait_for_all()
 
 
 @contextmanager
 def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
-    """Say how to continue at Ctrl-C and at SIGTERM, which ends the process unless the caller handles it otherwise."""
+    """Report how to continue at Ctrl-C and at SIGTERM, which exits unless the caller handles it."""
     stopped = f"Stopped. The last complete epoch is kept in {folder.path}; --resume continues."
 
     def terminate(*_: object) -> None:
@@ -132,16 +129,14 @@ def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _keep_start(folder: RunFolder, source: Path) -> None:
-    """Copy the weights to begin with, before the folder counts as a run: a kill in between leaves none without them."""
-    if not folder.exists():
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder.start_weights, checkpoint_file(source).read_bytes())
-
-
-def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str, Any]) -> None:
+def _prepare(
+    folder: RunFolder, settings: RunSettings, start_from: str | Path | None, environment: Mapping[str, Any]
+) -> None:
     """Make the folder, or bring it back to the end of the last complete epoch."""
     if not folder.exists():
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        if start_from is not None:  # before the folder counts as a run, which a kill could leave without them
+            write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
         folder.begin(settings, environment)
     folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
 
@@ -149,7 +144,7 @@ def _prepare(folder: RunFolder, settings: RunSettings, environment: Mapping[str,
 def _train(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, progress: TrainingProgress
 ) -> Recorder:
-    """Train from what the folder holds: a training state, weights to begin with or nothing, to the last epoch."""
+    """Train to the last epoch, from the folder's training state if it has one."""
     loop = TrainingLoop(settings, first_model(folder, settings), data, device)
     state = read_state(folder.state_file) if folder.state_file.is_file() else {}
     if state:
@@ -179,8 +174,8 @@ def _measure(
     return result
 
 
-def _sentence(result: Mapping[str, Any]) -> str:
-    """What came out, in one line: on the test set or, where there is none, on the held-out images."""
+def _summary(result: Mapping[str, Any]) -> str:
+    """The result in one line: on the test set or, where there is none, on the held-out images."""
     split = "test" if "test" in result["last"] else "validation"
     words = {"last": "after the last epoch", "best": "at the epoch chosen on held-out images"}
     parts = [

@@ -1,4 +1,4 @@
-"""Where every head of a model looks, as plain numbers: what Figure 3 of the paper is drawn from."""
+"""The heads of a model as plain numbers: the data of the paper's Figure 3."""
 
 import torch
 from jaxtyping import Float64
@@ -12,11 +12,7 @@ WIDEST = 1e12
 
 
 def head_record(model: nn.Module, epoch: int) -> HeadsLine:
-    """One line of ``heads.jsonl``.
-
-    Args:
-        model: any module; layers of Gaussian heads are recorded, under the layer's name.
-        epoch: complete epochs.
+    """One line of `heads.jsonl`: all layers of Gaussian heads after an epoch.
 
     Example:
         >>> from attnconv.models.factory import build
@@ -37,10 +33,7 @@ def head_record(model: nn.Module, epoch: int) -> HeadsLine:
 
 
 def covariance(heads: Gaussians) -> Float64[Tensor, "h dims dims"]:
-    """Covariance of each head's Gaussian in float64 on the CPU, its eigenvalues cut at ``WIDEST``.
-
-    The encoding's own ``covariance`` is the exact inverse of the precision and refuses a singular one.
-    """
+    """Covariance of each head's Gaussian in float64 on the CPU, its eigenvalues at most `WIDEST`."""
     values, vectors = torch.linalg.eigh(heads.precision)
     result: Tensor = vectors @ torch.diag_embed(1 / values.clamp(min=1 / WIDEST)) @ vectors.mT
     return result

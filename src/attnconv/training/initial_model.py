@@ -1,23 +1,21 @@
-"""What a run begins with: the model before its first step, and what that model reaches.
+"""The model before the first step of a run, and its scores.
 
 Fresh parameters are a function of the seed and the settings, so a run keeps no copy of them; a run that begins with
 given weights (a pruned model) does. Its scores go into `result.json` under `start`, beside `last` and `best`.
 """
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from attnconv._util.errors import bad
-from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
 from attnconv.models.checkpoint import load_weights, read_checkpoint
 from attnconv.models.factory import build
 from attnconv.models.model_loader import load as load_model
 from attnconv.training.determinism import numerics
-from attnconv.training.evaluation import device_of, evaluate
+from attnconv.training.evaluation import device_of, measure
 from attnconv.training.head_records import head_record
 from attnconv.training.run_folder import RunFolder, write_json
 from attnconv.training.run_lock import writing
@@ -25,12 +23,7 @@ from attnconv.training.settings import RunSettings
 
 
 def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
-    """The model that a training begins with. The global generator is left as a training needs it.
-
-    Args:
-        folder: Of the run, with the weights to begin with where they are given.
-        settings: Of the run.
-    """
+    """The initial model of a run. The global generator is left as the training needs it."""
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
     if folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
@@ -39,44 +32,26 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 
 
 def starting_model(run: RunFolder) -> nn.Module:
-    """The model of a finished or running training as it was before the first step; random numbers stay as they are.
-
-    Args:
-        run: A run.
+    """The initial model of a finished or running training; random numbers stay as they are.
 
     Raises:
-        ValueError: The folder holds no run, or what this version makes of its seed is not what the run began with, as
-            its record of the heads says.
+        ValueError: The folder holds no run, or this version makes other weights of its seed than `heads.jsonl` records.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())
     recorded = [layer["centres"] for line in run.heads() if line["epoch"] == 0 for layer in line["layers"]]
     made = [layer["centres"] for layer in head_record(model, 0)["layers"]]
-    for now, then in zip(made, recorded, strict=False):  # without a record there is nothing to hold it against
+    for now, then in zip(made, recorded, strict=False):  # nothing may be recorded
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
             fix = "Read it with the version of attnconv that wrote it."
             raise ValueError(bad("run", "must begin as its heads.jsonl says", f"other centres in {run.path}", fix))
     return model.eval()
 
 
-def measure(model: nn.Module, settings: RunSettings, data: Splits, device: torch.device) -> dict[str, Any]:
-    """Scores on held-out and test images, as `result.json` keeps them; a split without images has none."""
-    found = {}
-    for split, images in (("validation", data.validation), ("test", data.test)):
-        if len(images):
-            batch, precision = settings.train.eval_batch_size, settings.train.precision
-            score = evaluate(
-                model, images, mean=data.mean, std=data.std, batch_size=batch, precision=precision, device=device
-            )
-            found[split] = asdict(score)
-    return found
-
-
 def measure_start(run: RunFolder) -> None:
-    """Write what the weights that a complete run began with reach into its `result.json`, once; else do nothing.
+    """Write the scores of the weights that a complete run began with into its `result.json`, once.
 
-    Args:
-        run: A run. Nothing is done where it is not complete or began with fresh parameters.
+    Nothing is done where the run is not complete or began with fresh parameters.
 
     Raises:
         ValueError: Another process writes to the run's folder.

@@ -14,7 +14,7 @@ continues bit for bit.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, final
 
@@ -44,15 +44,15 @@ class TrainingLoop:
     """Trains a model on a set of images and evaluates it.
 
     Args:
-        settings: of the run.
-        model: normalised images to logits; it is moved to the device.
-        data: the images. Those that do not fill a batch are left out, other ones in every epoch.
-        device: of this process.
+        settings: Of the run.
+        model: From normalised images to logits; it is moved to the device.
+        data: The images. Those that do not fill a batch are left out, other ones in every epoch.
+        device: Of this process.
 
     Attributes:
-        epoch: complete epochs.
-        step: optimiser steps taken.
-        steps_per_epoch: optimiser steps of one epoch.
+        epoch: Complete epochs.
+        step: Optimiser steps taken.
+        steps_per_epoch: Optimiser steps of one epoch.
     """
 
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
@@ -83,11 +83,7 @@ class TrainingLoop:
         self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
-        """Take the steps of one epoch.
-
-        Args:
-            on_step: called after each of them.
-        """
+        """Take the steps of one epoch, and call `on_step` after each of them."""
         self.model.train()
         self._epoch_sums.zero_()
         for batches in self.epoch_batches():
@@ -120,7 +116,7 @@ class TrainingLoop:
         self.step += 1
 
     def _loss(self, batch: Batch, index: int) -> Float[Tensor, ""]:
-        """The loss of a batch, the ``index``-th of its epoch."""
+        """The loss of a batch, the `index`-th of its epoch."""
         train, changes = self.settings.train, self.settings.augment
         seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
         with autocast(train.precision, self.device):
@@ -138,17 +134,19 @@ class TrainingLoop:
             return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
     def evaluate(self) -> dict[str, Score]:
-        """Evaluate after an epoch: scores of its training images, as they were met, and of the other sets."""
-        train, world = self.settings.train, world_size()
+        """Evaluate after an epoch: scores of its training images during the epoch, and of the other sets."""
+        world = world_size()
+        size = max(1, self.settings.train.eval_batch_size // world) * world
         scores = {"train": score(all_sum(self._epoch_sums))}
         for name, images in self._measured.items():
-            size = max(1, train.eval_batch_size // world) * world
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
-            sums = tally_batches(
-                self.model, batches, mean=self.mean, std=self.std, precision=train.precision, device=self.device
-            )
-            scores[name] = score(all_sum(sums))
+            scores[name] = score(all_sum(self.tally(batches)))
         return scores
+
+    def tally(self, batches: Iterable[Batch]) -> Float[Tensor, " 3"]:
+        """The tally of some batches in evaluation mode."""
+        precision, device = self.settings.train.precision, self.device
+        return tally_batches(self.model, batches, mean=self.mean, std=self.std, precision=precision, device=device)
 
     def recent_loss(self) -> float:
         """Mean loss of the training images since the last call."""
@@ -177,13 +175,7 @@ class TrainingLoop:
 
 
 def nearby(images: ImageSet, device: torch.device) -> ImageSet:
-    """A set on the GPU, where a batch is one gather and no copy; as it is where that would take a quarter of the room.
-
-    Example:
-        >>> digits = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))
-        >>> nearby(digits, torch.device("cpu")) is digits
-        True
-    """
+    """A set on the GPU, where a batch is one gather, unless that takes more than a quarter of the free memory."""
     if device.type != "cuda":
         return images
     free, _ = torch.cuda.mem_get_info(device)
@@ -191,12 +183,7 @@ def nearby(images: ImageSet, device: torch.device) -> ImageSet:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """`torch.manual_seed` of the CPU and one device only; of every other kind it keeps a stack trace, a millisecond.
-
-    Args:
-        seed: 63 bits.
-        device: where the model computes.
-    """
+    """`torch.manual_seed` with 63 bits for the CPU and one device; for all kinds of them it takes a millisecond."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

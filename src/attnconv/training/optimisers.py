@@ -1,7 +1,7 @@
 """The optimiser of a run, and which parameters get weight decay.
 
-Weight decay pulls a parameter towards 0. For a weight that is a prior; for the centre of a head it would mean "look at
-your own pixel", for its spread "look everywhere". An encoding names such parameters in ``undecayed``.
+Weight decay pulls a parameter towards 0. That is a prior for a weight, but it would pull the centre of a head to its
+own pixel, and its spread to attention everywhere. An encoding names such parameters in `undecayed`.
 """
 
 from typing import Any
@@ -13,29 +13,14 @@ from attnconv.encodings import Encoding
 from attnconv.training.settings import OptimSettings
 
 
-def undecayed_names(model: nn.Module, *, decay_vectors: bool = True) -> set[str]:
-    """Names of the parameters that get no weight decay.
-
-    Args:
-        model: any module.
-        decay_vectors: whether biases and norm scales (tensors of at most one axis) are decayed.
-
-    Returns:
-        What the model's encodings name as ``undecayed`` and, unless they are decayed, all vectors.
+def position_names(model: nn.Module) -> set[str]:
+    """Names of the centres and spreads of heads: those that the model's encodings name as `undecayed`.
 
     Example:
         >>> from attnconv.models.factory import build
-        >>> sorted(undecayed_names(build("quadratic-digits")))[:2]
+        >>> sorted(position_names(build("quadratic-digits")))[:2]
         ['blocks.0.attention.encoding.centres', 'blocks.0.attention.encoding.spread']
     """
-    names = position_names(model)
-    if not decay_vectors:
-        names |= {name for name, parameter in model.named_parameters() if parameter.ndim <= 1}
-    return names
-
-
-def position_names(model: nn.Module) -> set[str]:
-    """Names of the centres and spreads of heads: what the model's encodings name as ``undecayed``."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -45,15 +30,19 @@ def position_names(model: nn.Module) -> set[str]:
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """The parameters in groups for an optimiser: decayed, not decayed, centres and spreads."""
-    spared = undecayed_names(model, decay_vectors=optim.decay_vectors)
+    """The parameters in groups for an optimiser: decayed, vectors that are not, centres and spreads."""
     positions = position_names(model)
-    named = list(model.named_parameters())
+    weights: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    places: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of norms
+        (places if name in positions else vectors if spared else weights).append(parameter)
     rate = optim.learning_rate * optim.position_rate
-    groups = [
-        {"params": [value for name, value in named if name not in spared], "weight_decay": optim.weight_decay},
-        {"params": [value for name, value in named if name in spared - positions], "weight_decay": 0.0},
-        {"params": [value for name, value in named if name in positions], "weight_decay": 0.0, "lr": rate},
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": optim.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": places, "weight_decay": 0.0, "lr": rate},
     ]
     return [group for group in groups if group["params"]]
 

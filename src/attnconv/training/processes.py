@@ -34,11 +34,7 @@ def is_first_process() -> bool:
 
 
 def connect(device: "torch.device") -> None:
-    """Initialise torch.distributed where there are several processes and it has not been done.
-
-    Args:
-        device: of this process.
-    """
+    """Initialise torch.distributed for this process's device, once, where there are several processes."""
     import torch
 
     if world_size() == 1 or torch.distributed.is_initialized():

@@ -23,10 +23,10 @@ class TrainingProgress:
     """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere.
 
     Args:
-        epochs: of the whole run.
-        steps_per_epoch: optimiser steps of one epoch.
-        shown: whether to show anything.
-        console: where to; None takes standard error.
+        epochs: Of the whole run.
+        steps_per_epoch: Optimiser steps of one epoch.
+        shown: Whether to show anything.
+        console: Where to; None for standard error.
     """
 
     def __init__(
@@ -34,16 +34,15 @@ class TrainingProgress:
     ) -> None:
         self._console = Console(stderr=True) if console is None else console
         self._epochs, self._steps, self._shown = epochs, steps_per_epoch, shown
-        columns = (
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            *columns,
             TextColumn("{task.fields[news]}"),
+            console=self._console,
+            refresh_per_second=4,
+            disable=not (shown and self._console.is_terminal),
         )
-        hidden = not (shown and self._console.is_terminal)
-        self._bar = Progress(*columns, console=self._console, refresh_per_second=4, disable=hidden)
 
     def begin(self, done: int) -> None:
         """Training starts after this many complete epochs."""
@@ -59,7 +58,7 @@ class TrainingProgress:
         """An epoch is complete; these are its lines of metrics."""
         news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
         self._bar.update(self._task, news=news)
-        if self._shown and self._bar.disable:
+        if self._bar.disable:
             first, width = lines[0], len(str(self._epochs))
             about = f"loss {first['loss']:.4f}   rate {first['lr']:.2g}   {first['seconds']:.0f} s"
             self.say(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}")
@@ -70,20 +69,20 @@ class TrainingProgress:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away; its last state stays. May be called more than once."""
+        """Stop the bar; its last state stays. May be called more than once."""
         self._bar.stop()
 
 
 @contextmanager
 def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Shows a download, if there is one, on standard error.
+    """Show a download, if there is one, on standard error.
 
     Args:
-        shown: whether to show anything.
-        console: where to; None takes standard error.
+        shown: Whether to show anything.
+        console: Where to; None for standard error.
 
     Yields:
-        What ``attnconv.data.load_splits.load`` calls with the bytes that are there and the bytes in all.
+        A function of the bytes that are there and the bytes in all, for `attnconv.data.load_splits.load`.
     """
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -94,16 +93,14 @@ def downloading(*, shown: bool = True, console: Console | None = None) -> Iterat
         nonlocal tenths
         if not shown:
             return
-        if not console.is_terminal:
-            if 10 * there // total > tenths:  # a log file gets ten lines, not thousands
-                tenths = 10 * there // total
-                console.file.write(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB\n")
-                console.file.flush()
-            return
-        if not bar.tasks:
-            bar.add_task("downloading", total=total)
-            bar.start()
-        bar.update(bar.tasks[0].id, completed=there)
+        if console.is_terminal:
+            if not bar.tasks:
+                bar.add_task("downloading", total=total)
+                bar.start()
+            bar.update(bar.tasks[0].id, completed=there)
+        elif 10 * there // total > tenths:  # a log file gets ten lines, not thousands
+            tenths = 10 * there // total
+            console.print(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB", highlight=False, soft_wrap=True)
 
     try:
         yield report

@@ -1,18 +1,17 @@
-"""How each preset is trained unless the user says otherwise, free of torch.
+"""How each preset is trained by default, free of torch.
 
-``paper``: the paper's hyper-parameters. SGD with momentum 0.9, weight decay 1e-4, learning rate 0.1, batches of 100,
+`paper`: the paper's hyper-parameters. SGD with momentum 0.9, weight decay 1e-4, learning rate 0.1, batches of 100,
 300 epochs, half a cosine after 5 % of linear warm-up (stepped at every iteration, not once per epoch as in the paper's
 code); the residual network divides its rate by 10 at epochs 80, 150 and 250. Crops and mirroring.
 
-``modern``: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
+`modern`: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from attnconv.data.settings import AugmentSettings, DataSettings
-from attnconv.models.presets import PRESETS, preset_settings
+from attnconv.models.presets import preset_settings
 from attnconv.models.settings import ModelSettings, ResNetSettings
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
 
@@ -22,7 +21,7 @@ _SMALL_SUFFIXES = ("-small", "-digits")
 
 
 def default_recipe(preset: str) -> RecipeName:
-    """The recipe that a preset is made for.
+    """The recipe of a preset.
 
     Example:
         >>> default_recipe("quadratic"), default_recipe("quadratic-small")
@@ -35,11 +34,11 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
     """All settings of a run of a preset.
 
     Args:
-        preset: its name.
-        name: which recipe; None takes the one that the preset is made for.
+        preset: Its name.
+        name: Of the recipe; None for the preset's own.
 
     Raises:
-        ValueError: if there is no such preset.
+        ValueError: There is no such preset.
 
     Example:
         >>> settings = recipe("quadratic")
@@ -49,11 +48,7 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
     model = preset_settings(preset)
     chosen = default_recipe(preset) if name is None else name
     settings = _paper(preset, model) if chosen == "paper" else _modern(preset, model)
-    return replace(settings, data=_data(model))
-
-
-def _data(model: ModelSettings) -> DataSettings:
-    return DataSettings(name="digits") if model.image_channels == 1 else DataSettings(name="cifar10")
+    return replace(settings, data=DataSettings(name="digits" if model.image_channels == 1 else "cifar10"))
 
 
 def _paper(preset: str, model: ModelSettings) -> RunSettings:
@@ -115,6 +110,3 @@ def table_rows(settings: RunSettings) -> dict[str, str]:
         "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
         "linear warm up ratio": f"{settings.schedule.warmup:g}",
     }
-
-
-RECIPES: Mapping[str, RunSettings] = {preset: recipe(preset) for preset in PRESETS}

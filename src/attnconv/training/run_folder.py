@@ -3,13 +3,14 @@
     settings.json     all settings, the run's name, and what it ran on: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
     heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
-    checkpoints/      last.safetensors, best.safetensors (weights), state.ckpt (what a resume needs), and
-                      start.safetensors where the run did not begin with fresh parameters
+    checkpoints/      last.safetensors, best.safetensors (weights of the epoch with the highest accuracy on held-out
+                      images, the latest of equals), state.ckpt (what a resume needs), and start.safetensors where the
+                      run did not begin with fresh parameters
     result.json       accuracy on the test set of the last epoch, of the epoch chosen on held-out images, and of the
                       weights that a pruned model began with (`start`)
-    tensorboard/      the same curves for TensorBoard
-    report/           figures and tables, written by ``attnconv report``
-    .writer           while a process writes here: which one (see ``attnconv.training.run_lock``)
+    tensorboard/      the same curves for TensorBoard, on request
+    report/           figures and tables, written by `attnconv report`
+    .writer           while a process writes here: which one (see `attnconv.training.run_lock`)
 
 Epochs are counted by how many are complete: 1 is the end of the first one.
 """
@@ -18,20 +19,21 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, TypedDict, final
+
+import msgspec
 
 from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.json_files import read_json
 from attnconv.training.settings import RunSettings
-from attnconv.training.settings_json import fits, from_plain, to_plain
+from attnconv.training.settings_json import from_plain, to_plain
 
 FORMAT = 1
-LOCK = ".writer"  # see `attnconv.training.run_lock`
+LOCK = ".writer"
 
-# Patterns of what a run leaves, below its folder, and of what one leaves that is killed before its settings are there.
+# Patterns of what a run leaves below its folder, and of what a kill leaves before the settings are there.
 _OWN = (
     "settings.json",
     "metrics.jsonl",
@@ -50,9 +52,9 @@ _BEFORE = ("checkpoints/start.safetensors",)
 
 
 class MetricsLine(TypedDict):
-    """One line of ``metrics.jsonl``.
+    """One line of `metrics.jsonl`.
 
-    ``lr`` is the learning rate of the epoch's last step, ``seconds`` the time spent in training so far.
+    `lr` is the learning rate of the epoch's last step, `seconds` the time spent in training so far.
     """
 
     step: int
@@ -73,172 +75,97 @@ class LayerHeads(TypedDict):
 
 
 class HeadsLine(TypedDict):
-    """One line of ``heads.jsonl``; a model without heads that have a centre has an empty list of layers."""
+    """One line of `heads.jsonl`; a model without heads that have a centre has an empty list of layers."""
 
     epoch: int
     layers: list[LayerHeads]
 
 
-@dataclass(frozen=True)
+@final
 class RunFolder:
-    """A run on disk.
+    """A run on disk, with the paths of its files.
 
-    Attributes:
-        path: the folder.
+    Args:
+        path: The folder.
     """
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings_file = path / "settings.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.heads_file = path / "heads.jsonl"
+        self.result_file = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.state_file = self.checkpoints / "state.ckpt"
+        self.last_weights = self.checkpoints / "last.safetensors"
+        self.best_weights = self.checkpoints / "best.safetensors"
+        self.start_weights = self.checkpoints / "start.safetensors"
+        self.tensorboard = path / "tensorboard"
+        self.report = path / "report"
+        self.lock_file = path / LOCK
 
-    @property
-    def settings_file(self) -> Path:
-        return self.path / "settings.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def heads_file(self) -> Path:
-        return self.path / "heads.jsonl"
-
-    @property
-    def result_file(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def state_file(self) -> Path:
-        """The trainer's own state after the last complete epoch."""
-        return self.checkpoints / "state.ckpt"
-
-    @property
-    def last_weights(self) -> Path:
-        """Weights after the last complete epoch."""
-        return self.checkpoints / "last.safetensors"
-
-    @property
-    def best_weights(self) -> Path:
-        """Weights of the epoch with the highest accuracy on held-out images; the latest of equals."""
-        return self.checkpoints / "best.safetensors"
-
-    @property
-    def start_weights(self) -> Path:
-        """Weights that the run begins with, if it does not begin with fresh parameters."""
-        return self.checkpoints / "start.safetensors"
-
-    @property
-    def lock_file(self) -> Path:
-        """What the one process that writes here holds."""
-        return self.path / LOCK
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
 
     def exists(self) -> bool:
         """Whether a run has been started here."""
         return self.settings_file.is_file()
 
     def record(self) -> dict[str, Any]:
-        """All of ``settings.json``: the settings and what they ran on.
+        """All of `settings.json`: the settings and what they ran on.
 
         Raises:
-            ValueError: if the folder holds no run, or the file is not legal.
+            ValueError: The folder holds no run, or the file is not valid.
         """
         if not self.exists():
             fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
-        try:
-            record = read_json(self.settings_file.read_bytes())
-        except ValueError as error:
-            raise ValueError(bad(str(self.settings_file), "must be JSON", str(error))) from error
-        version = record.get("format") if isinstance(record, dict) else None
-        if version != FORMAT:
+        record = _read_map(self.settings_file)
+        if record.get("format") != FORMAT:
             fix = "Read it with the version of attnconv that wrote it."
-            raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", repr(version), fix))
-        return dict(record)
+            got = repr(record.get("format"))
+            raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", got, fix))
+        return record
 
     def settings(self) -> RunSettings:
         """The run's settings.
 
         Raises:
-            ValueError: if the folder holds no run, or anything in its settings is not legal.
+            ValueError: The folder holds no run, or its settings are not valid.
         """
-        record = self.record()
-        values = record.get("settings")
+        values = self.record().get("settings")
         if not isinstance(values, Mapping):
             raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
         return from_plain(values, origin=f"from {self.settings_file}")
 
     def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
-        """Make the folder and write ``settings.json``.
-
-        Args:
-            settings: of the run.
-            environment: plain values about what it runs on; see ``attnconv.training.environment``.
-        """
+        """Make the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         # The name ties the state to its run: another run of equal settings may have begun with other weights.
         values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": to_plain(settings)}
         write_json(self.settings_file, {**values, **environment})
 
     def metrics(self) -> list[MetricsLine]:
-        """All lines of ``metrics.jsonl``, in the order written; empty before the first epoch is complete."""
+        """All lines of `metrics.jsonl`, in the order written; empty before the first epoch is complete."""
         return list(_lines(self.metrics_file, MetricsLine))
 
     def heads(self) -> list[HeadsLine]:
-        """All lines of ``heads.jsonl``: epoch 0, 1, ..., as far as the run has come."""
+        """All lines of `heads.jsonl`: epoch 0, 1, ..., as far as the run has come."""
         return list(_lines(self.heads_file, HeadsLine))
 
-    def centres_history(self, layer: str) -> list[tuple[int, LayerHeads]]:
-        """The heads of one layer over the epochs.
-
-        Raises:
-            ValueError: if the run has recorded no layer of that name.
-        """
-        history = [
-            (line["epoch"], heads) for line in self.heads() for heads in line["layers"] if heads["name"] == layer
-        ]
-        if not history:
-            known = dict.fromkeys(heads["name"] for line in self.heads() for heads in line["layers"])
-            requirement = f"must be one of {', '.join(known) or 'no layers, as none has heads with a centre'}"
-            raise ValueError(bad("layer", requirement, repr(layer)))
-        return history
-
     def result(self) -> dict[str, Any] | None:
-        """What ``result.json`` holds; None until the run is complete."""
-        if not self.result_file.is_file():
-            return None
-        try:
-            result = read_json(self.result_file.read_bytes())
-        except ValueError as error:
-            raise ValueError(bad(str(self.result_file), "must be JSON", str(error))) from error
-        if not isinstance(result, dict):
-            raise ValueError(bad(str(self.result_file), "must be a map", type(result).__name__))
-        return result
+        """The content of `result.json`; None until the run is complete."""
+        return _read_map(self.result_file) if self.result_file.is_file() else None
 
     def rewind(self, epoch: int) -> None:
-        """Drop what was recorded after an epoch: lines of later epochs, a torn last line, a result.
-
-        Args:
-            epoch: complete epochs to keep; -1 keeps nothing.
-        """
+        """Drop what was recorded after an epoch (-1 for everything): lines, a torn last line, a result."""
         for file, kind in ((self.metrics_file, MetricsLine), (self.heads_file, HeadsLine)):
             if file.is_file():
-                kept = [
-                    json.dumps(line, allow_nan=False) + "\n" for line in _lines(file, kind) if line["epoch"] <= epoch
-                ]
-                write_text(file, "".join(kept))
+                kept = (line for line in _lines(file, kind) if line["epoch"] <= epoch)
+                write_text(file, "".join(map(_text, kept)))
         self.result_file.unlink(missing_ok=True)
-        for litter in self.path.rglob(PARTIAL):  # of saves that a kill cut short
-            litter.unlink(missing_ok=True)
+        for leftover in self.path.rglob(PARTIAL):
+            leftover.unlink(missing_ok=True)
 
     @staticmethod
     def holding(path: Path) -> "RunFolder | None":
@@ -252,38 +179,36 @@ class RunFolder:
 
     def foreign_files(self) -> list[Path]:
         """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
-        own = (LOCK, *(_OWN if self.exists() else _BEFORE))
+        own = self._own_files()
         return sorted(
-            path
-            for path in self.path.rglob("*")
-            if not (path.is_dir() and not path.is_symlink())
-            and not path.match(PARTIAL)
-            and not any(_matches(path.relative_to(self.path), pattern) for pattern in own)
+            path for path in self._all_paths() if path not in own and (path.is_symlink() or not path.is_dir())
         )
 
     def clear(self) -> None:
         """Remove the run's files, and folders that are empty then. Its lock stays."""
-        foreign = {self.lock_file, *self.foreign_files()}
-        for path in sorted(self.path.rglob("*"), reverse=True):  # what is in a folder before the folder
+        for path in self._own_files() - {self.lock_file}:
+            path.unlink()
+        for path in self._all_paths():
             if path.is_dir() and not path.is_symlink():
                 with suppress(OSError):  # it holds other files
                     path.rmdir()
-            elif path not in foreign:
-                path.unlink()
 
+    def _own_files(self) -> set[Path]:
+        patterns = (LOCK, *(_OWN if self.exists() else _BEFORE))
+        return {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
 
-def _matches(path: PurePath, pattern: str) -> bool:
-    """Whether a path is as a pattern says, all of it."""
-    return len(path.parts) == pattern.count("/") + 1 and path.match(pattern)
+    def _all_paths(self) -> list[Path]:
+        """Everything below the folder, the content of a folder before the folder."""
+        return sorted(self.path.rglob("*"), reverse=True)
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
     """Add one JSON line to a file.
 
     Raises:
-        OSError: if it cannot be written, with the file's name; the lines before it are as they were.
+        OSError: It cannot be written, with the file's name; the lines before it are as they were.
     """
-    text = json.dumps(line, allow_nan=False) + "\n"
+    text = _text(line)
     try:
         with file.open("a", encoding="utf-8") as stream:
             stream.write(text)
@@ -301,19 +226,28 @@ def write_text(file: Path, text: str) -> None:
     write_atomically(file, text.encode())
 
 
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+def _read_map(file: Path) -> dict[str, Any]:
+    """A JSON file from outside that must be a map."""
+    try:
+        values = read_json(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(bad(str(file), "must be JSON", str(error))) from error
+    if not isinstance(values, dict):
+        raise ValueError(bad(str(file), "must be a map", type(values).__name__))
+    return values
+
+
 def _lines(file: Path, kind: type) -> Iterator[Any]:
     """The complete lines of a file, each of the kind; a kill can leave a torn one at the end, and only there."""
-    if not file.is_file():
-        return
-    content = file.read_bytes()
-    complete = content[: content.rfind(b"\n") + 1].splitlines()
-    fix = "Remove the line, or restore the file."
-    for number, line in enumerate(complete, start=1):
-        where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
+    content = file.read_bytes() if file.is_file() else b""
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            values = read_json(line)
-        except ValueError as error:
-            raise ValueError(bad(where, "must be JSON", got, fix)) from error
-        if not fits(values, kind):
-            raise ValueError(bad(where, f"must be a map of {', '.join(kind.__annotations__)}", got, fix))
-        yield values
+            yield msgspec.json.decode(line, type=kind)
+        except (ValueError, RecursionError) as error:
+            where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
+            requirement = f"must be a JSON map of {', '.join(kind.__annotations__)}"
+            raise ValueError(bad(where, requirement, got, "Remove the line, or restore the file.")) from error

@@ -1,7 +1,6 @@
-"""One writer per run folder: whoever holds its file `.writer`, which names the process and is removed at the end.
+"""One writer per run folder: the process that has locked its file `.writer`, which names it and is removed at the end.
 
-A kill leaves the file, unlocked; the next writer takes it. Readers need no lock, because files are replaced in one
-step.
+A kill leaves the file unlocked. Readers need no lock, because files are replaced in one step.
 """
 
 import os
@@ -18,17 +17,13 @@ from attnconv.training.run_folder import RunFolder
 
 @contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Hold a run folder for writing; it is made where it is missing.
+    """Lock a run folder for writing; it is made where it is missing, and removed where it is empty at the end.
 
-    Of the processes that share a training only the first one writes, so the others hold nothing.
-
-    Args:
-        folder: of the run. A folder that is empty afterwards is removed.
+    Of the processes that share a training only the first one writes, so the others lock nothing.
 
     Raises:
-        ValueError: if another process writes to the folder, which is named where it is known, or a file has its place.
-            Nothing was changed.
-        OSError: if the folder cannot be written.
+        ValueError: Another process writes to the folder, or it is a file. Nothing was changed.
+        OSError: The folder cannot be written.
     """
     if not is_first_process():
         yield
@@ -56,7 +51,7 @@ def writing(folder: RunFolder) -> Iterator[None]:
 
 
 def _holder(file: Path) -> str:
-    """The process that holds the lock, in words, where the file says it."""
+    """The process that holds the lock, where the file names it."""
     try:
         process, _, machine = file.read_text(encoding="utf-8").strip().partition(" ")
     except (OSError, ValueError):

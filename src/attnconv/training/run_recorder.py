@@ -1,8 +1,8 @@
-"""What is kept of a run while it trains: the lines, the weights and the state in its folder, and curves.
+"""What is kept of a run while it trains: lines, weights and the state in its folder, and curves on request.
 
-After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the training state. The
-state is what makes an epoch count. A kill before it is written leaves the one before; whatever was already written of
-lost epochs is dropped when the run is resumed, and they are computed again, with the same bits.
+After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the training state, which
+makes the epoch count. A kill before that leaves the state before; what was written of lost epochs is dropped when the
+run is resumed, and they are computed again, with the same bits.
 """
 
 import time
@@ -35,16 +35,16 @@ class Recorder:
     """Writes metrics, heads, weights and state; stops a run that diverges.
 
     Args:
-        folder: of the run; only the first process writes to it.
-        loop: what trains.
-        classes: names of the classes, for the weights files.
-        progress: what a person sees.
-        state: that the run goes on from; empty for a new one.
+        folder: Of the run; only the first process writes to it.
+        loop: The training.
+        classes: Names of the classes, for the weights files.
+        progress: Of the training.
+        state: The state to resume from; empty for a new run.
 
     Attributes:
-        best: the epoch with the highest accuracy on held-out images so far, the latest of equals (its learning rate was
+        best: The epoch with the highest accuracy on held-out images so far, the latest of equals (its learning rate was
             lower), and that accuracy; epoch 0 is none yet.
-        seconds: spent in training by this run, over all of its resumptions.
+        seconds: Spent in training by this run, over all of its resumptions.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Recorder:
             append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
-        """Every few optimiser steps, look at the loss of the images since the last time."""
+        """Every few optimiser steps, check and draw the loss of the images since the last time."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
@@ -77,7 +77,7 @@ class Recorder:
             self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
 
     def after_epoch(self, scores: Mapping[str, Score]) -> None:
-        """Note what an epoch came to, and write all that was noted where that is due."""
+        """Note an epoch's results, and write all that was noted where that is due."""
         epoch, train = self._loop.epoch, self._loop.settings.train
         self._refuse_divergence(scores["train"].loss, epoch - 1)
         now = time.monotonic()
@@ -102,7 +102,7 @@ class Recorder:
                 self._board.close()
 
     def _note(self, scores: Mapping[str, Score]) -> None:
-        """An epoch's lines, for the next time that something is written; they are shown at once."""
+        """Keep an epoch's lines until they are written; they are shown at once."""
         lines: list[MetricsLine] = [
             {
                 "step": self._loop.step,
@@ -128,7 +128,7 @@ class Recorder:
         )
 
     def _write(self, weights: bytes) -> None:
-        """All that was noted since the last time, the weights of now, the best ones where they are new, the state."""
+        """Write the lines since the last time, the weights, the best ones where they are new, and the state."""
         for lines, heads in self._waiting:
             for line in lines:
                 append_line(self._folder.metrics_file, line)

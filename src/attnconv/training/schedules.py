@@ -1,4 +1,4 @@
-"""The learning rate's factor as a function of the optimiser step, in closed form and without state.
+"""The learning rate's factor as a function of the optimiser step, in closed form.
 
 Step t of T in all, counted from 0, with W = round(warmup * T) steps of warm-up:
 
@@ -17,16 +17,7 @@ from attnconv.training.settings import ScheduleSettings
 
 
 def factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
-    """What the learning rate is multiplied by at one optimiser step.
-
-    Args:
-        schedule: the settings.
-        step: optimiser step from 0.
-        steps_per_epoch: optimiser steps of one epoch, at least 1.
-        epochs: epochs of the whole run, at least 1.
-
-    Returns:
-        The factor, from 0 to 1. After the last step it stays where it ended.
+    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is.
 
     Example:
         >>> schedule = ScheduleSettings(name="cosine", warmup=0.1)

@@ -1,15 +1,15 @@
 """How long a training takes on this machine, from some of its steps."""
 
-import itertools
 import statistics
 import time
 
 import torch
 
+from attnconv.data.batches import Batches
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.models.factory import build
 from attnconv.training.determinism import numerics
-from attnconv.training.evaluation import device_of, evaluate
+from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.settings import RunSettings
 
@@ -18,17 +18,16 @@ _EVALUATED = 2  # batches of evaluation
 
 
 def training_seconds(settings: RunSettings, data: Splits, *, seconds: float = 5.0) -> float:
-    """Seconds that a whole training takes here, estimated from some of its steps.
+    """Seconds that a whole training takes here, estimated from some of its steps. Nothing of the training is kept.
 
         epochs (steps t_step + images t_image) + 2 (held-out and test images) t_image
 
-    with medians t_step over steps of training and t_image over batches of evaluation, divided by their images. The
-    images of the first term are those measured after every epoch; the second stands for the scores of the last and the
-    chosen epoch at the end. Nothing is kept of what was trained.
+    t_step and t_image are medians over steps of training and over batches of evaluation, divided by their images. The
+    images of the first term are those measured after every epoch; the second term is for the last and the chosen epoch.
 
     Args:
         settings: Of the run, in one process.
-        data: What it trains on.
+        data: Its images.
         seconds: How long to train, at least; five steps in any case, or the whole run where it has fewer.
     """
     train, device = settings.train, device_of(settings.train.accelerator)
@@ -56,30 +55,17 @@ def _step_seconds(loop: TrainingLoop, seconds: float) -> list[float]:
 
 def _image_seconds(loop: TrainingLoop, images: ImageSet) -> float:
     """Median over some batches of evaluation; 0 where there are no images."""
-    train = loop.settings.train
-    few = images.take(torch.arange(min(_EVALUATED * train.eval_batch_size, len(images))))
-    if not len(few):
-        return 0.0
-    marks = [(_now(loop.device), 0)]
-    evaluate(
-        loop.model,
-        few,
-        mean=loop.mean,
-        std=loop.std,
-        batch_size=train.eval_batch_size,
-        precision=train.precision,
-        device=loop.device,
-        on_batch=lambda done: marks.append((_now(loop.device), done)),
-    )
-    return statistics.median(
-        (now - then) / (done - before) for (then, before), (now, done) in itertools.pairwise(marks)
-    )
+    size, found = loop.settings.train.eval_batch_size, []
+    few = images.take(torch.arange(min(_EVALUATED * size, len(images))))
+    for batch in Batches(few, batch_size=size):
+        start = _now(loop.device)
+        loop.tally([batch])
+        found.append((_now(loop.device) - start) / len(batch.labels))
+    return statistics.median(found) if found else 0.0
 
 
 def _now(device: torch.device) -> float:
-    """Seconds since some moment, when the device has done what it was handed."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    """Seconds since some moment, once the device has done its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.monotonic()

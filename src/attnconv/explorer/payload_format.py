@@ -1,0 +1,251 @@
+"""The payload's format (`docs/explorer.md`) as types and a table of tensors, for reading and writing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, final
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from attnconv._util.errors import bad
+
+FORMAT = 1
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+EXAMPLE = Path(__file__).with_name("example.safetensors")
+_FIX = "`attnconv explore --export DIR` writes one."
+
+# Tensors of a layer by its kind: dtype and shape, `?` for those that may be missing. t moments, n images, h heads, T
+# tokens in H rows and W columns; e and m are any number, the same in all tensors of a layer.
+TENSORS: Mapping[str, Mapping[str, str]] = {
+    "positions": {
+        "shift_scores": "float32 t h 2H-1 2W-1",
+        "centres?": "float32 t h 2",
+        "precision?": "float32 t h 2 2",
+    },
+    "content": {
+        "query": "float16 n h T e",
+        "key": "float16 n h T e",
+        "row_scores?": "float16 n h T H",
+        "column_scores?": "float16 n h T W",
+        "shift_scores?": "float32 t h 2H-1 2W-1",
+    },
+    "rows": {"queries": "int32 m", "probabilities": "float16 n h m T", "prefix_mass": "float16 n h m"},
+}
+
+
+class Statistics(TypedDict):
+    """Numbers of the audit by name: a list with one entry for each head, and one number for the layer."""
+
+    heads: dict[str, list[float | None]]
+    layer: dict[str, float | None]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PayloadLayer:
+    """One layer of a payload.
+
+    Attributes:
+        name: In the model.
+        kind: Which tensors the layer has; see `attnconv.explorer.payload_layers`.
+        heads: Number of heads.
+        sizes: Height and width of the grid of tokens.
+        prefix: Number of tokens before the image's.
+        border: `none`, or the border rule of a layer whose rows are stored.
+        encoding: Class of the encoding, or of the module where it is another library's.
+        statistics: Under `heads` a list per name, under `layer` a number per name.
+        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
+        tensors: By their names without the layer's number.
+    """
+
+    name: str
+    kind: Literal["positions", "content", "rows"]
+    heads: Count
+    sizes: tuple[Count, Count]
+    prefix: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+    border: str
+    encoding: str
+    statistics: Statistics
+    window: tuple[Count, Count] | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """What the page shows of a model.
+
+    Attributes:
+        title: Heading.
+        library: Version that wrote it.
+        patch: Height and width of a token in pixels, or None.
+        names: One for each image.
+        times: Moments of the training, the present one last.
+        layers: In the order in which they run.
+        images: (n, height, width, 3), bytes.
+    """
+
+    title: str
+    library: str
+    patch: tuple[int, int] | None
+    names: tuple[str, ...]
+    times: tuple[str, ...]
+    layers: tuple[PayloadLayer, ...]
+    images: Tensor
+
+
+@dataclass(frozen=True)
+class _Image:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """The JSON text of the file's metadata. Its layers hold no tensors."""
+
+    format: Literal[1]
+    title: str
+    library: str
+    patch: tuple[Count, Count] | None
+    images: tuple[_Image, ...]
+    times: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    layers: Annotated[tuple[PayloadLayer, ...], msgspec.Meta(min_length=1)]
+
+
+def example() -> bytes:
+    """The payload that comes with the package: the model of `attnconv demo` on four digits.
+
+    `attnconv demo` and `attnconv explore --moments 12 --export shown` write the file, `shown/payload.safetensors`.
+
+    Example:
+        >>> read_payload(example()).title
+        'runs/demo'
+    """
+    return EXAMPLE.read_bytes()
+
+
+def write_payload(payload: Payload) -> bytes:
+    """The bytes of a payload's safetensors file."""
+    manifest = {
+        "format": FORMAT,
+        "title": payload.title,
+        "library": payload.library,
+        "patch": payload.patch,
+        "images": [{"name": name} for name in payload.names],
+        "times": payload.times,
+        "layers": [_entry(layer) for layer in payload.layers],
+    }
+    tensors = {"images": payload.images.contiguous()}
+    for index, layer in enumerate(payload.layers):
+        tensors |= {f"{index}.{name}": tensor for name, tensor in layer.tensors.items()}
+    return save(tensors, {"attnconv": json.dumps(manifest, allow_nan=False)})
+
+
+def read_payload(content: bytes) -> Payload:
+    """Read a payload and check all of it.
+
+    Args:
+        content: The bytes of the file.
+
+    Raises:
+        ValueError: The bytes are no whole safetensors file, or its manifest or tensors are not as the format says.
+
+    Example:
+        >>> from attnconv import SelfAttention2d
+        >>> from attnconv.explorer import payload
+        >>> read_payload(payload(SelfAttention2d(3, 4, heads=2), title="two heads")).title
+        'two heads'
+    """
+    try:
+        tensors = load(content)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
+    manifest = _manifest(content)
+    names = tuple(image.name for image in manifest.images)
+    images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
+    _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
+    _require(0 not in images.shape[1:], "images", f"shape {tuple(images.shape)}")
+    layers = []
+    for index, entry in enumerate(manifest.layers):
+        start = f"{index}."
+        own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        layers.append(replace(entry, tensors=own))
+        _check_layer(index, layers[-1], times=len(manifest.times), images=len(names))
+    return Payload(
+        title=manifest.title,
+        library=manifest.library,
+        patch=manifest.patch,
+        names=names,
+        times=manifest.times,
+        layers=tuple(layers),
+        images=images,
+    )
+
+
+def _entry(layer: PayloadLayer) -> dict[str, Any]:
+    """A layer's entry in the manifest."""
+    values = {known.name: getattr(layer, known.name) for known in fields(layer) if known.name != "tensors"}
+    if layer.window is None:
+        del values["window"]
+    return {**values, "dilated": False}
+
+
+def _manifest(content: bytes) -> _Manifest:
+    """The manifest of a whole safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    text = header.get("__metadata__", {}).get("attnconv")
+    if text is None:
+        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
+    try:
+        return msgspec.json.decode(text, type=_Manifest)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
+
+
+def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
+    """Refuse statistics and tensors that are not of so many moments, images, heads and tokens."""
+    for name, values in layer.statistics["heads"].items():
+        _require(len(values) == layer.heads, f"layers[{index}].statistics.heads.{name[:40]}", values)
+    shown = images > 0 or layer.kind == "positions"
+    _require(shown, "images", f"none, and layer {index} is of kind {layer.kind}")
+    height, width = layer.sizes
+    sizes = {"t": times, "n": images, "h": layer.heads, "H": height, "W": width, "T": height * width}
+    sizes |= {"2H-1": 2 * height - 1, "2W-1": 2 * width - 1, "2": 2}
+    for entry, form in TENSORS[layer.kind].items():
+        name = entry.removesuffix("?")
+        if name in layer.tensors:
+            _check_tensor(f"{index}.{name}", layer.tensors[name], form, sizes)
+        elif name == entry:
+            raise ValueError(bad("payload", f"must hold the tensor {index}.{name}", "none", _FIX))
+    for one, other in (("row_scores", "column_scores"), ("centres", "precision")):
+        both = (one in layer.tensors) == (other in layer.tensors)
+        _require(both, f"tensors of layer {index}", f"one of {one} and {other}")
+    if "queries" in layer.tensors:
+        tokens = layer.tensors["queries"]
+        inside = len(tokens) > 0 and bool(((tokens >= 0) & (tokens < height * width)).all())
+        _require(inside, f"{index}.queries", f"{len(tokens)} tokens, some outside of {height} x {width}")
+
+
+def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -> None:
+    """Refuse another dtype or shape, and what is not finite; a letter without a size takes that of the tensor."""
+    dtype, *letters = form.split()
+    if tensor.dim() == len(letters):
+        for letter, extent in zip(letters, tensor.shape, strict=True):
+            sizes.setdefault(letter, extent)
+    if str(tensor.dtype) != f"torch.{dtype}" or list(tensor.shape) != [sizes.get(letter) for letter in letters]:
+        wanted = " x ".join(str(sizes.get(letter, letter)) for letter in letters)
+        got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise ValueError(bad("payload", f"tensor {name} must be {dtype} of {wanted}", got, _FIX))
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise ValueError(bad("payload", f"tensor {name} must be finite", "NaN or infinity", _FIX))
+
+
+def _require(fine: bool, name: str, value: object) -> None:
+    if not fine:
+        raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
