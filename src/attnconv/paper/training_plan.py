@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from attnconv.models.presets import preset_settings
-from attnconv.models.settings import AttentionSettings, ResNetSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 from attnconv.paper.models import DROPPED, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
@@ -103,8 +103,7 @@ def folder_name(name: str, seed: int) -> str:
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
     """Find the runs of each model in a reproduction: one for each seed, that of the most epochs, in order of seeds.
 
-    Args:
-        out: Folder of the reproduction. Names of run folders are those of `folder_name`, and may end in `-20-epochs`.
+    Names of their folders are those of `folder_name`, and may end in `-20-epochs`.
     """
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
@@ -117,11 +116,7 @@ def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
 
 
 def settings_at(scale: ScaleName, name: str) -> RunSettings:
-    """Return how a model is trained at a scale.
-
-    Args:
-        scale: See the module's docstring.
-        name: One of `ALL_RUNS`.
+    """Return how a model, one of `ALL_RUNS`, is trained at a scale.
 
     Example:
         >>> settings_at("mini", "quadratic").train.epochs
@@ -145,11 +140,9 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
 
 
 def _mini(settings: RunSettings, label: str) -> RunSettings:
-    model = settings.model
-    if isinstance(model, AttentionSettings):
-        model = replace(model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
-    else:
-        model = MINI_RESNET
+    model: ModelSettings = MINI_RESNET
+    if isinstance(settings.model, AttentionSettings):
+        model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
     return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=MINI_EPOCHS))
 
 
