@@ -1,6 +1,7 @@
 """Data of a run folder that figures need: accuracy curves, heads after every epoch, images."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
+from attnconv.data.settings import DataSettings
 from attnconv.inspect.capture_operators import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
@@ -70,7 +72,12 @@ def blank(loaded: LoadedModel) -> Tensor:
 
 def test_data(run: RunFolder) -> Splits:
     """The images of a run, from where it found them; nothing is downloaded for a figure."""
-    return load_data(replace(run.settings().data, download=False))
+    return _loaded(replace(run.settings().data, download=False))
+
+
+@lru_cache(maxsize=1)  # the runs of one study share their images
+def _loaded(settings: DataSettings) -> Splits:
+    return load_data(settings)
 
 
 def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:
