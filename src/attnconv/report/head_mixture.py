@@ -84,7 +84,7 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
     axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, color=GRID, linewidth=0.6)
     axes.vlines(np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, color=GRID, linewidth=0.6)
     axes.spines[:].set_visible(False)
-    mark_query(axes, query)
+    mark_query(axes, (float(query[0]), float(query[1])))
     axes.text(query[1], query[0], "q", fontsize=9.0, ha="center", va="center")
 
 
@@ -92,7 +92,7 @@ def _draw_map(axes: Axes, head: int, share: FloatArray, query: tuple[int, int], 
     shades = LinearSegmentedColormap.from_list(f"head {head}", ["white", colour_of(head)])
     axes.imshow(share, cmap=shades, vmin=0.0, vmax=1.0, aspect="auto")
     axes.spines[:].set_edgecolor(GRID)
-    mark_query(axes, query)
+    mark_query(axes, (float(query[0]), float(query[1])))
     axes.set_ylabel(f"head {head}", fontsize=8.5, rotation=0, ha="right", va="center", labelpad=6.0)
     shift = f"Δ = ({centre[0]:g}, {centre[1]:g})".replace("-", "−")
     axes.set_xlabel(shift, fontsize=7.5, color=FAINT, labelpad=2.0)
