@@ -1,4 +1,4 @@
-"""The style of all figures, their texts, and saving them as PNG and SVG.
+"""The style of all figures, their colours and texts, and saving them as PNG and SVG.
 
 Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use nor change a user's plots, backend and
 `matplotlibrc`. SVG files have no date and a fixed salt, so that the same run gives the same bytes.
@@ -21,6 +21,22 @@ from attnconv._util.atomic_write import write_atomically
 INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
+
+# Nine hues that readers with any form of colour vision can tell apart (Okabe and Ito's without yellow and black; wine,
+# indigo and olive of Tol's set) and eight shapes: their pair repeats after 72 heads.
+COLOURS: tuple[str, ...] = (
+    "#0072b2",  # blue
+    "#d55e00",  # vermilion
+    "#009e73",  # green
+    "#cc79a7",  # pink
+    "#e69f00",  # orange
+    "#56b4e9",  # sky
+    "#882255",  # wine
+    "#332288",  # indigo
+    "#999933",  # olive
+)
+SHAPES: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
+_SIZES = {"^": 6.0, "v": 6.0, "P": 6.6, "X": 6.6, "D": 4.8, "s": 5.0}  # points at which shapes look equally large
 
 _DPI = 200
 _STYLE: dict[str, object] = {
@@ -56,6 +72,21 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def colour_of(index: int) -> str:
+    """Hue of a head or run, counted from 0."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def shape_of(index: int) -> str:
+    """Matplotlib marker of a head or run, counted from 0."""
+    return SHAPES[index % len(SHAPES)]
+
+
+def size_of(index: int) -> float:
+    """Marker size in points."""
+    return _SIZES.get(shape_of(index), 5.6)
+
+
 def printable(text: str, *, width: int | None = None) -> str:
     r"""Replace letters that the font lacks by "?", collapse white space, and wrap.
 
@@ -79,7 +110,7 @@ def _letters() -> frozenset[int]:
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write `stem.png` and `stem.svg`; create the folder if it does not exist.
+    """Write a figure as `stem.png` and `stem.svg`; create the folder if it does not exist.
 
     Args:
         figure: The figure.
@@ -87,9 +118,6 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
     Returns:
         The two files, PNG first.
-
-    Raises:
-        OSError: The files cannot be written.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")

@@ -28,16 +28,13 @@ _SAME = 1e-5  # relative residual up to which the figure says "="
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """E_q = Phi A_q for one query, and the difference that remains.
+    """Draw E_q = Phi A_q for one query, and the difference that remains.
 
     E_q is coloured from 0 to 1, the difference from -1 to 1, the others to their own largest number, which is printed.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.
         title: Heading, which names the attention and the kernel.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Example:
         >>> import torch
