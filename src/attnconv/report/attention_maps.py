@@ -25,7 +25,7 @@ _SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image ab
 _GAP, _LABEL = 0.12, 0.17
 _NUMBERS = 0.5  # least width of a map's two numbers
 _WIDEST = 14.1  # all maps of a line
-_QUERY = 0.04  # least side of the frame around the query
+_QUERY = 0.05  # least side of the frame around the query, as a part of the map's
 _NOTE = (
     "Above each map: the head's number, from 0, and its largest probability, to which the colours of the map are "
     "scaled. Black square: the query pixel. Within a layer the most concentrated heads come first."
@@ -126,7 +126,7 @@ def _draw(
     picture: FloatArray | None,
 ) -> Figure:
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
-    width = max(_NUMBERS, *(size[0] for size in sizes))
+    width = max(size[0] for size in sizes)
     most = max(map(len, orders))
     columns = math.ceil(most / math.ceil(most / max(1, int(_WIDEST / (width + _GAP)))))
     lines = [
@@ -173,7 +173,7 @@ def _map_size(window: Bbox) -> tuple[float, float]:
     rows, columns = -window.height, window.width
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)
-    return side * stretch, side / stretch
+    return max(side * stretch, _NUMBERS), side / stretch
 
 
 def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bbox) -> None:
@@ -181,9 +181,8 @@ def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bb
     shown = layer.maps[head] if math.isfinite(largest) else None
     _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
     at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
-    right = 72.0 * max(_inches(page, box)[0], _NUMBERS)
     page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
-    page.annotate(_percent(largest), (box.x0, box.y1), (right, 3.0), color=FAINT, ha="right", **at)
+    page.annotate(_percent(largest), (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
@@ -198,13 +197,8 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
             image, extent=(left, right, bottom, top), transform=pixels, aspect="auto", zorder=1.0, **options
         )
         shown.set_clip_path(frame)
-    width, height = np.maximum(1.0, _QUERY * np.abs(window.size) / _inches(page, box))
+    width, height = np.maximum(1.0, _QUERY * np.abs(window.size))
     mark_query(page, layer.query, (height, width), transform=pixels)
-
-
-def _inches(page: Axes, box: Bbox) -> FloatArray:
-    """Width and height of a box of the figure."""
-    return np.multiply(box.size, page.bbox.size) / page.figure.dpi
 
 
 def _label(page: Axes, text: str, box: Bbox) -> None:

@@ -6,9 +6,7 @@ Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use
 
 import io
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import matplotlib.style
@@ -36,7 +34,6 @@ COLOURS: tuple[str, ...] = (
     "#999933",  # olive
 )
 SHAPES: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
-_SIZES = {"^": 6.0, "v": 6.0, "P": 6.6, "X": 6.6, "D": 4.8, "s": 5.0}  # points at which shapes look equally large
 
 _DPI = 200
 _STYLE: dict[str, object] = {
@@ -65,11 +62,8 @@ _STYLE: dict[str, object] = {
 }
 
 
-@contextmanager
-def house_style() -> Iterator[None]:
-    """Matplotlib's defaults with the style of the report; also a decorator, `@house_style()`."""
-    with matplotlib.style.context(["default", _STYLE]):
-        yield
+house_style = partial(matplotlib.style.context, ["default", _STYLE])
+"""Context and decorator, `@house_style()`: matplotlib's defaults with the style of the report."""
 
 
 def colour_of(index: int) -> str:
@@ -80,11 +74,6 @@ def colour_of(index: int) -> str:
 def shape_of(index: int) -> str:
     """Matplotlib marker of a head or run, counted from 0."""
     return SHAPES[index % len(SHAPES)]
-
-
-def size_of(index: int) -> float:
-    """Marker size in points."""
-    return _SIZES.get(shape_of(index), 5.6)
 
 
 def printable(text: str, *, width: int | None = None) -> str:

@@ -15,7 +15,7 @@ from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, colour_of, house_style, printable, shape_of, size_of
+from attnconv.report.figure_style import GRID, colour_of, house_style, printable, shape_of
 from attnconv.report.gaussian_contours import FloatArray, HeadGaussians, choose_view, contour, is_broken, why_hidden
 from attnconv.report.panel_grid import PanelGrid
 
@@ -52,7 +52,8 @@ def draw_panels(panels: Mapping[str, HeadGaussians], *, title: str, sizes: tuple
     view = choose_view(panels.values(), limit=_UNSEEN if sizes is None else max(sizes) - 0.5)
     hidden = [_hidden(heads, view) for heads in panels.values()]
     labels = 0.22 + _LINE * max(map(len, hidden))  # with the tick labels
-    count, columns = len(panels), _columns(len(panels))
+    count = len(panels)
+    columns = count if count <= 3 else math.ceil(math.sqrt(count))
     most = max(len(heads.centres) for heads in panels.values())
     entries = int(columns * (_PANEL + _GAP) / _ENTRY_WIDTH)  # of the legend, per line
     grid = PanelGrid(
@@ -76,11 +77,6 @@ def draw_panels(panels: Mapping[str, HeadGaussians], *, title: str, sizes: tuple
     top = grid.box(-1, 0).y0 - (labels + _LINE + 0.15) / grid.figure.get_figheight()
     _legend(grid.figure, most, min(most, entries), top)
     return grid.figure
-
-
-def _columns(count: int) -> int:
-    """Panels per row: full rows where that is possible, at most four."""
-    return count if count <= 3 else 2 if count == 4 else 3 if count in (5, 6, 9) else 4
 
 
 def _draw_panel(axes: Axes, heads: HeadGaussians, view: float) -> None:
@@ -111,7 +107,7 @@ def _draw_contours(axes: Axes, centre: FloatArray, covariance: FloatArray, colou
 
 def _draw_centre(axes: Axes, centre: FloatArray, index: int, view: float) -> None:
     row, column = np.clip(centre, -view, view)
-    mark = axes.plot(column, row, shape_of(index), color=colour_of(index), markersize=size_of(index), zorder=3.0)[0]
+    mark = axes.plot(column, row, shape_of(index), color=colour_of(index), markersize=5.6, zorder=3.0)[0]
     if np.abs(centre).max() > view:
         mark.set(markerfacecolor="white", markeredgewidth=1.2, clip_on=False)
     else:
@@ -130,7 +126,7 @@ def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
     """Marks and numbers of the heads, row by row; the upper edge is at `top`, a part of the figure's height."""
     order = [head for column in range(columns) for head in range(column, heads, columns)]  # legends fill columns
     figure.legend(
-        [Line2D([], [], ls="", marker=shape_of(i), markersize=size_of(i) + 1.0, color=colour_of(i)) for i in order],
+        [Line2D([], [], ls="", marker=shape_of(i), markersize=6.6, color=colour_of(i)) for i in order],
         [f"head {i}" if i == 0 else str(i) for i in order],
         loc="upper center",
         bbox_to_anchor=(0.5, top),

@@ -75,8 +75,9 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
         size = (matrix.shape[1] * (cell if label == "phi" else key), len(matrix) * cell)
         axes = grid.add(*place, size, anchor="N" if label == "difference" else "C")
         axes.set_label(label)
-        _draw(axes, matrix, largest, cell, signed=label in ("phi", "difference"))
-        _write_heading(axes, heading, detail)
+        _draw(axes, matrix, heading, detail, largest, signed=label in ("phi", "difference"))
+        if cell >= _LINE:
+            axes.hlines(np.arange(1, len(matrix)) - 0.5, -0.5, matrix.shape[1] - 0.5, color=GRID, linewidth=0.4)
         if label == "phi":
             _name(axes.xaxis, numbers, cell, _LETTER * len(numbers[-1]) + 0.05)
             _write_entries(axes, matrix, cell)
@@ -91,17 +92,12 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     return grid.figure
 
 
-def _draw(axes: Axes, matrix: FloatArray, largest: float, cell: float, *, signed: bool) -> None:
-    """A matrix in colours up to `largest`, from its negative if `signed`; with lines between rows that are not low."""
+def _draw(axes: Axes, matrix: FloatArray, name: str, detail: str, largest: float, *, signed: bool) -> None:
+    """A matrix in colours up to `largest`, from its negative if `signed`, below two lines of heading."""
     largest = max(largest, 1e-300)
     cmap, least = ("RdBu_r", -largest) if signed else ("Blues", 0.0)
     axes.imshow(matrix, aspect="auto", cmap=cmap, vmin=least, vmax=largest)
-    if cell >= _LINE:
-        axes.hlines(np.arange(1, len(matrix)) - 0.5, -0.5, matrix.shape[1] - 0.5, color=GRID, linewidth=0.4)
     axes.tick_params(length=0, pad=2, labelsize=7.0)
-
-
-def _write_heading(axes: Axes, name: str, detail: str) -> None:
     axes.set_title(name, fontsize=11.0, pad=14.0)
     middle, above = (0.5, 1.0), (0.0, 4.0)
     axes.annotate(detail, middle, above, "axes fraction", "offset points", fontsize=7.5, color=FAINT, ha="center")

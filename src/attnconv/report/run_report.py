@@ -108,13 +108,4 @@ def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as text."""
-    return [(str(name).replace("_", " "), _plain(value)) for name, value in values.items()]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or "none"
-    return "none" if value is None else str(value)
+    return [(str(name).replace("_", " "), str(value)) for name, value in values.items()]
