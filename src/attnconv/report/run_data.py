@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
+from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
 from attnconv.inspect.capture_operators import content_layers
 from attnconv.models.model_loader import LoadedModel
@@ -59,10 +60,19 @@ def positions_of(run: RunFolder) -> tuple[int, int]:
     return side, side
 
 
+def test_data(run: RunFolder) -> Splits:
+    """The images of a run, from where it found them; nothing is downloaded for a figure."""
+    return load_data(replace(run.settings().data, download=False))
+
+
+def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:
+    """Images as the model was trained on them."""
+    dtype = next(loaded.model.parameters()).dtype
+    return normalise(images, loaded.mean or data.mean, loaded.std or data.std).to(dtype)
+
+
 def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
     """Images to average attention over: the first test images if it depends on images, else one blank image.
-
-    Nothing is downloaded.
 
     Returns:
         The images (n, c, height, width), and whether attention depends on them.
@@ -70,11 +80,9 @@ def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
     Raises:
         OSError, ValueError: The test images cannot be read.
     """
-    settings = run.settings()
-    dtype, side = next(loaded.model.parameters()).dtype, settings.model.image_size
-    blank = torch.zeros(2, settings.model.image_channels, side, side, dtype=dtype)
+    model, dtype = run.settings().model, next(loaded.model.parameters()).dtype
+    blank = torch.zeros(2, model.image_channels, model.image_size, model.image_size, dtype=dtype)
     if not content_layers(loaded.model, blank):
         return blank[:1], False
-    data = load_data(replace(settings.data, download=False))
-    mean, std = loaded.mean or data.mean, loaded.std or data.std
-    return normalise(data.test.images[:IMAGES], mean, std).to(dtype), True
+    data = test_data(run)
+    return normalised(data.test.images[:IMAGES], loaded, data), True
