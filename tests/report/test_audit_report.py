@@ -2,8 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,6 @@ from torch import nn
 from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.inspect import Audit, LayerAudit, audit
 from attnconv.report import draw_profiles, draw_scores, write_audit
-from attnconv.report.audit_figures import zoomed
 from experiments.small_vit import PoolingViT
 from tests.report.making import outside, overlaps
 
@@ -126,29 +127,29 @@ class TestFigures:
             draw_scores(names, scores, title="none")
 
 
-class TestZoom:
+class TestReach:
+    def limits(self, layer: LayerAudit) -> set[tuple[tuple[float, float], tuple[float, float]]]:
+        return {(axes.get_xlim(), axes.get_ylim()) for axes in draw_profiles(layer, title="reach").axes}
+
     def test_shows_the_taps_of_a_convolution_without_padding(self) -> None:
         model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 9)))
         (layer,) = audit(model, torch.randn(1, 3, 14, 14)).layers
-        window, reach = zoomed(layer.statistics.profile, layer.statistics.best_shift.tolist())
-        assert reach == ((-3, 7), (-3, 7))  # as far back as queries see, and at most seven on
-        assert window.shape == (81, 11, 11)
-        torch.testing.assert_close(torch.from_numpy(window.copy()).flatten(1).sum(1).count_nonzero(), torch.tensor(64))
-        draw_profiles(layer, title="9 x 9")
+        # as far back as queries see, and at most seven on
+        assert self.limits(layer) == {((-3.5, 7.5), (7.5, -3.5))}
 
-    def layer(self, found: Audit) -> LayerAudit:
-        return found.layers[0]
+    @pytest.mark.parametrize(("best", "rows", "columns"), [((0, 0), 3, 3), ((0, 5), 5, 5), ((-8, 6), 7, 6)])
+    def test_reaches_the_best_shifts(self, found: Audit, best: tuple[int, int], rows: int, columns: int) -> None:
+        layer = found.layers[1]
+        shifts = torch.zeros_like(layer.statistics.best_shift)
+        shifts[2] = torch.tensor(best)
+        layer = replace(layer, statistics=replace(layer.statistics, best_shift=shifts))
+        assert self.limits(layer) == {((-columns - 0.5, columns + 0.5), (rows + 0.5, -rows - 0.5))}
 
-    @pytest.mark.parametrize(
-        ("best", "reach"), [([(0, 0)], (3, 3)), ([(5, 0), (0, 1)], (5, 5)), ([(8, -6), (0, 0)], (7, 6))]
-    )
-    def test_reaches_the_best_shifts(self, found: Audit, best: list[tuple[int, int]], reach: tuple[int, int]) -> None:
-        profile = self.layer(found).statistics.profile
-        window, got = zoomed(profile, best)
-        assert got == tuple((-here, here) for here in reach)
-        middle = tuple(
-            slice(-least - here, here - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)
-        )
-        torch.testing.assert_close(
-            torch.from_numpy(window.copy()), profile.mass[(slice(None), *middle)], rtol=0, atol=0
-        )
+    def test_a_panel_shows_the_profile_of_its_head(self, found: Audit) -> None:
+        layer = found.layers[1]
+        shown = {axes.get_title(): axes.images[0] for axes in draw_profiles(layer, title="profiles").axes}
+        for head, mass in enumerate(layer.statistics.profile.mass.numpy()):
+            image = shown[f"head {head}"]
+            np.testing.assert_array_equal(np.asarray(image.get_array()), mass)
+            assert image.get_clim() == (0, mass.max())
+            assert tuple(image.get_extent()) == (-6.5, 6.5, 8.5, -8.5)  # 17 x 12 tokens

@@ -3,14 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from attnconv.report.gaussian_contours import (
-    HeadGaussians,
-    Visibility,
-    choose_view,
-    contour,
-    percentile_radius,
-    visibility,
-)
+from attnconv.report.gaussian_contours import HeadGaussians, choose_view, contour, percentile_radius, why_hidden
 
 COVARIANCES = {
     "isotropic": [[0.7, 0.0], [0.0, 0.7]],
@@ -43,11 +36,11 @@ def test_singular_covariance_gives_a_line_and_a_huge_one_is_cut() -> None:
     np.testing.assert_allclose(abs(math.sin(angle)), 1.0)  # the row direction
 
 
-def seen(heads: HeadGaussians, view: float) -> list[Visibility]:
-    return [visibility(*head, view) for head in zip(heads.centres, heads.covariances, strict=True)]
+def seen(heads: HeadGaussians, view: float) -> list[str]:
+    return [why_hidden(*head, view) for head in zip(heads.centres, heads.covariances, strict=True)]
 
 
-def test_visibility() -> None:
+def test_hidden_heads() -> None:
     heads = HeadGaussians.of(
         [[0, 0], [0, -9], [1, 1], [0, 0], [math.nan, 0], [0, 0], [0, math.inf], [2, 0]],
         [
@@ -62,20 +55,20 @@ def test_visibility() -> None:
         ],
     )
     expected = [
-        Visibility.DRAWN,
-        Visibility.OUTSIDE,
-        Visibility.WIDE,
-        Visibility.WIDE,
-        Visibility.BROKEN,
-        Visibility.BROKEN,
-        Visibility.BROKEN,
-        Visibility.DRAWN,
+        "",
+        "outside the view",
+        "wider than the view",
+        "wider than the view",
+        "not a number",
+        "not a number",
+        "not a number",
+        "",
     ]
     assert seen(heads, 5.5) == expected
 
 
 def test_none_counts_as_not_a_number() -> None:
-    assert seen(HeadGaussians.of([[None, 0.0]], [np.eye(2)]), 3.0) == [Visibility.BROKEN]
+    assert seen(HeadGaussians.of([[None, 0.0]], [np.eye(2)]), 3.0) == ["not a number"]
 
 
 def test_view_shows_nearly_all_heads_within_its_limits() -> None:

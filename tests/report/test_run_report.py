@@ -63,7 +63,7 @@ def test_numbers_settings_and_origin_are_told(quadratic: Path) -> None:
         "87.50%",
         "Last epoch: 81.25%",
         "4,321",
-        "2 h 3 min",
+        "2:03:05",
         "learning rate",
         "a processor",
     ):

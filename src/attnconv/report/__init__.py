@@ -1,7 +1,7 @@
-"""The paper's figures from a run folder, as files and as one HTML page.
+"""Figures of runs, models and audits, and HTML pages that hold them.
 
-`write_report` does all of it for one run, `write_paper` the paper's whole set from several. The drawing functions take
-plain arrays and give a matplotlib figure each, which `save` writes as PNG and SVG.
+`write_report` writes the report of a run, `write_audit` that of an audit. Functions `draw_...` take plain arrays and
+return a matplotlib figure, which `save` writes as PNG and SVG.
 """
 
 from attnconv._util.exports import attach

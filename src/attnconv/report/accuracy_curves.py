@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, house_style, printable
+from attnconv.report.figure_style import GRID, colour_of, house_style, printable, shape_of
 from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.palette import colour_of, shape_of
 
 _DASHES = {"train": ":", "validation": "-", "test": "--"}
 SPLITS: tuple[str, ...] = tuple(_DASHES)
@@ -57,34 +56,30 @@ class Curve:
 
 @house_style()
 def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
-    """Accuracy over epochs, with the last value of each line in the legend.
+    """Draw accuracy over epochs, with the last value of each line in the legend.
 
-    Of one run, each split has its own colour and mark; of several, each run has. Several splits differ in their dashes.
+    Lines have their own colour and mark; those of several splits differ in their dashes as well.
 
     Args:
         curves: At least one.
         title: Heading.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Raises:
         ValueError: No curve.
     """
     if not curves:
         raise ValueError(bad("curves", "must hold at least one curve", "none"))
-    runs = list(dict.fromkeys(curve.run for curve in curves))
-    splits = list(dict.fromkeys(curve.split for curve in curves))
+    runs, splits = {curve.run for curve in curves}, {curve.split for curve in curves}
     figure = Figure(figsize=(7.2, 3.9 + 0.24 * len(curves)), layout="constrained")
     figure.suptitle(printable(title, width=68))
     axes = figure.subplots()
-    for curve in curves:
-        index = runs.index(curve.run) if len(runs) > 1 else splits.index(curve.split)
-        names = [curve.run] * (len(runs) > 1) + [curve.split] * (len(splits) > 1 or len(runs) == 1)
+    for index, curve in enumerate(curves):
+        name = f"{curve.run}, {curve.split}" if len(splits) > 1 else curve.run
+        name = curve.split if len(runs) == 1 else name
         axes.plot(
             curve.epochs,
             curve.accuracy,
-            label=printable(f"{', '.join(names)}: {curve.last:.1%} at the end", width=80),
+            label=printable(f"{name}: {curve.last:.1%} at the end", width=80),
             color=colour_of(index),
             linestyle=_DASHES[curve.split] if len(splits) > 1 else "-",
             linewidth=1.8,

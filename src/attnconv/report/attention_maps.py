@@ -7,7 +7,7 @@ largest probability, which is printed above it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ _SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image ab
 _GAP, _LABEL = 0.12, 0.17
 _NUMBERS = 0.5  # least width of a map's two numbers
 _WIDEST = 14.1  # all maps of a line
-_QUERY = 0.04  # least side of the frame around the query
+_QUERY = 0.05  # least side of the frame around the query, as a part of the map's
 _NOTE = (
     "Above each map: the head's number, from 0, and its largest probability, to which the colours of the map are "
     "scaled. Black square: the query pixel. Within a layer the most concentrated heads come first."
@@ -98,13 +98,8 @@ def draw_attention_maps(
         title: Heading, which names the run and the images that are averaged.
         zoom: Side of the window of pixels around the query, odd; None shows the whole image. Colours stay scaled to the
             whole map: a head that attends elsewhere is pale.
-        orders: The heads of each layer in the order of their columns, so that figures of several queries can be
-            compared; None uses the `reading_order` of these maps.
-        picture: (height, width, 3) colours in 0 .. 1 of the attended image, shown above the maps with the query marked;
-            None for maps that belong to no single image.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
+        orders: The heads of each layer in the order of their columns; None uses the `reading_order` of these maps.
+        picture: (height, width, 3) colours in 0 .. 1 of the attended image, shown above the maps; None for no image.
 
     Raises:
         ValueError: No layer, a zoom that is even or below 1, an order that does not name every head of its layer, or a
@@ -130,8 +125,8 @@ def _draw(
     zoom: int | None,
     picture: FloatArray | None,
 ) -> Figure:
-    sizes = [_map_size(*_window(layer, zoom).shape) for layer in layers]
-    width = max(_NUMBERS, *(size[0] for size in sizes))
+    sizes = [_map_size(_window(layer, zoom)) for layer in layers]
+    width = max(size[0] for size in sizes)
     most = max(map(len, orders))
     columns = math.ceil(most / math.ceil(most / max(1, int(_WIDEST / (width + _GAP)))))
     lines = [
@@ -164,26 +159,21 @@ def _draw(
     return grid.figure
 
 
-class _Window(NamedTuple):
-    """The pixels that a map shows."""
-
-    top: int
-    left: int
-    shape: tuple[int, int]
-
-
-def _window(layer: LayerMaps, zoom: int | None) -> _Window:
+def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
+    """The pixels that the maps of a layer show; row 0 is at the top."""
+    _, rows, columns = layer.maps.shape
     if zoom is None:
-        return _Window(0, 0, (layer.maps.shape[1], layer.maps.shape[2]))
-    row, column = layer.query
-    return _Window(round(row) - zoom // 2, round(column) - zoom // 2, (zoom, zoom))
+        return Bbox([[-0.5, rows - 0.5], [columns - 0.5, -0.5]])
+    row, column = (round(place) for place in layer.query)
+    return Bbox([[column - zoom / 2, row + zoom / 2], [column + zoom / 2, row - zoom / 2]])
 
 
-def _map_size(rows: int, columns: int) -> tuple[float, float]:
+def _map_size(window: Bbox) -> tuple[float, float]:
     """Width and height in inches: larger for more pixels, the sides in proportion as far as both stay legible."""
+    rows, columns = -window.height, window.width
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)
-    return side * stretch, side / stretch
+    return max(side * stretch, _NUMBERS), side / stretch
 
 
 def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bbox) -> None:
@@ -191,31 +181,24 @@ def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bb
     shown = layer.maps[head] if math.isfinite(largest) else None
     _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
     at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
-    right = 72.0 * max(_inches(page, box)[0], _NUMBERS)
     page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
-    page.annotate(_percent(largest), (box.x0, box.y1), (right, 3.0), color=FAINT, ha="right", **at)
+    page.annotate(_percent(largest), (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
     """Show an image of a layer's pixels, or the part around the query, in a box of the figure; mark the query."""
     window = _window(layer, zoom)
-    bottom, right = window.top + window.shape[0], window.left + window.shape[1]
-    corners = Bbox([[window.left - 0.5, bottom - 0.5], [right - 0.5, window.top - 0.5]])
-    pixels = BboxTransform(corners, box) + page.transData
+    pixels = BboxTransform(window, box) + page.transData
     frame = Rectangle(box.p0, box.width, box.height, facecolor="#eef0f2", edgecolor=GRID, linewidth=1.2, zorder=0.5)
     page.add_patch(frame)  # its face is seen outside the image
     if image is not None:
-        extent = (-0.5, layer.maps.shape[2] - 0.5, layer.maps.shape[1] - 0.5, -0.5)
-        shown = page.imshow(image, extent=extent, transform=pixels, aspect="auto", zorder=1.0, **options)
+        (left, bottom), (right, top) = _window(layer, None).get_points()
+        shown = page.imshow(
+            image, extent=(left, right, bottom, top), transform=pixels, aspect="auto", zorder=1.0, **options
+        )
         shown.set_clip_path(frame)
-    (rows, columns), (width, height) = window.shape, _inches(page, box)
-    frame_size = (max(1.0, _QUERY * rows / height), max(1.0, _QUERY * columns / width))
-    mark_query(page, layer.query, frame_size, transform=pixels)
-
-
-def _inches(page: Axes, box: Bbox) -> FloatArray:
-    """Width and height of a box of the figure."""
-    return np.multiply(box.size, page.bbox.size) / page.figure.dpi
+    width, height = np.maximum(1.0, _QUERY * np.abs(window.size))
+    mark_query(page, layer.query, (height, width), transform=pixels)
 
 
 def _label(page: Axes, text: str, box: Bbox) -> None:

@@ -10,9 +10,7 @@ from matplotlib.patches import Rectangle
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import LayerAudit
 from attnconv.inspect.shift_profiles import ShiftProfile
-from attnconv.report.figure_style import FAINT, GRID, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.palette import colour_of
+from attnconv.report.figure_style import FAINT, GRID, colour_of, house_style, printable
 from attnconv.report.panel_grid import PanelGrid, mark_query
 
 _BAR, _PANEL = 0.27, 1.25  # inches
@@ -21,21 +19,18 @@ _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
     "Each panel: shifts around the query (black frame), rows downwards. Colour: mean attention at a shift, from pale "
-    "(0) to dark (the largest of the panel). Orange frame: the best shift, where it lies within."
+    "(0) to dark (the head's largest, printed below). Orange frame: the shift with the most."
 )
 
 
 @house_style()
 def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) -> Figure:
-    """The convolution score of each layer as a bar, the first layer on top.
+    """Draw the convolution score of each layer as a bar, the first layer on top.
 
     Args:
         names: Of the layers.
         scores: As many, from 0 to 1.
         title: Heading.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Raises:
         ValueError: There is no layer, or not one score for each.
@@ -60,14 +55,13 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
 
 @house_style()
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
-    """Mean attention of each head on the shifts around the query; heads with the most mass on one shift come first.
+    """Draw the mean attention of each head on the shifts around the query, most mass on one shift first.
+
+    Panels show 7 shifts per axis, or as many as show every head's best one, at most 15.
 
     Args:
         layer: Of one or two axes.
         title: Heading.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Raises:
         ValueError: The layer has three axes.
@@ -77,55 +71,40 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         fix = "Sum its profile over one axis."
         raise ValueError(bad("layer", "must have one or two axes to be drawn", len(profile.reach), fix))
     best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
-    windows, reach = zoomed(profile, best)
+    far = min(max(_LEAST_REACH, *(abs(step) for shift in best for step in shift)), _MOST_REACH)
+    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in _two_axes(profile.reach)]
     order = sorted(range(len(mass)), key=lambda head: -mass[head])
     columns = min(_COLUMNS, len(order))
-    height = _PANEL * min(1.0, windows.shape[1] / windows.shape[2])
-    rows = [height] * math.ceil(len(order) / columns)
-    grid = PanelGrid([_PANEL] * columns, rows, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
+    height = _PANEL * min(1.0, (bottom - top + 1) / (right - left + 1))
+    heights = [height] * math.ceil(len(order) / columns)
+    grid = PanelGrid(
+        [_PANEL] * columns, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4
+    )
     for place, head in enumerate(order):
         axes = grid.add(*divmod(place, columns))
-        _draw_head(axes, windows[head], reach, best[head])
-        axes.set_title(f"head {head}", size=8.0, pad=2.5)
-        words = ", ".join(map(str, best[head]))
-        axes.set_xlabel(f"{mass[head]:.3g} at ({words})", size=7.0, color=FAINT, labelpad=1.5)
+        _draw_head(axes, profile, head, best[head], mass[head])
+        axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
+        axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
     return grid.figure
 
 
-Reach = tuple[tuple[int, int], tuple[int, int]]  # least and largest shift of the rows, and of the columns
+def _two_axes(reach: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Least and largest shift of rows and columns; a single axis lies along columns."""
+    return reach if len(reach) == 2 else ((0, 0), *reach)
 
 
-def zoomed(profile: ShiftProfile, best: Sequence[Sequence[int]]) -> tuple[FloatArray, Reach]:
-    """Profiles near the query: 7 shifts per axis, or as many as show every head's best one, at most 15.
-
-    Args:
-        profile: Of one or two axes.
-        best: The best shift of each head.
-
-    Returns:
-        Mass (heads, row shifts, column shifts) and the least and largest shift shown per axis; a single axis lies along
-        columns.
-    """
-    wanted = max(abs(step) for shift in best for step in shift)
-    wanted = min(max(_LEAST_REACH, wanted), _MOST_REACH)
-    reach = [(max(-wanted, least), min(wanted, most)) for least, most in profile.reach]
-    cut = [slice(here[0] - least, here[1] - least + 1) for (least, _), here in zip(profile.reach, reach, strict=True)]
-    window: FloatArray = profile.mass.cpu().numpy()[(slice(None), *cut)]
-    return (window[:, None], ((0, 0), reach[0])) if len(reach) == 1 else (window, (reach[0], reach[1]))
-
-
-def _draw_head(axes: Axes, window: FloatArray, reach: Reach, best: Sequence[int]) -> None:
-    (up, down), (left, right) = reach
-    extent = (left - 0.5, right + 0.5, down + 0.5, up - 0.5)
-    axes.imshow(window, cmap="Blues", vmin=0, vmax=float(window.max()) or 1.0, extent=extent)
+def _draw_head(axes: Axes, profile: ShiftProfile, head: int, best: Sequence[int], mass: float) -> None:
+    (top, bottom), (left, right) = _two_axes(profile.reach)
+    shown = profile.mass[head].cpu().numpy().reshape(bottom - top + 1, right - left + 1)
+    extent = (left - 0.5, right + 0.5, bottom + 0.5, top - 0.5)
+    axes.imshow(shown, cmap="Blues", vmin=0, vmax=mass or 1.0, extent=extent)
     mark_query(axes, (0.0, 0.0))
-    row, column = best if len(best) == 2 else (0, best[0])
-    if up <= row <= down and left <= column <= right:
-        corner = (column - 0.36, row - 0.36)
-        axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
-    axes.set(xticks=sorted({left, 0, right}), yticks=sorted({up, 0, down}))
+    corner = (best[-1] - 0.36, (best[0] if len(best) == 2 else 0) - 0.36)
+    axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
     axes.spines[:].set_linewidth(0.6)
+    axes.set_title(f"head {head}", size=8.0, pad=2.5)
+    axes.set_xlabel(f"{mass:.3g} at ({', '.join(map(str, best))})", size=7.0, color=FAINT, labelpad=1.5)
 
 
 def _short(name: str) -> str:

@@ -1,10 +1,4 @@
-"""The report of an audit: its metrics, its figures as PNG and SVG, and one HTML page that holds everything.
-
-OUT/index.html
-OUT/audit.json
-OUT/figures/scores.png, .svg
-            heads-01-NAME.png, .svg ...
-"""
+"""The report of an audit: `index.html`, `audit.json` and its figures, `figures/scores` and `figures/heads-01-NAME`."""
 
 import json
 import math
@@ -34,7 +28,7 @@ _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
     "tap residual": lambda layer: _number(layer.statistics.tap_residual),
     "redundancy": lambda layer: _number(layer.statistics.redundancy),
     "receptive field": lambda layer: _number(layer.statistics.receptive_field, 2),
-    "content share": lambda layer: _number(_mean(_content_shares(layer))),
+    "content share": lambda layer: _number(fmean(_content_shares(layer))),
     f"{KERNEL} x {KERNEL} missed": lambda layer: "not known" if layer.span_unknown else _residual(layer.span_residual),
 }
 LAYER_COLUMNS: tuple[str, ...] = tuple(_LAYER_CELLS)
@@ -62,20 +56,13 @@ _HEAD_TEXT = (
 
 
 def write_audit(
-    found: Audit,
-    out: str | Path,
-    *,
-    title: str,
-    about: str = "",
-    command: str = "",
-    notes: Sequence[str] = (),
+    found: Audit, out: str | Path, *, title: str, about: str = "", command: str = "", notes: Sequence[str] = ()
 ) -> Path:
     """Write an audit as a page, figures and JSON.
 
     Args:
         found: The result of `audit`.
-        out: Folder for the files, created if it does not exist. Files of an older audit are replaced, and its other
-            figures of heads are removed. Nothing else in the folder is touched.
+        out: Folder for the files, created if it does not exist. An older audit in it is replaced; other files stay.
         title: What was audited, the heading of the page.
         about: Where model and images came from, one sentence.
         command: Command line that asked for it; empty if there was none.
@@ -122,17 +109,12 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
     return tuple(cell(layer) for cell in _LAYER_CELLS.values())
 
 
-def _content_shares(layer: LayerAudit) -> list[float | None]:
-    """The content share of each head; None where it is not known."""
-    if layer.position_only:
-        return [0.0] * len(layer.statistics.entropy)
+def _content_shares(layer: LayerAudit) -> list[float]:
+    """The content share of each head; NaN where it is not known."""
     shares = layer.statistics.content_share
-    return [None] * len(layer.statistics.entropy) if shares is None else shares.tolist()
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    if layer.position_only or shares is None:
+        return [0.0 if layer.position_only else math.nan] * len(layer.statistics.entropy)
+    return shares.tolist()
 
 
 def _residual(value: float | None) -> str:
@@ -142,24 +124,24 @@ def _residual(value: float | None) -> str:
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.0e}"
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+def _number(value: float, digits: int = 3) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _facts(found: Audit) -> list[Fact]:
-    scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
-    most, least = max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)
-    facts = [
-        Fact("Mean score", f"{fmean(scores.values()):.2f}", "0 chance, 1 a convolution"),
-        Fact("Highest score", f"{scores[most]:.2f}", most),
+    scores = [(layer.statistics.convolution_score, layer.name) for layer in found.layers]
+    (most, best), (least, worst) = max(scores), min(scores)
+    queries = {(layer.queries, layer.query_count) for layer in found.layers}
+    most_queries, of = max(queries)
+    aside = (
+        f"{most_queries} queries of each, of {of}" if len(queries) == 1 else f"at most {most_queries} queries of each"
+    )
+    return [
+        Fact("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
+        Fact("Highest score", f"{most:.2f}", best),
+        *([Fact("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
+        Fact("Images", f"{found.images:,}", aside),
     ]
-    if len(scores) > 1:
-        facts.append(Fact("Lowest score", f"{scores[least]:.2f}", least))
-    queries = {layer.queries for layer in found.layers}
-    aside = f"{max(queries)} queries of each, of {found.layers[0].query_count}"
-    if len(queries) > 1:
-        aside = f"at most {max(queries)} queries of each"
-    return [*facts, Fact("Images", f"{found.images:,}", aside)]
 
 
 def _scores(found: Audit, folder: Path) -> Section:

@@ -10,57 +10,47 @@ from attnconv._util.errors import bad
 from attnconv.report.gaussian_contours import HeadGaussians
 from attnconv.report.head_centres import draw_panels
 
+_PANELS = 6
+
 
 def draw_centres_over_training(
-    history: Sequence[tuple[int, HeadGaussians]],
-    *,
-    title: str,
-    panels: int = 6,
-    sizes: tuple[int, int] | None = None,
-    view: float | None = None,
+    history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] | None = None
 ) -> Figure:
-    """Head centres with 50 % and 90 % contours at some epochs, all at one scale.
+    """Draw head centres with 50 % and 90 % contours at six epochs, all at one scale.
 
     Args:
         history: (epoch, heads of the layer at its end), epochs increasing; epoch 0 is the initialisation.
         title: Heading, which names the run and the layer.
-        panels: Most epochs to show, at least 1; their steps grow, since heads move most at the start.
-        sizes: Rows and columns of positions in the image.
-        view: Half the side of a panel in pixels; None fits it to the heads.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
+        sizes: Rows and columns of positions in the image; no shift beyond them is shown.
 
     Raises:
-        ValueError: An empty history, epochs that do not increase, or fewer than one panel.
+        ValueError: An empty history, or epochs that do not increase.
     """
     epochs = [epoch for epoch, _ in history]
     if not epochs or any(a >= b for a, b in pairwise(epochs)):
         raise ValueError(bad("history", "must hold at least one epoch, and epochs that increase", repr(epochs)))
     heads = dict(history)
-    shown = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, panels)}
-    return draw_panels(shown, title=title, sizes=sizes, view=view)
+    panels = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, _PANELS)}
+    return draw_panels(panels, title=title, sizes=sizes)
 
 
 def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
     """At most `count` of the epochs: the first, the last, and between them steps that grow geometrically.
 
-    Raises:
-        ValueError: `count` is below 1.
+    Heads move most at the start of training.
+
+    Args:
+        epochs: Increasing.
+        count: At least 1; of several epochs, 1 chooses the last.
 
     Example:
         >>> choose_epochs(range(301), 6)
         [0, 2, 9, 30, 95, 300]
     """
-    if count < 1:
-        raise ValueError(bad("panels", "must be at least 1", count))
     if len(epochs) <= count:
         return list(epochs)
     if count == 1:
         return [epochs[-1]]
-    steps = np.geomspace(1.0, len(epochs), count) - 1.0
-    chosen = {0, len(epochs) - 1}
-    for step in steps[1:-1]:
-        free = [i for i in range(len(epochs)) if i not in chosen]
-        chosen.add(min(free, key=lambda i: (abs(i - step), i)))
-    return [epochs[i] for i in sorted(chosen)]
+    places, rank = np.round(np.geomspace(1.0, len(epochs), count) - 1.0), np.arange(count)
+    distinct = np.maximum.accumulate(places - rank) + rank
+    return [epochs[int(place)] for place in distinct]

@@ -1,4 +1,4 @@
-"""The style of all figures, their texts, and saving them as PNG and SVG.
+"""The style of all figures, their colours and texts, and saving them as PNG and SVG.
 
 Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use nor change a user's plots, backend and
 `matplotlibrc`. SVG files have no date and a fixed salt, so that the same run gives the same bytes.
@@ -6,9 +6,7 @@ Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use
 
 import io
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import matplotlib.style
@@ -21,6 +19,21 @@ from attnconv._util.atomic_write import write_atomically
 INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
+
+# Nine hues that readers with any form of colour vision can tell apart (Okabe and Ito's without yellow and black; wine,
+# indigo and olive of Tol's set) and eight shapes: their pair repeats after 72 heads.
+COLOURS: tuple[str, ...] = (
+    "#0072b2",  # blue
+    "#d55e00",  # vermilion
+    "#009e73",  # green
+    "#cc79a7",  # pink
+    "#e69f00",  # orange
+    "#56b4e9",  # sky
+    "#882255",  # wine
+    "#332288",  # indigo
+    "#999933",  # olive
+)
+SHAPES: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 _DPI = 200
 _STYLE: dict[str, object] = {
@@ -49,11 +62,18 @@ _STYLE: dict[str, object] = {
 }
 
 
-@contextmanager
-def house_style() -> Iterator[None]:
-    """Matplotlib's defaults with the style of the report; also a decorator, `@house_style()`."""
-    with matplotlib.style.context(["default", _STYLE]):
-        yield
+house_style = partial(matplotlib.style.context, ["default", _STYLE])
+"""Context and decorator, `@house_style()`: matplotlib's defaults with the style of the report."""
+
+
+def colour_of(index: int) -> str:
+    """Hue of a head or run, counted from 0."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def shape_of(index: int) -> str:
+    """Matplotlib marker of a head or run, counted from 0."""
+    return SHAPES[index % len(SHAPES)]
 
 
 def printable(text: str, *, width: int | None = None) -> str:
@@ -79,7 +99,7 @@ def _letters() -> frozenset[int]:
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write `stem.png` and `stem.svg`; create the folder if it does not exist.
+    """Write a figure as `stem.png` and `stem.svg`; create the folder if it does not exist.
 
     Args:
         figure: The figure.
@@ -87,9 +107,6 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
     Returns:
         The two files, PNG first.
-
-    Raises:
-        OSError: The files cannot be written.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")

@@ -12,7 +12,6 @@ an ellipse with semi-axes sqrt(-2 ln(1 - p) lambda_i) along the eigenvectors of 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ class HeadGaussians:
 
     Example:
         >>> heads = HeadGaussians.of([[0, 1]], [[[0.5, 0], [0, 0.5]]])
-        >>> heads.count
-        1
+        >>> heads.covariances.shape
+        (1, 2, 2)
     """
 
     centres: FloatArray
@@ -54,20 +53,6 @@ class HeadGaussians:
     def of(centres: Any, covariances: Any) -> "HeadGaussians":
         """From nested lists, arrays or tensors; None in a list becomes NaN."""
         return HeadGaussians(np.asarray(centres, dtype=np.float64), np.asarray(covariances, dtype=np.float64))
-
-    @property
-    def count(self) -> int:
-        """Number of heads."""
-        return len(self.centres)
-
-
-class Visibility(Enum):
-    """What a panel of limited view shows of a head."""
-
-    DRAWN = "drawn"
-    OUTSIDE = "outside the view"
-    WIDE = "wider than the view"
-    BROKEN = "not a number"
 
 
 def percentile_radius(mass: float) -> float:
@@ -99,23 +84,27 @@ def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -
     return major, minor, math.atan2(float(row), float(column))
 
 
-def visibility(centre: FloatArray, covariance: FloatArray, view: float) -> Visibility:
-    """What a panel over the shifts [-view, view]^2 shows of one head.
+def is_broken(centre: FloatArray, covariance: FloatArray) -> bool:
+    """Whether a head has no place; an infinite covariance is legal: the head attends to all pixels alike."""
+    return not np.isfinite(centre).all() or bool(np.isnan(np.diagonal(covariance)).any())
 
-    A head is outside when its centre is, wide when its 50 % contour surrounds the whole panel, broken when a number is
-    not finite (an infinite covariance counts as wide: the head attends to all pixels alike).
+
+def why_hidden(centre: FloatArray, covariance: FloatArray, view: float) -> str:
+    """Why a panel over the shifts [-view, view]^2 does not show a head; empty if it does.
+
+    A head is outside when its centre is, and wide when its 50 % contour surrounds the whole panel.
     """
-    if not np.isfinite(centre).all() or np.isnan(np.diagonal(covariance)).any():
-        return Visibility.BROKEN
+    if is_broken(centre, covariance):
+        return "not a number"
     if np.abs(centre).max() > view:
-        return Visibility.OUTSIDE
+        return "outside the view"
     if not np.isfinite(covariance).all():
-        return Visibility.WIDE
+        return "wider than the view"
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     corners = np.array([(-view, -view), (-view, view), (view, -view), (view, view)]) - centre
     lengths = percentile_radius(0.5) * np.sqrt(np.clip(variances, 1e-300, None))
     surrounded = (np.hypot(*((corners @ directions) / lengths).T) < 1.0).all()
-    return Visibility.WIDE if surrounded else Visibility.DRAWN
+    return "wider than the view" if surrounded else ""
 
 
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:

@@ -15,9 +15,8 @@ from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray, HeadGaussians, Visibility, choose_view, contour, visibility
-from attnconv.report.palette import colour_of, shape_of, size_of
+from attnconv.report.figure_style import GRID, colour_of, house_style, printable, shape_of
+from attnconv.report.gaussian_contours import FloatArray, HeadGaussians, choose_view, contour, is_broken, why_hidden
 from attnconv.report.panel_grid import PanelGrid
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
@@ -26,46 +25,36 @@ _UNSEEN = 15.5  # largest shift on the paper's 16 x 16 positions, where no sizes
 _CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.2))  # mass, line style, line width
 _NOTE = (
     "Black square: the query pixel. Solid and dotted lines: contours that hold 50% and 90% of a head's attention. "
-    "Hollow mark: the centre is outside the view."
+    "Hollow mark: centre outside the view."
 )
 
 
-def draw_centres(
-    layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[int, int] | None = None, view: float | None = None
-) -> Figure:
-    """Head centres with 50 % and 90 % contours: circles for isotropic heads, ellipses for full covariances.
+def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[int, int] | None = None) -> Figure:
+    """Draw head centres with 50 % and 90 % contours: circles for isotropic heads, ellipses for full covariances.
 
     Args:
         layers: The heads of each layer, first layer first; their numbers may differ.
         title: Heading, which names the run.
         sizes: Rows and columns of positions in the image; no shift beyond them is shown.
-        view: Half the side of a panel in pixels; None fits it to the heads.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Raises:
-        ValueError: No layer, or a view that is not positive.
+        ValueError: No layer.
     """
+    if not layers:
+        raise ValueError(bad("layers", "must hold the heads of at least one layer", "none"))
     panels = {f"layer {index}": heads for index, heads in enumerate(layers, start=1)}
-    return draw_panels(panels, title=title, sizes=sizes, view=view)
+    return draw_panels(panels, title=title, sizes=sizes)
 
 
 @house_style()
-def draw_panels(
-    panels: Mapping[str, HeadGaussians], *, title: str, sizes: tuple[int, int] | None = None, view: float | None = None
-) -> Figure:
+def draw_panels(panels: Mapping[str, HeadGaussians], *, title: str, sizes: tuple[int, int] | None) -> Figure:
     """Draw heading -> heads as panels of one scale, with one legend; see `draw_centres`."""
-    if not panels:
-        raise ValueError(bad("panels", "must hold at least one layer or epoch", "none"))
-    limit = _UNSEEN if sizes is None else max(sizes) - 0.5
-    half = choose_view(panels.values(), limit=limit) if view is None else view
-    if not (half > 0.0 and math.isfinite(half)):
-        raise ValueError(bad("view", "must be a positive number of pixels", half))
-    hidden = [_hidden(heads, half) for heads in panels.values()]
+    view = choose_view(panels.values(), limit=_UNSEEN if sizes is None else max(sizes) - 0.5)
+    hidden = [_hidden(heads, view) for heads in panels.values()]
     labels = 0.22 + _LINE * max(map(len, hidden))  # with the tick labels
-    count, columns = len(panels), _columns(len(panels))
-    most = max(heads.count for heads in panels.values())
+    count = len(panels)
+    columns = count if count <= 3 else math.ceil(math.sqrt(count))
+    most = max(len(heads.centres) for heads in panels.values())
     entries = int(columns * (_PANEL + _GAP) / _ENTRY_WIDTH)  # of the legend, per line
     grid = PanelGrid(
         [_PANEL] * columns,
@@ -79,7 +68,7 @@ def draw_panels(
     )
     for index, ((name, heads), note) in enumerate(zip(panels.items(), hidden, strict=True)):
         axes = grid.add(*divmod(index, columns))
-        _draw_panel(axes, heads, half)
+        _draw_panel(axes, heads, view)
         axes.set_title(printable(name, width=30))
         left, lowest = index % columns == 0, index + columns >= count
         axes.tick_params(labelleft=left, labelbottom=lowest)
@@ -88,11 +77,6 @@ def draw_panels(
     top = grid.box(-1, 0).y0 - (labels + _LINE + 0.15) / grid.figure.get_figheight()
     _legend(grid.figure, most, min(most, entries), top)
     return grid.figure
-
-
-def _columns(count: int) -> int:
-    """Panels per row: full rows where that is possible, at most four."""
-    return count if count <= 3 else 2 if count == 4 else 3 if count in (5, 6, 9) else 4
 
 
 def _draw_panel(axes: Axes, heads: HeadGaussians, view: float) -> None:
@@ -105,7 +89,7 @@ def _draw_panel(axes: Axes, heads: HeadGaussians, view: float) -> None:
     axes.set(xlim=(-view, view), ylim=(view, -view), axisbelow=True)
     axes.add_patch(Rectangle((-0.5, -0.5), 1.0, 1.0, facecolor="black", edgecolor="none", zorder=1.5))
     for index, (centre, covariance) in enumerate(zip(heads.centres, heads.covariances, strict=True)):
-        if visibility(centre, covariance, view) is not Visibility.BROKEN:
+        if not is_broken(centre, covariance):
             if np.isfinite(covariance).all():
                 _draw_contours(axes, centre, covariance, colour_of(index), view)
             _draw_centre(axes, centre, index, view)
@@ -123,7 +107,7 @@ def _draw_contours(axes: Axes, centre: FloatArray, covariance: FloatArray, colou
 
 def _draw_centre(axes: Axes, centre: FloatArray, index: int, view: float) -> None:
     row, column = np.clip(centre, -view, view)
-    mark = axes.plot(column, row, shape_of(index), color=colour_of(index), markersize=size_of(index), zorder=3.0)[0]
+    mark = axes.plot(column, row, shape_of(index), color=colour_of(index), markersize=5.6, zorder=3.0)[0]
     if np.abs(centre).max() > view:
         mark.set(markerfacecolor="white", markeredgewidth=1.2, clip_on=False)
     else:
@@ -132,17 +116,17 @@ def _draw_centre(axes: Axes, centre: FloatArray, index: int, view: float) -> Non
 
 def _hidden(heads: HeadGaussians, view: float) -> list[str]:
     """What a panel does not show, in lines: `2 heads outside the view`, `1 head wider than the view`."""
-    pairs = zip(heads.centres, heads.covariances, strict=True)
-    counts = Counter(visibility(centre, covariance, view) for centre, covariance in pairs)
-    kinds = (Visibility.OUTSIDE, Visibility.WIDE, Visibility.BROKEN)
-    return [f"{counts[kind]} {'head' if counts[kind] == 1 else 'heads'} {kind.value}" for kind in kinds if counts[kind]]
+    reasons = Counter(why_hidden(*head, view) for head in zip(heads.centres, heads.covariances, strict=True))
+    return [
+        f"{count} {'head' if count == 1 else 'heads'} {reason}" for reason, count in sorted(reasons.items()) if reason
+    ]
 
 
 def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
     """Marks and numbers of the heads, row by row; the upper edge is at `top`, a part of the figure's height."""
     order = [head for column in range(columns) for head in range(column, heads, columns)]  # legends fill columns
     figure.legend(
-        [Line2D([], [], ls="", marker=shape_of(i), markersize=size_of(i) + 1.0, color=colour_of(i)) for i in order],
+        [Line2D([], [], ls="", marker=shape_of(i), markersize=6.6, color=colour_of(i)) for i in order],
         [f"head {i}" if i == 0 else str(i) for i in order],
         loc="upper center",
         bbox_to_anchor=(0.5, top),

@@ -14,9 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style
+from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style
 from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.palette import colour_of
 from attnconv.report.panel_grid import PanelGrid, mark_query
 
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
@@ -28,16 +27,13 @@ _NOTE = (
 
 @house_style()
 def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[float, float]], title: str) -> Figure:
-    """One query's output as a sum over heads that attend at shifts.
+    """Draw one query's output as a sum over heads that attend at shifts.
 
     Args:
         maps: (h, rows, columns) attention probabilities of the query over the image's keys, 1 to 9 heads.
         query: Its row and column.
         centres: Delta of each head, row and column shift in pixels.
         title: Heading.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Raises:
         ValueError: No head or more than nine, or not one centre per head.
@@ -47,17 +43,8 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
         raise ValueError(bad("maps", "must have the shape (heads, rows, columns) with 1 to 9 heads", heads.shape))
     if len(centres) != len(heads):
         raise ValueError(bad("centres", f"must have one shift for each of the {len(heads)} heads", len(centres)))
-    height = max(_MAP, _IMAGE / len(heads) - 0.32)
-    grid = PanelGrid(
-        [_IMAGE, _MAP, _MATRIX, 0.9],
-        [height] * len(heads),
-        title=title,
-        note=_NOTE,
-        gap=(0.9, 0.32),
-        left=0.3,
-        above=0.4,
-        below=0.25,
-    )
+    widths, heights = [_IMAGE, _MAP, _MATRIX, 0.9], [max(_MAP, _IMAGE / len(heads) - 0.32)] * len(heads)
+    grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.9, 0.32), left=0.3, above=0.4, below=0.25)
     shares = heads / np.maximum(heads.max((1, 2), keepdims=True), 1e-300)
     _draw_image(grid.add(slice(None), 0, (_IMAGE, _IMAGE)), shares, query)
     output = grid.add(slice(None), 3, _OUTPUT)
@@ -110,7 +97,6 @@ def _draw_output(axes: Axes) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 6), facecolor="#dfe6ee")
     axes.hlines(range(1, 6), 0, 1, color=INK, linewidth=1.0)
     axes.spines[:].set_edgecolor(INK)
-    arrow = {"arrowstyle": "->", "color": INK, "shrinkB": 0.0}
-    axes.annotate(
-        "Σ", (0.0, 0.5), (-1.9, 0.5), "axes fraction", fontsize=20.0, va="center", ha="center", arrowprops=arrow
-    )
+    sign: dict[str, Any] = {"fontsize": 20.0, "ha": "center", "va": "center"}
+    sign["arrowprops"] = {"arrowstyle": "->", "color": INK, "shrinkB": 0.0}
+    axes.annotate("Σ", (0.0, 0.5), (-1.9, 0.5), "axes fraction", **sign)

@@ -14,15 +14,7 @@ from attnconv.report.figure_style import save
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page.
-
-    Attributes:
-        png: The bitmap's file.
-        svg: The drawing's file, which is inlined.
-        width: Natural width in inches.
-        alt: Text for those who cannot see it.
-        caption: How to read it.
-    """
+    """A figure on the page: its files, its natural width in inches, its alternative text, and how to read it."""
 
     png: Path
     svg: Path
@@ -44,12 +36,12 @@ class Section:
     Attributes:
         title: Heading.
         text: One paragraph.
-        pictures: Figures.
+        pictures: Figures, below the notes and the tables.
         folded: Figures that a click on `fold` shows.
         fold: Summary of the folded figures.
         notes: What could not be shown, and why.
-        tables: Shown before the figures.
-        folded_tables: Shown after them, each when its title is clicked.
+        tables: Tables above the figures.
+        folded_tables: Tables below the figures, each shown by a click on its title.
     """
 
     title: str

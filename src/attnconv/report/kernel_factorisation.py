@@ -21,23 +21,20 @@ from attnconv.theory.expressibility import Factorisation
 _TALLEST, _WIDEST = 4.6, 4.2  # inches, of one matrix
 _CELL = 0.24  # largest height of a row, width of a key
 _SLOT = 1.55  # least width that the heading of a matrix needs
-_HEADING, _BETWEEN = 0.46, 0.5
+_HEADING = 0.46
 _LETTER, _LINE = 0.06, 0.13  # width and height of a tick label's letter
 _SAME = 1e-5  # relative residual up to which the figure says "="
 
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """E_q = Phi A_q for one query, and the difference that remains.
+    """Draw E_q = Phi A_q for one query, and the difference that remains.
 
     E_q is coloured from 0 to 1, the difference from -1 to 1, the others to their own largest number, which is printed.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.
         title: Heading, which names the attention and the kernel.
-
-    Returns:
-        The figure; `attnconv.report.save` writes it.
 
     Example:
         >>> import torch
@@ -47,7 +44,7 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
         ...     factorise(one_pixel_each, 1, query=(0,), sizes=(2,)), title="two pixels"
         ... )
         >>> [axes.get_label() for axes in figure.axes]
-        ['indicators', 'phi', 'rows', 'difference', 'text']
+        ['phi', 'indicators', 'rows', 'difference', 'text']
     """
     indicators, phi, rows = (
         np.asarray(matrix.cpu(), dtype=np.float64)
@@ -57,70 +54,64 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     (taps, heads), keys = phi.shape, rows.shape[1]
     cell, key = min(_CELL, _TALLEST / max(taps, heads)), min(_CELL, _WIDEST / keys)
     shifts, numbers = [_point(shift) for shift in factorisation.shifts], [str(head + 1) for head in range(heads)]
-    grid = PanelGrid(
-        [max(_SLOT, width) for width in (keys * key, heads * cell, keys * key)],
-        [max(taps, heads) * cell, max(taps * cell, 1.2)],
-        title=title,
-        gap=(_BETWEEN, 0.4 + _HEADING),
-        left=0.1 + _LETTER * max(map(len, shifts)),
-        above=_HEADING,
-        below=0.3,
-    )
-    peak, rest = float(rows.max()), float(np.abs(difference).max())
+    grid = _grid(title, phi.shape, keys, cell, key, _LETTER * max(map(len, shifts)))
     between = f"from {_number(float(phi.min()))} to {_number(float(phi.max()))}"
-    panels = (
-        ("indicators", (0, 0), indicators, "E_q", f"kernel positions ({taps}) x keys ({keys})", 1.0),
-        ("phi", (0, 1), phi, "Φ", between, float(np.abs(phi).max())),
-        ("rows", (0, 2), rows, "A_q", f"heads ({heads}) x keys, up to {_number(peak)}", peak),
-        ("difference", (1, 0), difference, "E_q − Φ A_q", f"largest entry {_number(rest)}", max(rest, 1.0)),
+    axes = grid.add(0, 1, (heads * cell, taps * cell))
+    _draw(axes, "phi", phi, "Φ", between, float(np.abs(phi).max()))
+    _name(axes.xaxis, "heads", numbers, cell, _LETTER * len(numbers[-1]) + 0.05)
+    _write_entries(axes, phi, cell)
+    _write_sign(axes, "=" if factorisation.residual <= _SAME else "≈", 0.17)
+    peak, rest = float(rows.max()), float(np.abs(difference).max())
+    over_keys = (
+        ("indicators", indicators, (0, 0), shifts, "E_q", f"kernel positions ({taps}) x keys ({keys})", 1.0),
+        ("rows", rows, (0, 2), numbers, "A_q", f"heads ({heads}) x keys, up to {_number(peak)}", peak),
+        ("difference", difference, (1, 0), shifts, "E_q − Φ A_q", f"largest entry {_number(rest)}", max(rest, 1.0)),
     )
-    for label, place, matrix, heading, detail, largest in panels:
-        size = (matrix.shape[1] * (cell if label == "phi" else key), len(matrix) * cell)
-        axes = grid.add(*place, size, anchor="N" if label == "difference" else "C")
-        axes.set_label(label)
-        _draw(axes, matrix, largest, cell, signed=label in ("phi", "difference"))
-        _write_heading(axes, heading, detail)
-        if label == "phi":
-            _name(axes.xaxis, numbers, cell, _LETTER * len(numbers[-1]) + 0.05)
-            _write_entries(axes, matrix, cell)
-            _write_sign(axes, "=" if factorisation.residual <= _SAME else "≈", 0.17)
-        else:
-            _name(axes.yaxis, numbers if label == "rows" else shifts, cell, _LINE)
-            _mark_image_rows(axes, factorisation.sizes, key)
-        if label == "rows":
-            _write_sign(axes, "·", 0.3)
-        axes.set_xlabel("heads" if label == "phi" else "keys", fontsize=7.5, color=FAINT)
+    for label, matrix, (row, column), names, heading, detail, largest in over_keys:
+        axes = grid.add(row, column, (keys * key, len(matrix) * cell), anchor="N" if row else "C")
+        _draw(axes, label, matrix, heading, detail, largest)
+        _name(axes.yaxis, "", names, cell, _LINE)
+        _name(axes.xaxis, "keys", [], cell, _LINE)
+        _mark_rows(axes, factorisation.sizes, cell, key)
+    _write_sign(grid.figure.axes[2], "·", 0.3)
     _write_text(grid, factorisation)
     return grid.figure
 
 
-def _draw(axes: Axes, matrix: FloatArray, largest: float, cell: float, *, signed: bool) -> None:
-    """A matrix in colours up to `largest`, from its negative if `signed`; with lines between rows that are not low."""
+def _grid(title: str, counts: tuple[int, ...], keys: int, cell: float, key: float, labels: float) -> PanelGrid:
+    taps, heads = counts
+    widths = [max(_SLOT, width) for width in (keys * key, heads * cell, keys * key)]
+    heights = [max(taps, heads) * cell, max(taps * cell, 1.2)]
+    gap = (0.5, 0.4 + _HEADING)
+    return PanelGrid(widths, heights, title=title, gap=gap, left=0.1 + labels, above=_HEADING, below=0.3)
+
+
+def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, largest: float) -> None:
+    """A matrix in colours up to `largest`, below two lines of heading."""
     largest = max(largest, 1e-300)
-    cmap, least = ("RdBu_r", -largest) if signed else ("Blues", 0.0)
+    cmap, least = ("RdBu_r", -largest) if label in ("phi", "difference") else ("Blues", 0.0)
     axes.imshow(matrix, aspect="auto", cmap=cmap, vmin=least, vmax=largest)
-    if cell >= _LINE:
-        axes.hlines(np.arange(1, len(matrix)) - 0.5, -0.5, matrix.shape[1] - 0.5, color=GRID, linewidth=0.4)
     axes.tick_params(length=0, pad=2, labelsize=7.0)
-
-
-def _write_heading(axes: Axes, name: str, detail: str) -> None:
+    axes.set_label(label)
     axes.set_title(name, fontsize=11.0, pad=14.0)
     middle, above = (0.5, 1.0), (0.0, 4.0)
     axes.annotate(detail, middle, above, "axes fraction", "offset points", fontsize=7.5, color=FAINT, ha="center")
 
 
-def _name(axis: Axis, names: Sequence[str], cell: float, room: float) -> None:
-    """Name rows or columns that are `cell` inches apart: every so many that each name has room."""
+def _name(axis: Axis, name: str, names: Sequence[str], cell: float, room: float) -> None:
+    """Name an axis, and rows or columns that are `cell` inches apart: every so many that each name has room."""
     places = range(0, len(names), math.ceil(room / cell))
     axis.set_ticks(places, [names[place] for place in places])
+    axis.set_label_text(name, fontsize=7.5, color=FAINT)
 
 
-def _mark_image_rows(axes: Axes, sizes: Sequence[int], key: float) -> None:
-    """A line where each row of the image begins, unless the lines would be a grey area."""
+def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> None:
+    """Lines between rows of the matrix and where each row of the image begins, unless they would be a grey area."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    if cell >= _LINE:
+        axes.hlines(np.arange(0.5, bottom), left, right, color=GRID, linewidth=0.4)
     if len(sizes) > 1 and sizes[-1] * key > 0.05:
-        starts = np.arange(sizes[-1], math.prod(sizes), sizes[-1]) - 0.5
-        axes.vlines(starts, *axes.get_ylim(), color=FAINT, linewidth=0.4)
+        axes.vlines(np.arange(sizes[-1] - 0.5, right, sizes[-1]), bottom, top, color=FAINT, linewidth=0.4)
 
 
 def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:

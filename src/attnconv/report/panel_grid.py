@@ -84,7 +84,7 @@ class PanelGrid:
         return self.figure.add_axes(self.box(row, column, size, anchor=anchor).bounds, xticks=[], yticks=[])
 
 
-def mark_query(axes: Axes, query: tuple[float, float], size: tuple[float, float] = (1.0, 1.0), **options: Any) -> None:
+def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
     """Draw a black frame around the query pixel, with a white rim that is seen on dark pixels.
 
     Args:

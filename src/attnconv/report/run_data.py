@@ -62,14 +62,6 @@ def positions_of(run: RunFolder) -> tuple[int, int]:
     return side, side
 
 
-def blank(loaded: LoadedModel) -> Tensor:
-    """Two empty images for the model of a run: enough for attention that depends on positions only."""
-    settings = loaded.settings
-    assert settings is not None  # weights of a run name their settings
-    dtype = next(parameter.dtype for parameter in loaded.model.parameters())
-    return torch.zeros(2, settings.image_channels, settings.image_size, settings.image_size, dtype=dtype)
-
-
 def test_data(run: RunFolder) -> Splits:
     """The images of a run, from where it found them; nothing is downloaded for a figure."""
     return _loaded(replace(run.settings().data, download=False))
@@ -82,7 +74,7 @@ def _loaded(settings: DataSettings) -> Splits:
 
 def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:
     """Images as the model was trained on them."""
-    dtype = next(parameter.dtype for parameter in loaded.model.parameters())
+    dtype = next(loaded.model.parameters()).dtype
     return normalise(images, loaded.mean or data.mean, loaded.std or data.std).to(dtype)
 
 
@@ -95,8 +87,9 @@ def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
     Raises:
         OSError, ValueError: The test images cannot be read.
     """
-    empty = blank(loaded)
-    if not content_layers(loaded.model, empty):
-        return empty[:1], False
+    model, dtype = run.settings().model, next(loaded.model.parameters()).dtype
+    blank = torch.zeros(2, model.image_channels, model.image_size, model.image_size, dtype=dtype)
+    if not content_layers(loaded.model, blank):
+        return blank[:1], False
     data = test_data(run)
     return normalised(data.test.images[:IMAGES], loaded, data), True

@@ -1,17 +1,16 @@
 """All figures that apply to one run, drawn and saved, with their alternative texts and captions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from attnconv.inspect.query_maps import mean_query_maps
+from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import draw_accuracy
-from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, maps_of_query, reading_order
+from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
 from attnconv.report.centres_over_training import draw_centres_over_training
 from attnconv.report.gaussian_contours import HeadGaussians
 from attnconv.report.head_centres import draw_centres
@@ -44,9 +43,9 @@ class RunFigures:
         """Figure 2."""
         curves = curves_of(self.run)
         words = "; ".join(f"{curve.split} {curve.last:.1%} after epoch {curve.epochs[-1]:.0f}" for curve in curves)
-        picture = self._save(
+        picture = Picture.saved(
             draw_accuracy(curves, title=f"{self.label}: accuracy"),
-            "figure-02-accuracy",
+            self.folder / "figure-02-accuracy",
             alt=f"Accuracy. {words}.",
             caption="Part of the images classified correctly after each epoch, as in Figure 2 of the paper. Training "
             "accuracy is measured on augmented images while the weights still change.",
@@ -58,27 +57,26 @@ class RunFigures:
         epoch = next(iter(history.values()))[-1][0]
         layers = [epochs[-1][1] for epochs in history.values()]
         words = " ".join(f"Layer {number}: {_words(heads)}." for number, heads in enumerate(layers, start=1))
-        picture = self._save(
+        picture = Picture.saved(
             draw_centres(layers, title=f"{self.label}: heads after epoch {epoch}", sizes=positions_of(self.run)),
-            "figure-04-centres",
+            self.folder / "figure-04-centres",
             alt=f"Head centres per layer. {words}",
             caption="Each colour and mark is one head of a layer: the centre of its attention as a shift from the "
-            "query pixel (black square), with the contours that hold 50% and 90% of its mass. Heads on single pixels "
-            "around the query act as the positions of a convolution's kernel. As Figures 4, 12 and 14 of the paper.",
+            "query pixel, with the contours that hold 50% and 90% of its mass. Heads on single pixels around the query "
+            "act as the positions of a convolution's kernel. As Figures 4, 12 and 14 of the paper.",
         )
         return Section("Where the heads attend", pictures=[picture])
 
     def movement(self, history: History) -> Section:
         """Figure 3, for every layer; the paper's layer in front."""
-        pictures = []
+        pictures, sizes = [], positions_of(self.run)
         for number, epochs in enumerate(history.values(), start=1):
             (first, start), (last, end) = epochs[0], epochs[-1]
-            title = f"{self.label}: heads of layer {number} during training"
-            picture = self._save(
-                draw_centres_over_training(epochs, title=title, sizes=positions_of(self.run)),
-                f"figure-03-centres-over-training-layer-{number}",
-                alt=f"Heads of layer {number} during training. After epoch {first}: {_words(start)}. "
-                f"After epoch {last}: {_words(end)}.",
+            title = f"heads of layer {number} during training"
+            picture = Picture.saved(
+                draw_centres_over_training(epochs, title=f"{self.label}: {title}", sizes=sizes),
+                self.folder / f"figure-03-centres-over-training-layer-{number}",
+                alt=f"{title.capitalize()}. After epoch {first}: {_words(start)}. After epoch {last}: {_words(end)}.",
                 caption=f"The heads of layer {number} from their random start (epoch 0) to the end, all at one scale. "
                 "As Figure 3 of the paper, where nine heads settle on a grid of pixels around the query.",
             )
@@ -88,65 +86,62 @@ class RunFigures:
 
     def attention(self) -> Section:
         """Figures 5, 6 and 7."""
-        title = "Attention of every head"
+        section = Section("Attention of every head")
         if not self.run.last_weights.is_file():
-            return Section(title, notes=["The run has not written any weights yet, so there is nothing to show here."])
+            return replace(
+                section, notes=["The run has not written any weights yet, so there is nothing to show here."]
+            )
         loaded = load_model(self.run.last_weights)
         try:
             images, content = images_for(self.run, loaded)
         except (OSError, ValueError) as error:
             note = "This model's attention depends on the images, and the test images could not be read: "
-            return Section(title, notes=[f"{note}{error}"])
+            return replace(section, notes=[f"{note}{error}"])
         layers = mean_query_maps(loaded.model, images, places=PLACES)
-        orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
         average = f", mean of {len(images)} test images" if content else ""
-        first, second = (maps_of_query(layers, index) for index in range(len(PLACES)))
-        pictures = [
-            self._maps(first, 6, average, orders, "As Figure 6 of the paper."),
-            self._maps(
-                second,
-                7,
-                average,
-                orders,
-                "As Figure 7, with every head in the same column as above: one that works like a convolution keeps its "
-                "pattern and moves with the query.",
-            ),
-        ]
-        if not content and max(max(layer.maps.shape[1:]) for layer in first) > ZOOM:
-            pictures.insert(0, self._zoomed(first, orders))
-        return Section(title, pictures=pictures)
+        every = f"Attention probabilities of every head (columns) in every layer (rows){average}."
+        captions = (
+            f"{every} As Figure 6 of the paper.",
+            f"{every} As Figure 7, with every head in the same column as above: one that works like a convolution "
+            "keeps its pattern and moves with the query.",
+        )
+        pictures = []
+        for index, caption in enumerate(captions):
+            row, column = layers[0].positions[index]
+            what = f"attention of the query pixel in row {row + 1:.0f}, column {column + 1:.0f}{average}"
+            pictures.append(self._maps(layers, index, 6 + index, what, caption))
+        if not content and max(max(layer.maps.shape[2:]) for layer in layers) > ZOOM:
+            what = f"attention within {ZOOM} x {ZOOM} pixels of the query"
+            caption = (
+                f"The {ZOOM} x {ZOOM} pixels around the query, as Figure 5 of the paper. A head on one pixel is one "
+                "position of a convolution's kernel; a blank map belongs to a head that attends further away."
+            )
+            pictures.insert(0, self._maps(layers, 0, 5, what, caption, zoom=ZOOM))
+        return replace(section, pictures=pictures)
 
     def _maps(
-        self, layers: Sequence[LayerMaps], number: int, average: str, orders: Sequence[Sequence[int]], reading: str
+        self, layers: Sequence[QueryMaps], index: int, number: int, what: str, caption: str, *, zoom: int | None = None
     ) -> Picture:
-        row, column = layers[0].query
-        where = f"query pixel in row {row + 1:.0f}, column {column + 1:.0f}{average}"
-        return self._save(
-            draw_attention_maps(layers, title=f"{self.label}: attention of the {where}", orders=orders),
-            f"figure-{number:02d}-attention",
-            alt=f"Attention maps of the {where}. {_peaks(layers)}",
-            caption=f"Attention probabilities of every head (columns) in every layer (rows){average}. {reading}",
+        """Figure `number`, of the query with an index; heads have the order of the first query."""
+        maps = maps_of_query(layers, index)
+        orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
+        peaks = " ".join(
+            f"{layer.title.capitalize()}: largest probabilities {np.nanmin(peak):.1%} to {np.nanmax(peak):.1%}."
+            for layer, peak in zip(maps, (layer.maps.max((1, 2)) for layer in maps), strict=True)
         )
-
-    def _zoomed(self, layers: Sequence[LayerMaps], orders: Sequence[Sequence[int]]) -> Picture:
-        title = f"{self.label}: attention within {ZOOM} x {ZOOM} pixels of the query"
-        return self._save(
-            draw_attention_maps(layers, title=title, zoom=ZOOM, orders=orders),
-            "figure-05-attention",
-            alt=f"Attention maps near the query pixel. {_peaks(layers)}",
-            caption=f"The {ZOOM} x {ZOOM} pixels around the query, as Figure 5 of the paper. A head on one pixel is "
-            "one position of a convolution's kernel; a blank map belongs to a head that attends further away.",
+        return Picture.saved(
+            draw_attention_maps(maps, title=f"{self.label}: {what}", zoom=zoom, orders=orders),
+            self.folder / f"figure-{number:02d}-attention",
+            alt=f"{what.capitalize()}. {peaks}",
+            caption=caption,
         )
-
-    def _save(self, figure: Figure, stem: str, *, alt: str, caption: str) -> Picture:
-        return Picture.saved(figure, self.folder / stem, alt=alt, caption=caption)
 
 
 def sections_of(run: RunFolder, folder: Path) -> list[Section]:
     """The parts of the report that apply to the run's model; their figures are written to a folder.
 
     Raises:
-        ValueError: No epoch of the run is complete, or its files are not legal.
+        ValueError: No epoch of the run is complete, or its files are invalid.
         OSError: A figure cannot be written.
     """
     settings, name = run.settings(), run_name(run)
@@ -162,19 +157,9 @@ def sections_of(run: RunFolder, folder: Path) -> list[Section]:
 
 
 def _words(heads: HeadGaussians) -> str:
-    distances = np.linalg.norm(heads.centres, axis=1)
-    distances = distances[np.isfinite(distances)]
-    count = f"{heads.count} {'head' if heads.count == 1 else 'heads'}"
+    """The heads of a layer in words: `9 heads, centres 0.1 to 3.2 pixels from the query`."""
+    distances = np.linalg.norm(heads.centres[np.isfinite(heads.centres).all(1)], axis=1)
+    count = "1 head" if len(heads.centres) == 1 else f"{len(heads.centres)} heads"
     if not len(distances):
         return f"{count}, none with a finite centre"
     return f"{count}, centres {distances.min():.1f} to {distances.max():.1f} pixels from the query"
-
-
-def _peaks(layers: Sequence[LayerMaps]) -> str:
-    """Largest probabilities of each layer's heads."""
-    parts = []
-    for layer in layers:
-        peaks = layer.maps.max((1, 2))
-        least, most = float(np.nanmin(peaks)), float(np.nanmax(peaks))
-        parts.append(f"{layer.title.capitalize()}: largest probabilities {least:.1%} to {most:.1%}.")
-    return " ".join(parts)

@@ -1,15 +1,11 @@
-"""The report of a run: its figures as PNG and SVG, and one HTML page that holds everything.
-
-    RUN/report/index.html
-    RUN/report/figures/figure-02-accuracy.png, .svg
-                       figure-03-centres-over-training-layer-1.png, ...
-                       figure-04-centres.png, figure-05-attention.png, ...
+"""The report of a run: `index.html` and its figures, as `figures/figure-02-accuracy.png` and `.svg`.
 
 The numbers are those of the paper's figures. A model without attention has only the first.
 """
 
 import shlex
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +59,10 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
 
 def _lead(settings: RunSettings) -> str:
     epochs = "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs} epochs"
-    known = PRESETS.get(settings.preset)
-    before = {} if known is None else to_dict(known)
-    changes = [f"{name} {value}" for name, value in _rows(to_dict(settings.model), unlike=before)] if before else []
-    changed = f" with {', '.join(changes)}" if changes else ""
+    known, model = PRESETS.get(settings.preset), to_dict(settings.model)
+    before = model if known is None else to_dict(known)
+    changes = _rows({name: value for name, value in model.items() if before.get(name) != value})
+    changed = f" with {', '.join(map(' '.join, changes))}" if changes else ""
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."
 
 
@@ -86,35 +82,20 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
             Fact(f"{split.capitalize()} accuracy", f"{line['accuracy']:.2%}", f"after epoch {line['epoch']}")
             for split, line in last.items()
         ]
-    facts = []
-    chosen, final = result.get("best"), result["last"]
-    shown = final if chosen is None else chosen
-    for split, label in (("test", "Test accuracy"), ("validation", "Validation accuracy")):
-        if split not in shown:
-            continue
-        images = f"{shown[split]['images']:,} images"
-        aside = f"{images}, epoch {shown['epoch']}"
-        if chosen is not None and chosen["epoch"] != final["epoch"]:
-            aside += f", chosen on held-out images. Last epoch: {final[split]['accuracy']:.2%}"
-        facts.append(Fact(label, f"{shown[split]['accuracy']:.2%}", aside))
-    facts.append(Fact("Parameters", f"{result['parameters']:,}"))
-    facts.append(Fact("Training time", _duration(float(result["seconds"])), f"{settings.train.epochs} epochs"))
-    return facts
-
-
-def _duration(seconds: float) -> str:
-    """A time in its two largest units: `2 h 5 min`, `3 min 20 s`, `8.2 s`.
-
-    Example:
-        >>> _duration(7500), _duration(199.6), _duration(8.24)
-        ('2 h 5 min', '3 min 20 s', '8.2 s')
-    """
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+    facts, final = [], result["last"]
+    chosen = result.get("best") or final
+    for split in ("test", "validation"):
+        if split in chosen:
+            aside = f"{chosen[split]['images']:,} images, epoch {chosen['epoch']}"
+            if chosen["epoch"] != final["epoch"]:
+                aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
+            facts.append(Fact(f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
+    time = timedelta(seconds=round(result["seconds"]))
+    return [
+        *facts,
+        Fact("Parameters", f"{result['parameters']:,}"),
+        Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs"),
+    ]
 
 
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -126,20 +107,5 @@ def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("drawn with", f"matplotlib {matplotlib.__version__}")]
 
 
-def _rows(values: Mapping[str, Any], *, unlike: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
-    """Names and values as text; with `unlike`, only values that differ from the ones there."""
-    return [
-        (str(name).replace("_", " "), _plain(value))
-        for name, value in values.items()
-        if unlike is None or unlike.get(name) != value
-    ]
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value) or "none"
-    return str(value)
+def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(str(name).replace("_", " "), str(value)) for name, value in values.items()]
