@@ -47,7 +47,6 @@ class Checkpoint:
         mean: Mean of each image channel in the training set, for images in [0, 1]; empty if unknown.
         std: Standard deviation of each image channel, likewise.
         extra: Whatever the writer wanted to remember.
-        version: The version of the library that wrote it.
         source: Where it was read.
     """
 
@@ -57,7 +56,6 @@ class Checkpoint:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    version: str = ""
     source: str = ""
 
 
@@ -132,8 +130,7 @@ def checkpoint_of(file: WeightsFile) -> Checkpoint:
     settings = from_dict(file.value("settings", dict), origin=f"from {file.source}")
     about = read_about(file, settings)
     check_tensors(file.tensors, settings, argument="checkpoint", origin=file.source)
-    extra, version = file.value("extra", dict), file.metadata.get("attnconv_version", "")
-    return Checkpoint(file.tensors, settings, *about, extra, version, file.source)
+    return Checkpoint(file.tensors, settings, *about, file.value("extra", dict), file.source)
 
 
 def model_of(checkpoint: Checkpoint) -> nn.Module:

@@ -1,16 +1,4 @@
-"""Load any model. Every command and function that accepts a model accepts these words.
-
-    quadratic                     a preset's name: fresh parameters
-    runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last,
-                                  else its initial one
-    weights.safetensors           a checkpoint, or a network that `attnconv recast` wrote
-    timm:vit_tiny_patch16_224     a model of timm
-    torchvision:resnet18          a model of torchvision
-    hf:vit                        a model of transformers: a type of model, or a name on the hub, or a folder
-    package.module:function       whatever the function, called without arguments, returns
-
-A preset's name means the preset even where a folder has the same name; write `./quadratic` for the folder.
-"""
+"""Load any model: every command and function that accepts a model accepts what `load` accepts."""
 
 import importlib
 import importlib.util
@@ -61,12 +49,20 @@ class LoadedModel:
 def load(
     spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | None = None, **changes: Any
 ) -> LoadedModel:
-    """Load or build a model.
+    """Load or build a model, which `spec` names in one of these forms.
+
+        quadratic                     a preset's name: fresh parameters
+        runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last, else its initial one
+        weights.safetensors           a checkpoint, or a network that `attnconv recast` wrote
+        timm:vit_tiny_patch16_224     a model of timm
+        torchvision:resnet18          a model of torchvision
+        hf:vit                        a model of transformers: a type of model, or a name on the hub, or a folder
+        package.module:function       whatever the function, called without arguments, returns
+
+    A preset's name means the preset even where a folder has the same name; write `./quadratic` for the folder.
 
     Args:
-        spec: The model, in one of the forms of `attnconv.models.model_loader`: a preset, a run folder, a checkpoint,
-            `timm:NAME`, `hf:NAME`, `torchvision:NAME` or `package.module:function`. A `Path` is always a run folder or
-            a checkpoint.
+        spec: The model; a `Path` is always a run folder or a checkpoint.
         pretrained: Download trained weights for models of timm, torchvision and the hub.
         size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
             timm builds them for this one, and adapts trained positions to it; those of transformers interpolate their
