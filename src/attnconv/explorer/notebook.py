@@ -23,7 +23,7 @@ from attnconv._util.exports import missing
 from attnconv._util.value_checks import whole
 from attnconv.explorer.html_page import find_page, with_payload
 from attnconv.explorer.payload_format import read_payload
-from attnconv.explorer.payload_write import Pictures, payload
+from attnconv.explorer.payload_write import payload
 from attnconv.explorer.selection import Place, Selection, attention_of, question, selection_in
 
 HEIGHT = 900  # pixels of the frame
@@ -176,7 +176,6 @@ def explore(
     images: Tensor | None = None,
     *,
     title: str = "",
-    pictures: Pictures | None = None,
     height: int = HEIGHT,
     **options: Any,
 ) -> Explorer:
@@ -187,20 +186,15 @@ def explore(
         images: Its input, (b, c, height, width); None for a model that looks at positions only. Each image adds its
             queries and keys to the notebook, so take few.
         title: Heading; empty for the model's class.
-        pictures: The images as shown; None makes them from `images`.
         height: Of the frame, in pixels.
-        options: Further arguments of `payload`: `layers`, `grid`, `prefix`, `moments`, `budget`.
+        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `moments`, `budget`.
 
     Returns:
-        An object that notebooks show as the page.
-
-    Raises:
-        ValueError, TypeError: As `payload`.
-        FileNotFoundError: The package holds no page.
+        An object that notebooks show as the page. Errors are those of `payload` and `Explorer`.
 
     Example:
         >>> from attnconv import SelfAttention2d
         >>> explore(SelfAttention2d(3, 4, heads=9))  # doctest: +SKIP
         Explorer('SelfAttention2d', 16,384 bytes)
     """
-    return Explorer(payload(model, images, title=title, pictures=pictures, **options), height=height)
+    return Explorer(payload(model, images, title=title, **options), height=height)

@@ -143,9 +143,6 @@ class Images:
 
     Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait. A
     body that stalls for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
-
-    Args:
-        answer: As in `app`.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
@@ -178,12 +175,7 @@ class Images:
 
 @final
 class Guard:
-    """Rejects requests to other hosts and from other origins, and adds the security headers to every answer.
-
-    Args:
-        app: The application behind it.
-        port: Part of the host and origin.
-    """
+    """Rejects requests to other hosts and from other origins, and adds the security headers to every answer."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app

@@ -20,14 +20,7 @@ from attnconv.training.run_folder import MetricsLine
 
 @final
 class TrainingProgress:
-    """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere.
-
-    Args:
-        epochs: Of the whole run.
-        steps_per_epoch: Optimiser steps of one epoch.
-        shown: Whether to show anything.
-        console: Where to; None for standard error.
-    """
+    """Progress of a training: a bar on a terminal, a line per epoch elsewhere, on standard error by default."""
 
     def __init__(
         self, epochs: int, steps_per_epoch: int, *, shown: bool = True, console: Console | None = None
@@ -75,11 +68,7 @@ class TrainingProgress:
 
 @contextmanager
 def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show a download, if there is one, on standard error.
-
-    Args:
-        shown: Whether to show anything.
-        console: Where to; None for standard error.
+    """Show a download, if there is one, on standard error by default.
 
     Yields:
         A function of the bytes that are there and the bytes in all, for `attnconv.data.load_splits.load`.
