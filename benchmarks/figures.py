@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from attnconv.report.figure_style import GRID, INK, house_style, printable
-from attnconv.report.palette import colour_of, shape_of
+from attnconv.report.figure_style import colour_of, shape_of
 from benchmarks.measure import exponent
 from benchmarks.results import QUESTIONS, Results
 
