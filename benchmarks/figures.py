@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from attnconv.report.figure_style import GRID, INK, house_style, printable
-from attnconv.report.figure_style import colour_of, shape_of
+from attnconv.report.figure_style import GRID, INK, colour_of, house_style, printable, shape_of
 from benchmarks.measure import exponent
 from benchmarks.results import QUESTIONS, Results
 
