@@ -242,6 +242,14 @@ def test_sinusoids_of_a_shift_are_rotations() -> None:
     torch.testing.assert_close((here[0] * there[0]).sum(), (here[1] * there[1]).sum())
 
 
+def test_wavelengths_of_sinusoids_run_from_2_pi_to_10_000_times_as_long() -> None:
+    """As in the Transformer: w_i = 10000^(-2 i / channels)."""
+    position, rates = 3.0, [10_000 ** (-2 * i / 8) for i in range(4)]
+    expected = [math.sin(position * rate) for rate in rates] + [math.cos(position * rate) for rate in rates]
+    found = sinusoids(torch.tensor(position, dtype=DOUBLE), 8)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=DOUBLE), **tolerance(DOUBLE))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

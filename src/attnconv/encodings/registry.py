@@ -1,4 +1,4 @@
-"""Encodings by name: what a layer or a model builds when it is given a name instead of an encoding."""
+"""Encodings by name."""
 
 from attnconv._util.errors import bad
 from attnconv.encodings.absolute import Absolute
@@ -22,7 +22,7 @@ def encoding_named(
     centre_std: float = 2.0,
     spread_std: float = 0.01,
 ) -> Encoding:
-    """A new encoding by name. The sizes are those of the paper's models; an encoding takes the ones that it has.
+    """A new encoding by name; each uses the arguments that it has. Defaults are those of the paper's models.
 
     Args:
         name: One of `ENCODING_NAMES`.
@@ -30,10 +30,10 @@ def encoding_named(
         heads: Number of heads.
         dims: Number of axes.
         key_channels: Channels of each head's query and key; None for in_channels.
-        max_shift: Largest shift with a row of its own in learned tables, in positions.
-        positions: Positions per axis of the image that a table of absolute positions is made for.
-        centre_std: Deviation of the centres that quadratic encodings start from, in positions.
-        spread_std: Deviation of their spreads around 1.
+        max_shift: Largest shift with its own row in learned tables.
+        positions: Positions per axis in a table of absolute positions.
+        centre_std: Standard deviation of the initial centres of quadratic encodings, in positions.
+        spread_std: Standard deviation of their initial spreads around 1.
 
     Raises:
         ValueError: There is no encoding of that name, or it does not fit the sizes.

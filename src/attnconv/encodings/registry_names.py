@@ -1,4 +1,4 @@
-"""The names of the encodings, free of torch: the command line and settings need no more than them."""
+"""Names of the encodings, without importing torch."""
 
 from typing import Literal, TypeAlias, get_args
 

@@ -44,10 +44,9 @@ class SinusoidalPositions(Positions):
 
 @final
 class LearnedPositions(Positions):
-    """A learned vector for each position of an image of `sizes`.
+    """A learned vector for each position of an image of `sizes`, resampled linearly to other image sizes.
 
-    Another image size takes the table resampled linearly to it; a position outside the image has the vector of the
-    nearest pixel.
+    A position outside the image has the vector of the nearest pixel.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:

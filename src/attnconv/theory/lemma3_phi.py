@@ -3,9 +3,8 @@
 With A_q the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel positions x
 keys), Phi minimises sum_q ||E_q - Phi A_q||^2 over a set of queries, and has the smallest norm of all that do.
 
-Each [A_q^T | E_q^T] (keys x columns) is reduced to its triangular QR factor, whose columns have the same lengths and
-angles; the factors of all queries are stacked and reduced again, a block at a time. Nothing of size n x m is stored,
-and no Gram matrix squares the condition number.
+Each [A_q^T | E_q^T] (keys x columns) is reduced to its triangular QR factor; the factors of all queries are stacked and
+reduced again, a block at a time. Nothing of size n x m is stored, and no Gram matrix squares the condition number.
 """
 
 import math

@@ -102,11 +102,8 @@ def attend(
     Scores and softmax are at least float32. On CUDA queries and keys in half precision are multiplied as they are: the
     fused kernels sum their products in float32, and `attend_folded` keeps the digits of the biases.
 
-    Args:
-        queries: Scaled query vectors.
-        keys: Key vectors of all lattice points, row-major.
-        values: Of all lattice points; shared by the heads if the second size is 1.
-        biases: Per axis of the lattice, the scores of its positions; none for products only.
+    Queries are scaled; keys and values are those of all lattice points, row-major; values may be shared by all heads.
+    `biases` are the scores of the positions along each axis of the lattice, or none.
     """
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact

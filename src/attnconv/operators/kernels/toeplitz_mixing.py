@@ -30,14 +30,9 @@ def contract_by_shift(
     tables: Float[Tensor, "h *shifts"],
     groups: int,
 ) -> Float[Tensor, "b *queries d"]:
-    """sum_h A_h V W_h, head by head, each in the order that mixes fewer channels.
+    """sum_h A_h V W_h over the values of all lattice points, head by head, each in the order that mixes fewer channels.
 
-    Args:
-        grid: Where the queries stand over the lattice.
-        values: What every lattice point shows, channels last.
-        weight: See `AttentionOperator.contract`.
-        tables: Scores of the shifts, one table per head as in `mix_by_shift`.
-        groups: See `AttentionOperator.contract`.
+    Tables are as in `mix_by_shift`, one per head; weight and groups as in `AttentionOperator.contract`.
     """
     dtype = values.dtype
 
@@ -57,13 +52,7 @@ def contract_by_shift(
 def mix_by_shift(
     grid: Grid, values: Float[Tensor, "b *lattice c"], table: Float[Tensor, "*shifts"]
 ) -> Float[Tensor, "b *queries c"]:
-    """A V for one head.
-
-    Args:
-        grid: Where the queries stand over the lattice.
-        values: What every lattice point shows, channels last.
-        table: The head's scores of the shifts of `Axis.all_shifts` along each axis, in float32 or float64.
-    """
+    """A V for one head, from its scores of the shifts of `Axis.all_shifts` along each axis, in float32 or float64."""
     return _mixing(grid)(values, table)
 
 
