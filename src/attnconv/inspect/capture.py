@@ -120,12 +120,6 @@ def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str,
     Raises:
         TypeError: `options` is no mapping from names.
         ValueError: The forward pass does not accept them, or requires others.
-
-    Example:
-        >>> checked_options(nn.ReLU(), torch.zeros(1), {"mask": None})
-        Traceback (most recent call last):
-        ValueError: options: must be what the forward pass of ReLU takes by name, got mask. It says: got an unexpected \
-keyword argument 'mask'.
     """
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise TypeError(bad("options", "must be a mapping from names to values, or None", repr(options)))

@@ -26,12 +26,6 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
 
     Raises:
         TypeError, ValueError: As `check_dense`, or an image is constant, holds NaN or infinity, or has another shape.
-
-    Example:
-        >>> check_images(torch.zeros(1, 3, 2, 2))
-        Traceback (most recent call last):
-        ValueError: images: must have pixels that differ, got one value everywhere in image 0. Attention on a blank \
-image tells nothing of the model. Pass real images.
     """
     check_dense(images, least=least)
     if shape is not None and tuple(images.shape[1:]) != shape:

@@ -1,7 +1,7 @@
 """Which queries to measure attention on: a sample that is spread over the grid, and blocks that fit in memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Int
@@ -31,17 +31,8 @@ def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.devic
         >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
         [5, 6, 8, 18, 20, 22]
     """
-    counts = _cells(grid, whole("count", count, 1))
     generator = torch.Generator().manual_seed(seed)
-    flat = torch.zeros((), dtype=torch.int64)
-    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
-        edges = _edges(size, taken)
-        along = [1] * grid.dims
-        along[axis] = taken
-        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
-        part = torch.rand(counts, generator=generator, dtype=torch.float64)
-        flat = flat * size + first + (part * length).long()
-    return flat.flatten().sort().values.to(device)
+    return _one_per_cell(grid, count, lambda cells: torch.rand(cells, generator=generator, dtype=torch.float64), device)
 
 
 def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
@@ -53,12 +44,7 @@ def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = Non
         >>> lattice_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
         [7, 9, 11, 19, 21, 23]
     """
-    flat = torch.zeros(1, dtype=torch.int64)
-    for size, taken in zip(grid.query_sizes, _cells(grid, whole("count", count, 1)), strict=True):
-        edges = _edges(size, taken)
-        places = torch.div(edges[:-1] + edges[1:], 2, rounding_mode="floor")
-        flat = (flat[:, None] * size + places).flatten()
-    return flat.to(device)
+    return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
 
 
 def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "r"]]:
@@ -74,6 +60,21 @@ def query_blocks(operator: AttentionOperator, queries: Queries | None, block: in
     if chosen.numel() == 0:
         raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
     return chosen.split(max(1, block))
+
+
+def _one_per_cell(
+    grid: Grid, count: int, fractions: Callable[[list[int]], Tensor], device: torch.device | None
+) -> Int[Tensor, "r"]:
+    """The query in each cell that is this fraction of the cell's length from its start, drawn for each axis."""
+    counts = _cells(grid, whole("count", count, 1))
+    flat = torch.zeros((), dtype=torch.int64)
+    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
+        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
+        along = [1] * grid.dims
+        along[axis] = taken
+        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
+        flat = flat * size + first + (fractions(counts) * length).long()
+    return flat.flatten().sort().values.to(device)
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
@@ -92,8 +93,3 @@ def _cells(grid: Grid, count: int) -> list[int]:
         if not room:
             return counts
         counts[min(room, key=lambda axis: counts[axis] / sizes[axis])] += 1
-
-
-def _edges(size: int, taken: int) -> Tensor:
-    """First query of each cell along an axis, and the end of the last."""
-    return torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")

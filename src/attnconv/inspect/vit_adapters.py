@@ -71,12 +71,6 @@ def vit_parts(model: nn.Module) -> VitParts:
     Raises:
         ValueError: The model has other parts, blocks that are not attention and MLP one after the other, or layer
             scales that are not one number.
-
-    Example:
-        >>> vit_parts(nn.Linear(2, 2))
-        Traceback (most recent call last):
-        ValueError: model: must be a vision transformer with pos_embed, patch_embed and blocks, got Linear. timm's \
-VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken.
     """
     named: dict[str, Any] = {}
     full_names: dict[str, str] = {}
