@@ -47,7 +47,7 @@ def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = Non
     return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
 
 
-def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "r"]]:
+def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "_"]]:
     """Split queries (None for all) into blocks of `block` (None for what fits in memory), with the checks of both."""
     if block is None:
         block = BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count)
