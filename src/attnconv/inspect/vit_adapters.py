@@ -1,8 +1,10 @@
-"""The parts of a vision transformer, by the names that timm and Hugging Face give them.
+"""The parts of a vision transformer, by the names that other libraries give them.
 
-patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
-embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
-layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
+Two layouts are known:
+
+    patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
+    embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
+    layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
 """
 
 from collections.abc import Mapping
