@@ -7,7 +7,7 @@ import copy
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
@@ -130,11 +130,9 @@ def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
         return layer(x)
 
 
-@contextmanager
-def no_convolutions() -> Iterator[None]:
-    """Raise a RuntimeError at any convolution that PyTorch runs, under any name."""
-    with _NoConvolutions():  # type: ignore[no-untyped-call]
-        yield
+def no_convolutions() -> AbstractContextManager[Any]:
+    """Return a context in which any convolution that PyTorch runs, under any name, raises a RuntimeError."""
+    return _NoConvolutions()  # type: ignore[no-untyped-call]
 
 
 class _NoConvolutions(TorchDispatchMode):
