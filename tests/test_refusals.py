@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnconv import SelfAttention2d, from_conv, to_conv
-from attnconv._util.value_checks import is_index, is_real, whole
+from attnconv._util.value_checks import indices, is_index, is_real, whole
 from attnconv.convert import compare, low_rank
 from attnconv.encodings import Quadratic
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
@@ -95,3 +95,10 @@ def test_what_counts_as_a_number() -> None:
     assert is_real(10**300)
     with pytest.raises(ValueError, match=r"count: .*got 9223372036854775808"):
         whole("count", 2**63, 0)
+
+
+def test_indices_are_whole_numbers_below_a_count() -> None:
+    assert indices("heads", iter([2, torch.tensor(0).numpy(), 2]), 3) == [2, 0]
+    for wrong, shown in ((3, "3"), ([3], r"\[3\]"), ([-1], r"\[-1\]"), ([True], r"\[True\]"), ("0", r"\['0'\]")):
+        with pytest.raises(ValueError, match=rf"heads: .*got {shown}"):
+            indices("heads", wrong, 3)

@@ -114,6 +114,17 @@ def test_content_counts_through_its_mean_over_images() -> None:
     assert best < conversion_error(layer, conv, x).everywhere
 
 
+def test_a_grouped_convolution_is_compared_as_the_dense_one_that_it_equals() -> None:
+    layer, x = SelfAttention2d(2, 2, 4).double(), torch.zeros(1, 2, 5, 5, dtype=torch.float64)
+    grouped = nn.Conv2d(2, 2, 3, padding=1, groups=2, dtype=torch.float64)
+    dense = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64)
+    with torch.no_grad():
+        dense.weight.zero_()
+        dense.weight[0, 0], dense.weight[1, 1] = grouped.weight[:, 0]
+    found, expected = (conversion_error(layer, conv, x).everywhere for conv in (grouped, dense))
+    assert found == pytest.approx(expected)
+
+
 def test_error_between_layers_that_do_not_match_is_refused() -> None:
     layer, x = SelfAttention2d(2, 3, 4), torch.zeros(1, 2, 5, 5)
     with pytest.raises(ValueError, match=r"conv: .*got \(3, 3\)"):

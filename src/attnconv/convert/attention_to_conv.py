@@ -22,20 +22,19 @@ from attnconv._util.input_checks import check_dense
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import all_queries
-from attnconv.theory.best_weights import operator_beside
+from attnconv.theory.best_weights import compare_outputs
 from attnconv.theory.conv_taps import (
     BORDERS,
     FORWARD,
     TRANSPOSED,
     Convolution,
     Forward,
-    head_weights,
     kernel,
     tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
-from attnconv.theory.lemma3_phi import Reduction, Residuals, relative
+from attnconv.theory.lemma3_phi import Residuals, relative
 
 _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
 _BLOCK = 2**23  # attention probabilities held at once
@@ -108,11 +107,7 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
     Raises:
         ValueError: The two have other channels, groups, strides or numbers of outputs.
     """
-    with torch.no_grad():
-        reduction = Reduction.of(operator_beside(layer, conv, x, None), taps(conv), conv.padding_mode)
-        ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
-        theirs = head_weights(conv).to(reduction.everywhere).flatten(1)  # (j, i d)
-        return reduction.over(lambda place: relative(place[:, layer.heads :] @ theirs, place[:, : layer.heads] @ ours))
+    return compare_outputs(layer, conv, x, None, lambda ours, theirs: relative(theirs, ours))
 
 
 def _exact(layer: SelfAttention) -> Convolution:

@@ -1,6 +1,7 @@
 """Compare a network with its recast: the cost and the error of each layer."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -93,16 +94,10 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 
         return hook
 
-    with torch.no_grad(), evaluating(model), evaluating(recast):
-        handles = [
-            conv.register_forward_hook(watch(name, layer), with_kwargs=True) for name, (conv, layer) in pairs.items()
-        ]
-        try:
-            expected = model(*inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        made = recast(*inputs)
+    with torch.no_grad(), evaluating(model), evaluating(recast), ExitStack() as hooks:
+        for name, (conv, layer) in pairs.items():
+            hooks.enter_context(conv.register_forward_hook(watch(name, layer), with_kwargs=True))
+        expected, made = model(*inputs), recast(*inputs)
     wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
     error = max(float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True))
     return Comparison(tuple(found.values()), max(float(leaf.abs().max()) for leaf in wanted), error)

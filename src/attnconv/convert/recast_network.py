@@ -65,17 +65,11 @@ def recast(
     _check_all(found)
     _check_whole(model, found)
     _check_ties(model, found)
-    shared: dict[nn.Parameter, nn.Parameter] = {}
-
-    def attention(name: str, conv: nn.Module) -> nn.Module:
-        assert is_convolution(conv)
-        layer = from_conv(conv, alpha=alpha, weights=weights)
-        layer.called = name
-        _take_over(conv, layer, shared)
-        return layer
-
     with torch.random.fork_rng(devices=[]):  # layers draw weights before they are given theirs
-        made = _transcribe(model, found, attention)
+        made = _transcribe(model, found, lambda conv: from_conv(conv, alpha=alpha, weights=weights))
+    for name in found:
+        layer: Any = made.get_submodule(name)
+        layer.called = name
     if fast:
         plan_shifts(made)
     return made
@@ -120,16 +114,7 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         True
     """
     found = _chosen(model, only, lambda module: isinstance(module, SelfAttention), "attention layer")
-    shared: dict[nn.Parameter, nn.Parameter] = {}
-
-    def convolution(_: str, layer: nn.Module) -> nn.Module:
-        assert isinstance(layer, SelfAttention)
-        conv = to_conv(layer)
-        if layer.weight is not None:
-            _take_over(layer, conv, shared)
-        return conv
-
-    return _transcribe(model, found, convolution)
+    return _transcribe(model, found, to_conv)
 
 
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
@@ -217,15 +202,15 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
                 raise ValueError(bad(path, "must share its weight with convolutions of its kind only", other, fix))
 
 
-def _transcribe(
-    model: nn.Module, found: dict[str, nn.Module], make: Callable[[str, nn.Module], nn.Module]
-) -> nn.Module:
+def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[Any], nn.Module]) -> nn.Module:
     """A copy of the model with each of these modules replaced by what `make` returns for it."""
     made: dict[nn.Module, nn.Module] = {}
+    shared: dict[nn.Parameter, nn.Parameter] = {}
     known: dict[int, object] = {}  # deepcopy's memo: the copy of each object
     for name, old in found.items():
         try:
-            new = made[old] = make(name, old)
+            new = made[old] = make(old)
+            _take_over(old, new, shared)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name or 'model'}: {error}") from error
         known[id(old)] = new
@@ -272,7 +257,9 @@ def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
 
 def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Parameter]) -> None:
     """Give `new` the freezing and the ties of `old`: layers that share a weight still do."""
-    weight, made = old.get_parameter("weight"), new.get_parameter("weight")
+    weight, made = old._parameters.get("weight"), new.get_parameter("weight")
+    if weight is None:  # of factored heads
+        return
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
     first = shared.setdefault(weight, made)

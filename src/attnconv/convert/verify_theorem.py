@@ -7,7 +7,7 @@ import copy
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
@@ -36,8 +36,7 @@ class Proof:
         way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
         alpha: Sharpness of its heads, in 1 / pixel^2.
         hard: Whether the heads are hard in this dtype.
-        difference: Largest absolute difference from the convolution in float64.
-        relative: The same, divided by the largest absolute output of the convolution.
+        relative: Largest absolute difference from the convolution in float64, over its largest absolute output.
         tightness: Largest ratio, over output channels, of the difference to its bound; at most 1 if theory is right.
     """
 
@@ -46,7 +45,6 @@ class Proof:
     way: Way
     alpha: float
     hard: bool
-    difference: float
     relative: float
     tightness: float
 
@@ -58,12 +56,11 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
     padding as numbers, "same" or "valid"; all padding modes; one, two or four groups; with and without bias.
     """
     dims = source.choice((1, 2, 2, 3))
-    largest = (5, 5, 3)[dims - 1]
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(source.randint(low, high) for _ in range(dims))
 
-    kernel, stride, dilation = each(1, largest), each(1, 3), each(1, 3)
+    kernel, stride, dilation = each(1, (5, 5, 3)[dims - 1]), each(1, 3), each(1, 3)
     groups = source.choice((1, 1, 2, 4))
     inputs, outputs = 4 if groups == 4 else groups * source.randint(1, 3), groups * source.randint(1, 3)
     options: dict[str, Any] = {"groups": groups, "bias": source.random() < 0.7, "dtype": dtype}
@@ -130,11 +127,9 @@ def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
         return layer(x)
 
 
-@contextmanager
-def no_convolutions() -> Iterator[None]:
-    """Raise a RuntimeError at any convolution that PyTorch runs, under any name."""
-    with _NoConvolutions():  # type: ignore[no-untyped-call]
-        yield
+def no_convolutions() -> AbstractContextManager[Any]:
+    """Return a context in which any convolution that PyTorch runs, under any name, raises a RuntimeError."""
+    return _NoConvolutions()  # type: ignore[no-untyped-call]
 
 
 class _NoConvolutions(TorchDispatchMode):
@@ -159,7 +154,6 @@ def _measure(conv: Convolution, x: Tensor, layer: SelfAttention, way: Way) -> Pr
         way=way,
         alpha=float(encoding.alpha.min()),
         hard=layer.hard_shifts() is not None,
-        difference=float(apart.max()),
         relative=float(apart.max()) / scale if scale else 0.0,
         tightness=float((apart.amax(axes) / bound).max()),
     )

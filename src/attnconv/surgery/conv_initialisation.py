@@ -315,15 +315,11 @@ class _Start:
     def _inputs(self, block: VitBlock) -> Tensor:
         """The input of a block's attention, which must be the output of the block's norm."""
         normed, calls = [], []
-        handles = [
+        with (
             block.norm.register_forward_hook(lambda _module, _args, output: normed.append(output)),
             block.attention.register_forward_hook(lambda _, *call: calls.append(call), with_kwargs=True),
-        ]
-        try:
+        ):
             self.model(self.images)
-        finally:
-            for handle in handles:
-                handle.remove()
         seen = [(first_tensor((*args, *named.values())), first_tensor(output)) for args, named, output in calls]
         x, out = seen[0] if len(seen) == 1 else (None, None)
         if x is None or out is None or not any(x is output for output in normed):

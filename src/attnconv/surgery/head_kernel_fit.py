@@ -47,7 +47,7 @@ class HeadMixing:
 def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_squares") -> HeadMixing:
     """Fit the mixings of all heads of a layer with the formulas above."""
     shifts = tokens.taps(kernel_size)
-    profile, weights = _mean_maps(tokens, shifts)
+    profile, weights = _mean_maps(tokens, shifts, kernel_size)
     if fit == "least_squares":
         gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
         for block in tokens.blocks(kernel_size):
@@ -76,18 +76,13 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
 
 
 def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return change / size, or 0 where nothing changes: heads and layers may output only zeros.
-
-    Example:
-        >>> relative_size(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])).tolist()
-        [0.5, 0.0]
-    """
+    """Return change / size, or 0 where nothing changes: heads and layers may output only zeros."""
     return (change / size).where(change > 0, 0.0)
 
 
-def _mean_maps(tokens: LayerTokens, shifts: Taps) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
-    """The mean attention per shift, and z0."""
-    heads, before, size = tokens.parts.heads, tokens.prefix, shifts.kernel_size
+def _mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
+    """The mean attention per shift of a kernel, and z0."""
+    heads, before = tokens.parts.heads, tokens.prefix
     inside = shifts.inside.double()  # (w, taps, n)
     mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
     keys = (shifts.index.T + before - 1).clamp_min(0)  # (n, taps)

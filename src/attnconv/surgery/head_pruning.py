@@ -118,14 +118,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """Return the settings of a pruned model, for its checkpoint, from those before.
-
-    Example:
-        >>> from attnconv.models.factory import build
-        >>> settings = AttentionSettings(layers=2, heads=3, width=8, mlp_width=8)
-        >>> settings_after_pruning(settings, prune_heads(build(settings), {"blocks.1.attention": [0]})).heads
-        (3, 2)
-    """
+    """Return the settings of a pruned model, for its checkpoint, from those before."""
     heads = tuple(layer.heads for layer in attention_layers(model).values())
     return settings if heads == settings.heads_per_layer else replace(settings, heads=heads)
 

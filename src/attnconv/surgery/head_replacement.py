@@ -9,6 +9,7 @@ with a mean over images. One backward pass per draw of r serves all heads of all
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final, get_args
 
@@ -198,13 +199,10 @@ def _costs(
 
         return hook
 
-    handles = [part.attention.register_forward_hook(tap(name)) for name, part in tokens.items()]
-    try:
-        with evaluating(model), uncompiled(model), torch.enable_grad():
-            output = _output(model, images, options)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), uncompiled(model), torch.enable_grad(), ExitStack() as hooks:
+        for name, part in tokens.items():
+            hooks.enter_context(part.attention.register_forward_hook(tap(name)))
+        output = _output(model, images, options)
     if not output.requires_grad:
         raise ValueError(bad("model", "must have gradients from its attention to its output", "none"))
     used = {name: part.of(slice(len(images))) for name, part in tokens.items()}

@@ -21,16 +21,7 @@ def cosines(size: int) -> Float[Tensor, "n n"]:
 
 @final
 class AxisFeatures:
-    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`.
-
-    Example:
-        >>> features = AxisFeatures(8, 5, 1)
-        >>> features.at(torch.arange(8)).norm(dim=1).round(decimals=5).unique().tolist()
-        [1.0]
-        >>> turned = features.at(torch.arange(7)) @ features.moved(1).T
-        >>> torch.allclose(turned, features.at(torch.arange(1, 8)), atol=1e-5)
-        True
-    """
+    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`."""
 
     def __init__(self, size: int, room: int, reach: int) -> None:
         self.size, self.exact = size, room >= size

@@ -6,6 +6,7 @@ the parts that `attention_parts` finds. Any other module, such as a pooling head
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -123,15 +124,11 @@ def replaceable(
         got = type(modules[name]).__name__
         passed_over[name] = bad(f"model.{name}", "must have readable attention", got, f"Reason: {reason}.")
 
-    handles = [
-        modules[name].register_forward_hook(lambda _, *call, to=recorded: to.append(call), with_kwargs=True)
-        for name, recorded in calls.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, recorded in calls.items():
+            hook = modules[name].register_forward_hook(lambda _, *call, to=recorded: to.append(call), with_kwargs=True)
+            hooks.enter_context(hook)
         visit_attention(model, images, visit, grid=grid, prefix=prefix, options=options, unreadable=unreadable)
-    finally:
-        for handle in handles:
-            handle.remove()
     tokens: dict[str, LayerTokens] = {}
     for name in [name for name in placed if name not in passed_over]:
         try:

@@ -6,7 +6,6 @@ such shifts goes to the others: with the mean attention per shift a(delta),
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -34,20 +33,10 @@ class Taps:
 
     @classmethod
     def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
-        """The taps of an odd kernel where nothing is masked, with the device and dtype of `like`.
-
-        Example:
-            >>> Taps.of((1, 3), 3, torch.zeros(())).index[3:6].tolist()
-            [[0, 1, 2], [1, 2, 3], [2, 3, 0]]
-        """
+        """The taps of an odd kernel where nothing is masked, with the device and dtype of `like`."""
         places = torch.arange(1.0, grid[0] * grid[1] + 1, dtype=torch.float64, device=like.device)
         index = F.unfold(places.reshape(1, 1, *grid), kernel_size, padding=kernel_size // 2)[0].long()
         return cls(index, (index > 0)[None].to(like.dtype), None)
-
-    @property
-    def kernel_size(self) -> int:
-        """K."""
-        return math.isqrt(len(self.index))
 
     def masked(self, allowed: Bool[Tensor, "w n n"]) -> "Taps":
         """The same shifts where `allowed` says which keys a query can read."""
@@ -69,12 +58,7 @@ class Taps:
         return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
 
     def mass(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "h"]:
-        """Mean attention of a query to all shifts that it can read.
-
-        Example:
-            >>> Taps.of((2, 2), 3, torch.zeros(())).mass(torch.full((1, 3, 3), 0.25))  # all see all four
-            tensor([1.])
-        """
+        """Mean attention of a query to all shifts that it can read."""
         return profile.flatten(1) @ self.inside.mean((0, 2))
 
     def columns(

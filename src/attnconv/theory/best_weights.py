@@ -8,7 +8,7 @@ which is smallest for the weights W_h = sum_j Phi[j, h] W_j, with the Phi of `ca
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -84,7 +84,7 @@ def imitate(
         fix = "Make the layer without head_channels."
         raise ValueError(bad("layer", "must have merged weights", "factored ones", fix))
     with torch.no_grad():
-        operator = operator_beside(layer, conv, x, sizes)
+        operator = _operator_beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
         everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
@@ -134,14 +134,25 @@ def imitation_error(
         >>> imitation_error(from_conv(conv), conv, sizes=(5, 5)).everywhere < 1e-14
         True
     """
+    return compare_outputs(layer, conv, x, sizes, relative)
+
+
+def compare_outputs(
+    layer: SelfAttention,
+    conv: Convolution,
+    x: Tensor | None,
+    sizes: Sequence[int] | None,
+    measure: Callable[[Tensor, Tensor], Tensor],
+) -> Residuals:
+    """Measure R factors of the outputs of a layer and of a convolution for white input; see `Reduction.over`."""
     with torch.no_grad():
-        reduction = Reduction.of(operator_beside(layer, conv, x, sizes), taps(conv), conv.padding_mode)
+        reduction = Reduction.of(_operator_beside(layer, conv, x, sizes), taps(conv), conv.padding_mode)
         ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
         theirs = _matrices(conv, layer.groups).to(reduction.everywhere).flatten(1)  # (j, i d)
-        return reduction.over(lambda place: relative(place[:, : layer.heads] @ ours, place[:, layer.heads :] @ theirs))
+        return reduction.over(lambda place: measure(place[:, : layer.heads] @ ours, place[:, layer.heads :] @ theirs))
 
 
-def operator_beside(
+def _operator_beside(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
     """The layer's attention, after checking that layer and convolution can be compared.
