@@ -5,9 +5,7 @@
 A test renders the page again and fails when the file differs, so the page cannot go stale.
 """
 
-import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +18,9 @@ SOURCES = str(PAGE.parent.parent / "src")
 HEAD = """\
 # Command line
 
-<!-- Written by docs/generate_cli.py (tyro {version}) from `attnconv --help`. Do not edit: run `make cli-reference`. -->
+<!-- Written by docs/generate_cli.py from `attnconv --help`. Do not edit: run `make cli-reference`. -->
 
-Every wrong setting is reported at once, in words, before any work starts. `attnconv COMMAND --help` prints what stands
-below.
+Every wrong argument is reported at once, before any work starts.
 """
 SECTION = """
 ## `{title}`
@@ -34,22 +31,9 @@ SECTION = """
 """
 
 
-def tyro_version() -> str:
-    """The installed version of tyro, which lays the help out."""
-    return importlib.metadata.version("tyro")
-
-
-def made_with(page: str) -> str | None:
-    """The version of tyro that a rendered page was made with."""
-    found = re.search(r"\(tyro ([^)]+)\)", page)
-    return found.group(1) if found else None
-
-
 def help_text(*arguments: str) -> str:
-    """The help of one subcommand, 90 columns wide and without colours, whatever terminal this runs in."""
-    settled = {"COLUMNS": "90", "LINES": "50", "NO_COLOR": "1", "TERM": "dumb", "PYTHONPATH": SOURCES}
-    environment = {**os.environ, **settled}
-    environment.pop("FORCE_COLOR", None)
+    """The help of one subcommand, 90 columns wide."""
+    environment = {**os.environ, "COLUMNS": "90", "PYTHONPATH": SOURCES}
     program = "import sys; sys.argv[0] = 'attnconv'; from attnconv.cli import main; main()"
     result = subprocess.run(
         [sys.executable, "-c", program, *arguments, "--help"],
@@ -69,7 +53,7 @@ def render() -> str:
     sections = (
         SECTION.format(title=" ".join(("attnconv", *call)), text=text) for call, text in zip(calls, texts, strict=True)
     )
-    return HEAD.format(version=tyro_version()) + "".join(sections)
+    return HEAD + "".join(sections)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.C
     words = ["experiments.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "--layers) blocks.0.attn,blocks.1.attn, or to `audit` skip_unreadable (--skip-unreadable)" in err
+    assert "pass --layers blocks.0.attn,blocks.1.attn, or to `audit` --skip-unreadable" in err
     status, out, _ = call(capsys, *words, "--skip-unreadable")
     assert (status, "Left out attn_pool: 1 queries look at 64 keys" in out) == (0, True)
     assert "Left out attn_pool" in (home / "found" / "index.html").read_text()
@@ -159,8 +159,8 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("quadratic-digits --images 0", "--images: must be at least 1, got 0"),
-        ("quadratic-digits --queries 0", "--queries: must be at least 1, got 0"),
+        ("quadratic-digits --images 0", "--images: must be a whole number of at least 1, got 0"),
+        ("quadratic-digits --queries 0", "--queries: must be a whole number of at least 1, got 0"),
         ("quadratic-digits --size 8by8", "--size: must be N or HxW with numbers of at least 1, got '8by8'"),
         ("quadratic-digits --grid 0", "--grid: must be N or HxW with numbers of at least 1, got '0'"),
         ("quadratic-small --size 7", "that 4 divides, got shape (2, 3, 7, 7)"),
@@ -176,5 +176,5 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
 @pytest.mark.usefixtures("home")
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
     status, _, err = call(capsys, *words.split())
-    assert status == 1
+    assert status != 0
     assert message in err

@@ -160,9 +160,8 @@ def test_a_budget_in_megabytes_decides_how_many_rows_are_kept(home: Path, capsys
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "10001"])
 def test_budgets_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     status, _, err = call(capsys, "quadratic-digits", f"--budget={value}")
-    assert status == 1
-    assert "--budget: must lie above 0 and be at most 10000 megabytes, got " in err
-    assert f"got {float(value)}" in err
+    assert status == 2
+    assert re.search(rf"--budget: .*got {value}(\.0)?\.", err)
 
 
 def test_the_model_is_made_for_the_size(
@@ -191,9 +190,8 @@ def test_a_model_of_one_size_says_what_to_do(home: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("moments", "-1"), ("port", "-1")])
 def test_numbers_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     status, _, err = call(capsys, "quadratic-digits", f"--{flag}={value}")
-    assert status == 1
-    assert f"--{flag}: must be at least" in err
-    assert f"got {value}" in err
+    assert status == 2
+    assert re.search(rf"--{flag}: .*got {value}\.", err)
 
 
 def test_without_a_page(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

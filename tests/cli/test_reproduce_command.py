@@ -197,7 +197,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--only: must be of resnet18" in err
     status, _, err = call(capsys, "reproduce", "--seeds", "0", "--out", str(tmp_path))
     assert status == 2
-    assert "--seeds: must be at least 1, got 0" in err
+    assert "--seeds: must be a whole number of at least 1, got 0" in err
 
 
 def test_a_finished_run_of_other_settings_is_refused(

@@ -92,9 +92,12 @@ def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
             ["recast", SMALL, "--export", "absent/a.pt2"],
             "--export: must lie in a folder that exists, got absent/a.pt2.",
         ),
-        (["prove", "--model", SMALL, "--image-size", "0"], "--image-size: must be at least 1, got 0."),
+        (
+            ["prove", "--model", SMALL, "--image-size", "0"],
+            "--image-size: must be a whole number of at least 1",
+        ),
         (["prove", "--alpha", "2"], "--alpha: is for a network, got no --model. Name one."),
-        (["prove", "--cases", "0"], "--cases: must be at least 1, got 0."),
+        (["prove", "--cases", "0"], "--cases: must be a whole number of at least 1, got 0."),
         (["prove", "--model", SMALL, "--images", "absent.png"], "--images: must name image files, got absent.png."),
         (
             ["prove", "--model", SMALL, "--alpha", "-1"],

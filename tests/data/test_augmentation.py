@@ -159,5 +159,5 @@ class TestBadInput:
 
     def test_the_padding_must_fit_the_image(self) -> None:
         images, uniforms = batch(2, (4, 32))
-        with pytest.raises(ValueError, match=r"--augment\.padding: .*got 4"):
+        with pytest.raises(ValueError, match=r"augment\.padding: .*got 4"):
             augment(images, uniforms, settings=ONLY_CROP, **CONSTANTS)

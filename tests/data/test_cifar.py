@@ -96,8 +96,8 @@ class TestMissing:
     def test_an_empty_folder_says_what_to_put_where(self, tmp_path: Path) -> None:
         remote = CIFARS["cifar10"].archive
         expected = (
-            rf"--data\.root: must hold CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
-            rf"train-\*\.parquet in {tmp_path} \(--data\.download is off\)\. Put cifar-10-python\.tar\.gz "
+            rf"data\.root: must hold CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
+            rf"train-\*\.parquet in {tmp_path} \(data\.download is off\)\. Put cifar-10-python\.tar\.gz "
             rf"\(170,498,071 bytes, SHA-256 {remote.sha256}, from {remote.url}\) into that folder"
         )
         with pytest.raises(ValueError, match=expected):
@@ -109,7 +109,7 @@ class TestMissing:
 
         monkeypatch.setattr(module, "fetch", offline)
         expected = (
-            r"--data\.root: must hold CIFAR-10, got none of .* \(the download failed: no route to host\)\. Put cifar-10"
+            r"data\.root: must hold CIFAR-10, got none of .* \(the download failed: no route to host\)\. Put cifar-10"
         )
         with pytest.raises(ValueError, match=expected):
             read_cifar(facts, settings_for(tmp_path, download=True))

@@ -173,7 +173,7 @@ class TestOneImage:
 
 class TestBadFolders:
     def test_a_missing_root(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=rf"--data\.root: .*got {tmp_path}/absent"):
+        with pytest.raises(ValueError, match=rf"data\.root: .*got {tmp_path}/absent"):
             read_folders(settings_for(tmp_path / "absent"))
 
     def test_no_classes(self, tmp_path: Path) -> None:
@@ -209,5 +209,5 @@ class TestBadFolders:
     def test_more_than_fits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         two_classes(tmp_path)
         monkeypatch.setattr(module, "LARGEST_SET", 1000)
-        with pytest.raises(ValueError, match=r"--data\.image-size: .*got 8, which takes"):
+        with pytest.raises(ValueError, match=r"data\.image_size: .*got 8, which takes"):
             read_folders(settings_for(tmp_path))

@@ -74,7 +74,7 @@ class TestHeldOut:
 
     @pytest.mark.parametrize("count", [-1, 10, 11])
     def test_something_must_be_left(self, count: int) -> None:
-        with pytest.raises(ValueError, match=rf"--data\.validation: .*got {count}\."):
+        with pytest.raises(ValueError, match=rf"data\.validation: .*got {count}\."):
             held_out(torch.zeros(10, dtype=torch.int64), count, seed=0)
 
 

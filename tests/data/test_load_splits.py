@@ -59,13 +59,13 @@ class TestDigits:
         assert sizes(load(replace(DIGITS, limit=1237))) == (1237, 200, 360)
 
     def test_limits_and_holdouts_that_do_not_fit(self) -> None:
-        with pytest.raises(ValueError, match=r"--data\.limit: .*got 1238"):
+        with pytest.raises(ValueError, match=r"data\.limit: .*got 1238"):
             load(replace(DIGITS, limit=1238))
-        with pytest.raises(ValueError, match=r"--data\.validation: .*got 1437"):
+        with pytest.raises(ValueError, match=r"data\.validation: .*got 1437"):
             load(replace(DIGITS, validation=1437))
 
     def test_all_problems_come_at_once(self) -> None:
-        with pytest.raises(ValueError, match=r"--data\.validation: .* got -1\.\n--data\.limit: .* got 0\."):
+        with pytest.raises(ValueError, match=r"data\.validation: .* got -1\.\ndata\.limit: .* got 0\."):
             load(replace(DIGITS, validation=-1, limit=0))
 
 
@@ -105,5 +105,5 @@ class TestFolder:
             two_classes(tmp_path / split, count)
         settings = DataSettings("folder", root=str(tmp_path), image_size=8)
         assert sizes(load(settings)) == (8, 6, 4)
-        with pytest.raises(ValueError, match=r"--data\.validation: .*got 2"):
+        with pytest.raises(ValueError, match=r"data\.validation: .*got 2"):
             load(replace(settings, validation=2))

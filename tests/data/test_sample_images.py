@@ -43,7 +43,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     picture(tmp_path / "good.png")
     for name in ("bad.png", "worse.png"):
         broken(tmp_path / name)
-    with pytest.raises(ValueError, match=r"must hold whole images, got 2 broken ones.*--skip-broken") as error:
+    with pytest.raises(ValueError, match=r"must hold whole images, got 2 broken ones.*skip_broken=True") as error:
         read_pictures(tmp_path, (4, 4), count=3)
     assert "bad.png: must be a whole image" in str(error.value)
     assert "worse.png: must be a whole image" in str(error.value)

@@ -106,9 +106,9 @@ def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole
 
 def test_weights_to_begin_with_are_those_of_the_settings(whole: RunFolder, tmp_path: Path) -> None:
     wider = replace(tiny(), model=replace(MODEL, heads=4))
-    with pytest.raises(ValueError, match=r"--start-from: .*got .*size mismatch"):
+    with pytest.raises(ValueError, match=r"start_from: .*got .*size mismatch"):
         fit(wider, tmp_path / "run", start_from=whole.path, progress=False)
-    with pytest.raises(ValueError, match=r"--start-from: must be left out: the run in .* began with fresh parameters"):
+    with pytest.raises(ValueError, match=r"start_from: must be left out: the run in .* began with fresh parameters"):
         fit(tiny(epochs=3), whole.path, start_from=whole.path, resume=True, progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -131,30 +131,30 @@ def test_bf16_and_the_test_curve(tmp_path: Path) -> None:
 def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
     settings = tiny(epochs=0)
     settings = replace(settings, optim=replace(settings.optim, learning_rate=-1.0))
-    with pytest.raises(SettingsError, match=r"(?s)--optim\.learning-rate: .*--epochs: must be"):
+    with pytest.raises(SettingsError, match=r"(?s)optim\.learning_rate: .*train\.epochs: must be"):
         fit(settings, tmp_path / "run", progress=False)
     wrong = replace(tiny(), model=replace(tiny().model, classes=7, image_channels=3))
     with pytest.raises(
-        SettingsError, match=r"(?s)--image-channels: must be 1 .* got 3.*--classes: must be 10 .* got 7"
+        SettingsError, match=r"(?s)model\.image_channels: must be 1 .* got 3.*model\.classes: must be 10 .* got 7"
     ):
         fit(wrong, tmp_path / "run", progress=False)
-    with pytest.raises(SettingsError, match="--batch-size: must be at most the 15 training images, got 20"):
+    with pytest.raises(SettingsError, match=r"train\.batch_size: must be at most the 15 training images, got 20"):
         fit(tiny(limit=15), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_hold_something_are_not_overwritten(whole: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds a run\. Add --resume"):
+    with pytest.raises(ValueError, match=r"run_dir: must be new or empty, got .*which holds a run\. Pass resume=True"):
         fit(tiny(epochs=3), whole.path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"--out: must be new or empty, got .*which holds other files"):
+    with pytest.raises(ValueError, match=r"run_dir: must be new or empty, got .*which holds other files"):
         fit(tiny(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="--out: must be a folder, got the file"):
+    with pytest.raises(ValueError, match="run_dir: must be a folder, got the file"):
         fit(tiny(), tmp_path / "notes.txt", progress=False)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(whole: RunFolder) -> None:
-    with pytest.raises(SettingsError, match="--seed: must stay 42 when a run is resumed, got 7"):
+    with pytest.raises(SettingsError, match=r"train\.seed: must stay 42 when a run is resumed, got 7"):
         fit(tiny(epochs=3, seed=7), whole.path, resume=True, progress=False)
 
 

@@ -53,15 +53,15 @@ def refused(folder: RunFolder, settings: RunSettings, error: type[Exception], ma
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"train": {"seed": 7}}, ["--seed: .* 42 .* 7"]),
-        ({"train": {"batch_size": 30}}, ["--batch-size: .* 20 .* 30"]),
-        ({"train": {"epochs": 1}}, ["--epochs: .* 3 .* 1"]),
+        ({"train": {"seed": 7}}, [r"train\.seed: .* 42 .* 7"]),
+        ({"train": {"batch_size": 30}}, [r"train\.batch_size: .* 20 .* 30"]),
+        ({"train": {"epochs": 1}}, [r"train\.epochs: .* 3 .* 1"]),
         (
             {"train": {"epochs": 30}, "optim": {"clip": 2.0}},
-            ["--epochs: .* 3 .* 30", r"--optim\.clip: .* 1\.0 .* 2\.0"],
+            [r"train\.epochs: .* 3 .* 30", r"optim\.clip: .* 1\.0 .* 2\.0"],
         ),
-        ({"model": {"width": 32}}, ["--width: .* 16 .* 32"]),
-        ({"model": {"heads": 4}, "data": {"limit": 100}}, ["--heads: .* 3 .* 4", r"--data\.limit: .* 120 .* 100"]),
+        ({"model": {"width": 32}}, [r"model\.width: .* 16 .* 32"]),
+        ({"model": {"heads": 4}, "data": {"limit": 100}}, [r"model\.heads: .* 3 .* 4", r"data\.limit: .* 120 .* 100"]),
     ],
 )
 def test_settings_that_were_edited_are_named(
@@ -87,10 +87,10 @@ def test_what_changes_nothing_about_a_run_may_be_edited(copy: RunFolder) -> None
 def test_a_state_of_another_run_is_refused(copy: RunFolder, tmp_path: Path) -> None:
     seeded = cut_after_one(tmp_path / "seeded", tiny(epochs=3, seed=7))
     shutil.copy(seeded.state_file, copy.state_file)
-    refused(copy, tiny(epochs=3), SettingsError, r"--seed: .* 7 .* 42 \(state .*state\.ckpt\)")
+    refused(copy, tiny(epochs=3), SettingsError, r"train\.seed: .* 7 .* 42 \(state .*state\.ckpt\)")
     wider = cut_after_one(tmp_path / "wider", replace(tiny(epochs=3), model=replace(MODEL, width=32)))
     shutil.copy(wider.state_file, copy.state_file)
-    refused(copy, tiny(epochs=3), SettingsError, r"--width: .* 32 .* 16 \(state .*state\.ckpt\)")
+    refused(copy, tiny(epochs=3), SettingsError, r"model\.width: .* 32 .* 16 \(state .*state\.ckpt\)")
     twin = cut_after_one(tmp_path / "twin", tiny(epochs=3))
     shutil.copy(twin.state_file, copy.state_file)
     refused(copy, tiny(epochs=3), ValueError, rf"state: must be of the run in {copy.path}, got .*state\.ckpt")
@@ -128,7 +128,7 @@ def test_a_state_that_is_lost_is_not_begun_again(copy: RunFolder) -> None:
 def test_a_folder_in_use_is_refused(copy: RunFolder, resume: bool) -> None:
     with writing(copy):
         before = contents(copy)
-        with pytest.raises(ValueError, match=rf"--out: .* {copy.path}, .*process {os.getpid()} "):
+        with pytest.raises(ValueError, match=rf"run_dir: .* {copy.path}, .*process {os.getpid()} "):
             fit(tiny(epochs=3), copy.path, resume=resume, progress=False)
         assert contents(copy) == before
 
@@ -140,9 +140,8 @@ def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(
     with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit) as end:
         fit(tiny(epochs=3), tmp_path / "run")
     assert end.value.code == 143
-    assert (
-        capsys.readouterr().err.count(f"Stopped. The last complete epoch is kept in {tmp_path / 'run'}; --resume") == 1
-    )
+    stopped = f"Stopped. The last complete epoch is kept in {tmp_path / 'run'}; resume=True"
+    assert capsys.readouterr().err.count(stopped) == 1
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     run = RunFolder(tmp_path / "run")
     assert not run.lock_file.exists()
@@ -150,7 +149,7 @@ def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
-    interrupted = pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; --resume")
+    interrupted = pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; resume=True")
     with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGINT)), interrupted:
         fit(tiny(epochs=3), tmp_path / "run", progress=False)
 

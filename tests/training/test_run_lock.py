@@ -64,7 +64,7 @@ def test_a_second_writer_of_the_same_process_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     with (
         writing(run),
-        pytest.raises(ValueError, match=rf"--out: {REFUSED}, got {tmp_path}, .*process {os.getpid()} "),
+        pytest.raises(ValueError, match=rf"run_dir: {REFUSED}, got {tmp_path}, .*process {os.getpid()} "),
         writing(run),
     ):
         pass
@@ -78,7 +78,7 @@ def test_a_writer_is_named_and_a_killed_one_is_not_in_the_way(tmp_path: Path) ->
     assert said == "held"
     try:
         with (
-            pytest.raises(ValueError, match=rf"--out: {REFUSED}, got {tmp_path}, .*process {process.pid} "),
+            pytest.raises(ValueError, match=rf"run_dir: {REFUSED}, got {tmp_path}, .*process {process.pid} "),
             writing(RunFolder(tmp_path)),
         ):
             pass
@@ -107,10 +107,10 @@ def test_a_writer_without_a_name_is_another_process(tmp_path: Path, content: byt
     run = RunFolder(tmp_path)
     with writing(run):
         run.lock_file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"--out: .*another process"), writing(run):
+        with pytest.raises(ValueError, match=r"run_dir: .*another process"), writing(run):
             pass
         run.lock_file.write_bytes(b"7 elsewhere\n")
-        with pytest.raises(ValueError, match=r"--out: .*process 7 on elsewhere"), writing(run):
+        with pytest.raises(ValueError, match=r"run_dir: .*process 7 on elsewhere"), writing(run):
             pass
 
 
@@ -137,7 +137,7 @@ def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
-        with pytest.raises(ValueError, match=rf"--out: .*{name}"), writing(RunFolder(tmp_path / name)):
+        with pytest.raises(ValueError, match=rf"run_dir: .*{name}"), writing(RunFolder(tmp_path / name)):
             pass
     monkeypatch.setattr(file_lock, "_lock", broken)
     with pytest.raises(OSError, match="Input/output"), writing(RunFolder(tmp_path)):

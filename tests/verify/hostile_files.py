@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from attnconv._util.settings import plain
 from attnconv.cli import main as command
 from attnconv.convert import recast
 from attnconv.data.cifar import read_cifar
@@ -36,7 +37,6 @@ from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from attnconv.training.settings_json import to_plain
 from tests.data.making import pixels, png_chunk, png_of, small_cifar, write_hub_folder, write_parquet
 
 _MODES = {
@@ -47,7 +47,7 @@ _MODES = {
 }
 _MODEL = AttentionSettings(layers=1, heads=2, width=4, mlp_width=4, image_size=4, classes=3)
 _ABOUT: dict[str, Any] = {"classes": ("cat", "dog", "eel"), "mean": (0.5,) * 3, "std": (0.25,) * 3}
-_SETTINGS = to_plain(RunSettings(preset="quadratic-digits", model=_MODEL))
+_SETTINGS = plain(RunSettings(preset="quadratic-digits", model=_MODEL))
 _VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2**31, 10**12, 10**400, -0.5, 1e308, float("nan"), float("inf"), "", "9", [], {}, [[]]),
     *("\x1b[2J", "\udcff", "x" * 100_000, [3] * 1000, {"kind": "attention"}, {"a": {"b": {}}}),

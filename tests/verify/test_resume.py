@@ -41,7 +41,7 @@ def attempt(settings: RunSettings, folder: Path, resume: bool) -> None:
     try:
         fit(settings, folder, resume=resume, progress=False)
     except ValueError as error:
-        if not str(error).startswith(("--out: ", "--seed: ")):
+        if not str(error).startswith(("run_dir: ", "train.seed: ")):
             raise
         sys.exit(REFUSED)
 

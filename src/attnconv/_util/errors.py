@@ -14,7 +14,7 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
     """Format an error message; the caller raises ``ValueError`` or ``TypeError`` with it.
 
     Args:
-        argument: name of the offending argument, in the user's spelling (``heads``, ``--batch-size``).
+        argument: name of the offending argument, in the user's spelling (``heads``, ``optim.clip``).
         requirement: what the argument must satisfy (``must be at least 1``).
         got: the value that arrived, cut where it is very long. Strings are taken as they stand, everything else through
             ``repr``; pass ``repr(value)`` for a string value that needs its quotes.
@@ -27,8 +27,8 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
     Example:
         >>> bad("heads", "must be at least 1", 0, "Pass the number of attention heads.")
         'heads: must be at least 1, got 0. Pass the number of attention heads.'
-        >>> bad("--lr", "must be positive", -0.1, origin="from settings.json")
-        '--lr: must be positive, got -0.1 (from settings.json).'
+        >>> bad("optim.learning_rate", "must be positive", -0.1, origin="from settings.json")
+        'optim.learning_rate: must be positive, got -0.1 (from settings.json).'
     """
     value = got if isinstance(got, str) else repr(got)
     if len(value) > _LONGEST:

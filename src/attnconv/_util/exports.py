@@ -23,7 +23,6 @@ EXTRA_OF = {
     "timm": "models",
     "torchvision": "models",
     "transformers": "models",
-    "tyro": "app",
     "uvicorn": "explore",
 }
 """Packages that the core does without -> the extra that brings them."""

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 from attnconv._util.errors import printable
 from attnconv._util.exports import missing
+from attnconv._util.settings import SettingsError
+from attnconv.cli.parsing import in_flags
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -77,14 +79,12 @@ def _run(name: str, words: list[str]) -> int:
         from attnconv.training.processes import is_first_process
 
         if is_first_process():
-            print(stop if stop.args else "attnconv: stopped.", file=sys.stderr)
+            print(in_flags(str(stop)) or "attnconv: stopped.", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
-        from attnconv.training.settings import SettingsError
-
         if isinstance(error, ModuleNotFoundError):
             error = missing(error) or error
-        print(f"attnconv {name}: {printable(str(error), lines=True)}", file=sys.stderr)
+        print(f"attnconv {name}: {printable(in_flags(str(error)), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
 
 

@@ -5,11 +5,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from attnconv._util.errors import bad
+from attnconv._util.settings import Natural
 from attnconv.cli.image_inputs import (
     blaming_size,
     layer_names,
@@ -21,7 +19,8 @@ from attnconv.cli.image_inputs import (
     sides,
 )
 from attnconv.cli.output_checks import mark, require_room
-from attnconv.cli.parsing import parse
+from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,18 +28,21 @@ if TYPE_CHECKING:
     from attnconv.inspect import Audit as Found
     from attnconv.models.model_loader import LoadedModel
 
-_EXAMPLES = """\
-attnconv audit runs/quadratic-digits --data digits
-attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
-attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/PICTURES --images 16 --skip-broken
-attnconv audit my_package.models:network --data PATH/TO/PICTURES --size 192x256 --grid 12x16 --prefix 1
-"""
 ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Arguments of `attnconv audit`.
+    """Measure how convolutional the attention of a model is, and write a page with figures.
+
+    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and every head its
+    statistics.
+
+    Examples:
+        attnconv audit runs/quadratic-digits --data digits
+        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
+        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/PICTURES --images 16 --skip-broken
+        attnconv audit my_package.models:network --data PATH/TO/PICTURES --size 192x256 --grid 12x16 --prefix 1
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
@@ -62,12 +64,12 @@ class Audit:
         out: Folder for the page, the figures and audit.json, new or of an earlier audit; None for audits/MODEL.
     """
 
-    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    model: Positional[str]
     data: str | None = None
     root: Path = Path("data")
-    images: int = 64
+    images: Natural = 64
     size: str | None = None
-    queries: int = 256
+    queries: Natural = 256
     layers: str | None = None
     grid: str | None = None
     prefix: int | None = None
@@ -79,12 +81,7 @@ class Audit:
 
 def run(words: Sequence[str]) -> int:
     """Load, look, print, write."""
-    about = "Say how much of a convolution each attention layer of a model is: a score from 0 (uniform or random "
-    about += "attention) to 1 (a convolution), and what every head does, as a table and one HTML page with figures."
-    arguments = parse(Audit, "audit", words, about=about, examples=_EXAMPLES)
-    for flag in ("images", "queries"):
-        if getattr(arguments, flag) < 1:
-            raise ValueError(bad(f"--{flag}", "must be at least 1", getattr(arguments, flag)))
+    arguments = parse(Audit, words)
     sizes, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
@@ -135,17 +132,10 @@ def _images(
 
 def _print(found: "Found", title: str) -> None:
     """One row per layer, and what its numbers mean."""
-    from rich.console import Console
-
-    from attnconv.cli.network_comparison import plain_table
     from attnconv.report.audit_report import LAYER_COLUMNS, layer_row
 
-    table = plain_table("", LAYER_COLUMNS[:ON_SCREEN], left=1)
-    for layer in found.layers:
-        table.add_row(*layer_row(layer)[:ON_SCREEN])
-    console = Console()
-    console.print(title, highlight=False)  # a table would wrap it to its own width
-    console.print(table)
+    print_text(title)  # a table would wrap it to its own width
+    print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
     scores = [layer.statistics.convolution_score for layer in found.layers]
     words = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
-    console.print(f"{words}; mean {sum(scores) / len(scores):.3f}.", highlight=False)
+    print_text(f"{words}; mean {sum(scores) / len(scores):.3f}.")

@@ -4,38 +4,37 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from attnconv._util.errors import bad
+from attnconv._util.settings import Problem, SettingsError
 from attnconv.cli.parsing import parse
-
-_EXAMPLES = """\
-attnconv calibrate
-attnconv calibrate --device cuda
-"""
 
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Arguments of `attnconv calibrate`."""
+    """Measure how fast this machine computes, in a few seconds, and keep it in the user's cache folder.
+
+    Layers choose the faster form of position-only attention by these constants; without them, by typical ones.
+
+    Examples:
+        attnconv calibrate
+        attnconv calibrate --device cuda
+
+    Attributes:
+        device: Device to measure.
+    """
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device to measure."""
 
 
 def run(words: Sequence[str]) -> int:
     """Measure, print, keep."""
-    about = (
-        "Measure the constants from which layers choose the faster form of position-only attention, in a few seconds, "
-        "and keep them in the user's cache folder. Without a calibration, typical constants are used."
-    )
-    arguments = parse(Calibrate, "calibrate", words, about=about, examples=_EXAMPLES)
+    arguments = parse(Calibrate, words)
     import torch
 
     from attnconv.operators.planner import calibrate, keep
-    from attnconv.training.settings import SettingsError
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         fix = "torch finds no GPU; pass --device cpu."
-        raise SettingsError([bad("--device", "must be a device that torch can use here", arguments.device, fix)])
+        raise SettingsError([Problem("--device", "must be a device that torch can use here", arguments.device, fix)])
     torch.set_flush_denormal(True)
     found = calibrate(arguments.device)
     path = keep(found, arguments.device)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import Natural
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
@@ -16,19 +17,27 @@ PRESET = "quadratic-digits"
 
 @dataclass(frozen=True)
 class Demo:
-    """Arguments of `attnconv demo`."""
+    """Show in three minutes on two CPU cores, without a network, that attention performs and learns convolution.
+
+    Builds the attention layer that equals a random convolution, trains a small attention-only model on handwritten
+    digits, and draws where its heads went.
+
+    Examples:
+        attnconv demo
+        attnconv demo --epochs 5 --out runs/x
+
+    Attributes:
+        out: Run folder; an earlier demo in it is replaced, unless it holds files of yours.
+        epochs: Epochs of training; None for the recipe's.
+    """
 
     out: Path = Path("runs/demo")
-    """Run folder; an earlier demo in it is replaced, unless it holds files of yours."""
-    epochs: int | None = None
-    """Epochs of training; None for the recipe's."""
+    epochs: Natural | None = None
 
 
 def run(words: Sequence[str]) -> int:
     """Perform a convolution, learn one, draw what was learned."""
-    about = "In three minutes on two CPU cores, without a network: builds the attention layer that equals a random "
-    about += "convolution, trains a small attention-only model on handwritten digits, and draws where its heads went."
-    arguments = parse(Demo, "demo", words, about=about, examples="attnconv demo\nattnconv demo --epochs 5 --out runs/x")
+    arguments = parse(Demo, words)
     settings = _settings(arguments)
     _make_room(arguments.out)
     _perform()
@@ -61,18 +70,15 @@ def _perform() -> None:
 
 
 def _settings(arguments: Demo) -> "RunSettings":
-    """Of the training, checked before an earlier demo is touched."""
+    """Of the training."""
     from dataclasses import replace
 
     from attnconv.training.recipes import recipe
-    from attnconv.training.settings import SettingsError, problems
 
     settings = recipe(PRESET)
-    if arguments.epochs is not None:
-        settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
-    if wrong := problems(settings):
-        raise SettingsError(wrong)
-    return settings
+    if arguments.epochs is None:
+        return settings
+    return replace(settings, train=replace(settings.train, epochs=arguments.epochs))
 
 
 def _learn(arguments: Demo, settings: "RunSettings") -> None:

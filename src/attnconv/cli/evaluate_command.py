@@ -1,61 +1,63 @@
 """`attnconv evaluate CHECKPOINT`: accuracy and loss on a test set."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from attnconv.cli.flag_errors import flags_of, positional_places
-from attnconv.cli.parsing import parse
+from attnconv._util.settings import Natural, Problem, SettingsError, plain
+from attnconv.cli.parsing import Defaults, Positional, parse
 from attnconv.data.settings import DataSettings
 from attnconv.training.settings import AcceleratorName, PrecisionName
+
+if TYPE_CHECKING:
+    from attnconv.data.image_set import Splits
+    from attnconv.models.model_loader import LoadedModel
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Arguments of `attnconv evaluate`."""
+    """Measure a model on a test set.
 
-    checkpoint: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="CHECKPOINT")]]
-    """Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows."""
+    The data default to those that the run was trained on.
+
+    Examples:
+        attnconv evaluate runs/quadratic-digits
+        attnconv evaluate best.safetensors --data.root PATH/TO/CIFAR
+
+    Attributes:
+        checkpoint: Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows.
+        data: The images.
+        split: Measure the test set, or the images held out of the training set.
+        batch_size: Images at once.
+        precision: Numbers of 32 bits, bf16 in matrix products, or 64 bits.
+        accelerator: Where to compute; auto takes a GPU if torch finds one.
+    """
+
+    checkpoint: Positional[str]
     data: DataSettings = field(default_factory=DataSettings)
-    """The images."""
     split: Literal["test", "validation"] = "test"
-    """Measure the test set, or the images held out of the training set."""
-    batch_size: int = 500
-    """Images at once."""
+    batch_size: Natural = 500
     precision: PrecisionName = "32"
-    """Numbers of 32 bits, bf16 in matrix products, or 64 bits."""
     accelerator: AcceleratorName = "auto"
-    """Where to compute; auto takes a GPU if torch finds one."""
 
 
 def run(words: Sequence[str]) -> int:
     """Measure and print."""
-    examples = "attnconv evaluate runs/quadratic-digits\nattnconv evaluate best.safetensors --data.root PATH/TO/CIFAR"
-    about = "Measure a model on a test set. The data default to those that the run was trained on."
-    arguments = parse(Evaluate, "evaluate", words, about=about, examples=examples, default=_default(words))
+    arguments = parse(Evaluate, words, defaults=_defaults)
     from attnconv.data.load_splits import load as load_data
-    from attnconv.data.settings import problems
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
     from attnconv.training.progress_bars import downloading
-    from attnconv.training.run_checks import fit_problems, missing_accelerator
-    from attnconv.training.settings import SettingsError
+    from attnconv.training.run_checks import missing_accelerator
 
-    wrong = problems(arguments.data)
-    if arguments.batch_size < 1:
-        wrong.append(f"--batch-size: must be at least 1, got {arguments.batch_size}.")
-    wrong += missing_accelerator(arguments.accelerator)
-    if wrong:
+    if wrong := missing_accelerator(arguments.accelerator, "--accelerator"):
         raise SettingsError(wrong)
     loaded = load_model(arguments.checkpoint)
     with downloading() as progress:
         data = load_data(arguments.data, progress=progress)
+    _require_fit(loaded, data)
     images = data.test if arguments.split == "test" else data.validation
-    if wrong := fit_problems(loaded, data):
-        raise SettingsError(wrong)
     found = evaluate(
         loaded.model,
         images,
@@ -70,14 +72,30 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _default(words: Sequence[str]) -> Evaluate | None:
+def _defaults(given: Mapping[str, Any]) -> Defaults:
     """For a run folder, or a weights file in one, the run's own data and precision."""
     from attnconv.training.run_folder import RunFolder
 
-    flags = flags_of([("", Evaluate), ("data.", DataSettings)])
-    for word in [words[place] for place in positional_places(words, flags)][:1]:
-        folder = RunFolder.holding(Path(word))
-        if folder is not None:
-            settings = folder.settings()
-            return Evaluate(word, data=settings.data, precision=settings.train.precision)
-    return None
+    folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
+    if folder is None:
+        return Defaults({})
+    settings = folder.settings()
+    return Defaults({"data": plain(settings.data), "precision": settings.train.precision})
+
+
+def _require_fit(loaded: "LoadedModel", data: "Splits") -> None:
+    """Refuse images unlike those that the model was made for, as far as it says what those are."""
+    if loaded.settings is None:
+        return
+    pairs = {
+        "channels": (data.test.channels, loaded.settings.image_channels),
+        "classes": (len(data.classes), loaded.settings.classes),
+    }
+    fix = "Name the images that the model was trained on: data.name, data.root."
+    wrong = [
+        Problem("--data", f"must have the {wanted} {what} of {loaded.source}", f"{got} {what}", fix, data.source)
+        for what, (got, wanted) in pairs.items()
+        if got != wanted
+    ]
+    if wrong:
+        raise SettingsError(wrong)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from msgspec import Meta
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import SMALLEST, Natural, NotNegative
 from attnconv.cli.demo_command import Demo
 from attnconv.cli.image_inputs import (
     blaming_size,
@@ -21,23 +22,23 @@ from attnconv.cli.image_inputs import (
     sides,
 )
 from attnconv.cli.output_checks import mark, require_room
-from attnconv.cli.parsing import parse
+from attnconv.cli.parsing import Positional, parse
 
 if TYPE_CHECKING:
     from attnconv.explorer.training_history import Moment
 
-_EXAMPLES = """\
-attnconv explore
-attnconv explore runs/first --data PATH/TO/PICTURES
-attnconv explore quadratic-digits --export shown
-attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES --layers blocks.0.attn,blocks.6.attn
-"""
-_MOST_BUDGET = 10_000  # megabytes: far beyond what a browser opens
-
 
 @dataclass(frozen=True)
 class Explore:
-    """Arguments of `attnconv explore`.
+    """Show what every head of a model does on a live page: on your own images, over the training, beside the theorem.
+
+    Serves the page on this machine only, or writes one that needs no server.
+
+    Examples:
+        attnconv explore
+        attnconv explore runs/first --data PATH/TO/PICTURES
+        attnconv explore quadratic-digits --export shown
+        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES --layers blocks.0.attn
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for
@@ -61,32 +62,25 @@ class Explore:
         browser: Open the page in a browser.
     """
 
-    model: tyro.conf.Positional[Annotated[str | None, tyro.conf.arg(metavar="MODEL")]] = None
+    model: Positional[str | None] = None
     data: str | None = None
     root: Path = Path("data")
-    images: int = 4
+    images: Natural = 4
     size: str | None = None
     layers: str | None = None
     grid: str | None = None
     prefix: int | None = None
-    moments: int = 24
-    budget: float = 3.5
+    moments: NotNegative = 24
+    budget: Annotated[float, Meta(ge=SMALLEST, le=10_000)] = 3.5
     pretrained: bool = False
     export: Path | None = None
-    port: int = 8765
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     browser: bool = True
 
 
 def run(words: Sequence[str]) -> int:
     """Load, look, then serve or write."""
-    about = "Show what every head of a model does, live: on your own images, over the training, beside the theorem. "
-    about += "Serves a page on this machine alone, or writes one that needs no server."
-    arguments = parse(Explore, "explore", words, about=about, examples=_EXAMPLES)
-    for flag, least in (("images", 1), ("moments", 0), ("port", 0)):
-        if getattr(arguments, flag) < least:
-            raise ValueError(bad(f"--{flag}", f"must be at least {least}", getattr(arguments, flag)))
-    if not 0 < arguments.budget <= _MOST_BUDGET:
-        raise ValueError(bad("--budget", f"must lie above 0 and be at most {_MOST_BUDGET} megabytes", arguments.budget))
+    arguments = parse(Explore, words)
     if arguments.export is not None:
         require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page

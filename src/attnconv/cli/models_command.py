@@ -5,51 +5,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from attnconv.cli.parsing import parse
+from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
     from attnconv.models.preset_tables import Table
 
-_EXAMPLES = """\
-attnconv models
-attnconv models --markdown
-attnconv models --table 2
-"""
-
 
 @dataclass(frozen=True)
 class Models:
-    """Arguments of `attnconv models`."""
+    """List the presets with their parameters and FLOPs for one image.
+
+    FLOPs are counted as in the paper's tables (linear and convolution layers only), and with everything counted
+    (attention written out densely).
+
+    Examples:
+        attnconv models
+        attnconv models --markdown
+        attnconv models --table 2
+
+    Attributes:
+        table: The presets, or a table of the paper generated from them: 2 (hyper-parameters) or 4 (parameters and
+            FLOPs).
+        markdown: Print the table as Markdown.
+    """
 
     table: Literal["presets", "2", "4"] = "presets"
-    """The presets, or a table of the paper generated from them: 2 (hyper-parameters) or 4 (parameters and FLOPs)."""
     markdown: bool = False
-    """Print the table as Markdown."""
 
 
 def run(words: Sequence[str]) -> int:
     """Print the table."""
-    about = "List the presets with their parameters and FLOPs for one image: counted as in the paper's tables (linear "
-    about += "and convolution layers only), and with everything counted (attention written out densely)."
-    arguments = parse(Models, "models", words, about=about, examples=_EXAMPLES)
+    arguments = parse(Models, words)
     table = _table(arguments.table)
     if arguments.markdown:
         print(table.markdown())
         return 0
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    console = Console()
-    grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     # The presets' last column is a sentence: below the table it needs no narrow cell.
     sentences = arguments.table == "presets"
-    numbers = range(len(table.columns) - sentences)
-    for index in numbers:
-        grid.add_column(table.columns[index], justify="right" if index else "left", no_wrap=sentences)
-    for row in table.rows:
-        grid.add_row(*(row[index] for index in numbers))
-    console.print(grid)
+    shown = len(table.columns) - sentences
+    print_table(table.title, table.columns[:shown], [row[:shown] for row in table.rows])
     for row in table.rows if sentences else ():
-        console.print(f"[bold]{row[0]}[/bold]: {row[-1]}", highlight=False)
+        print_text(f"{row[0]}: {row[-1]}")
     return 0
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
 from attnconv.cli.image_inputs import own_size
+from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from attnconv.convert import Comparison
@@ -30,8 +30,6 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
     from attnconv.data.image_decoding import read_image
     from attnconv.theory.conv_taps import is_convolution
 
-    if size is not None and size < 1:
-        raise ValueError(bad("--image-size", "must be at least 1", size))
     pixels = own_size(loaded)[0] if size is None else size
     first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
     dims = 2 if first is None else len(first.kernel_size)
@@ -52,33 +50,17 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
 
 def print_comparison(found: "Comparison", title: str) -> None:
     """One row per layer, and what became of the network's output."""
-    from rich.console import Console
-
     columns = ("layer", "heads", "alpha", "output", "difference", "bound", "FLOPs", "attention")
-    table = plain_table(title, columns, left=1)
+    rows = []
     for row in found.layers:
         alpha, bound = ("" if value is None else f"{value:.3g}" for value in (row.alpha, row.bound))
         numbers = (f"{row.scale:.3g}", f"{row.error:.1e}", bound, _flops(row.flops), _flops(row.attention_flops))
-        table.add_row(row.name or "(the model)", str(row.heads), alpha, *numbers)
-    console = Console()
-    console.print(table)
-    console.print("output, difference: largest absolute values; FLOPs: of the convolution, and as attention.")
+        rows.append((row.name or "(the model)", str(row.heads), alpha, *numbers))
+    print_table(title, columns, rows)
+    print_text("output, difference: largest absolute values; FLOPs: of the convolution, and as attention.")
     relative = found.error / found.scale if found.scale else 0.0
-    console.print(
-        f"Network: largest difference {found.error:.1e} of outputs up to {found.scale:.3g} ({relative:.1e} relative).",
-        highlight=False,
-    )
-
-
-def plain_table(title: str, columns: Sequence[str], *, left: int) -> "Table":
-    """A table without lines; its first `left` columns hold words, which may take several lines, the others numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for index, column in enumerate(columns):
-        words = index < left
-        table.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    return table
+    outputs = f"of outputs up to {found.scale:.3g} ({relative:.1e} relative)"
+    print_text(f"Network: largest difference {found.error:.1e} {outputs}.")
 
 
 def _flops(count: int) -> str:

@@ -1,33 +1,248 @@
-"""From words to a command's dataclass, by tyro; help that ends with examples."""
+"""A command's words as its dataclass: a flag for each field, its help, and all wrong words at once.
 
-import shutil
-import textwrap
-from collections.abc import Sequence
-from typing import Any, TypeVar
+Nested settings have flags of their own: the field `validation` of `data` is `--data.validation`. Settings of a run's
+model and of its training loop (`settings.model.heads`, `settings.train.epochs`) have no prefix: `--heads`, `--epochs`.
+"""
 
-import tyro
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+
+import msgspec
+
+from attnconv._util.settings import Problem, SettingsError, annotations, classes_in, describe, read
 
 T = TypeVar("T")
-_INDENT = "  "  # above the arguments tyro wraps nothing, and joins lines that begin with a letter
+Positional = Annotated[T, "positional"]
+Nested: TypeAlias = dict[str, Any]
+_BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # what a flag leaves out of a name
+# Arguments of the library's functions and the flags that set them.
+_FLAGS = {"run_dir": "--out"} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("layers", "port", "resume", "skip_broken", "skip_unreadable", "start_from")
+}
 
 
-def parse(command: type[T], name: str, words: Sequence[str], *, about: str, examples: str, default: Any = None) -> T:
-    """Read a command's words into its dataclass; prints the help or what is wrong, and exits, as command lines do.
+class Argument(NamedTuple):
+    """A field of a command, or of settings in it.
+
+    Attributes:
+        name: dotted, from the command.
+        hint: the field's annotation.
+        group: the dataclass that has it.
+    """
+
+    name: str
+    hint: Any
+    group: type
+
+    @property
+    def positional(self) -> bool:
+        return "positional" in get_args(self.hint)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag, and of a switch the one that turns it off; of a positional argument its name."""
+        if self.positional:
+            return (self.name.upper(),)
+        *groups, name = _BARE.sub("", self.name).replace("_", "-").split(".")
+        names = (name, f"no-{name}") if self.hint is bool else (name,)
+        return tuple("--" + ".".join([*groups, name]) for name in names)
+
+
+class Defaults(NamedTuple):
+    """What takes the place of a command's defaults.
+
+    Attributes:
+        values: plain values, nested as the command is.
+        origins: where they came from, for errors, by dotted name.
+    """
+
+    values: Nested
+    origins: Mapping[str, str] = {}
+
+
+def parse(
+    command: type[T],
+    words: Sequence[str],
+    defaults: Callable[[Mapping[str, Any]], Defaults] = lambda _: Defaults({}),
+) -> T:
+    """Read a command's words into its dataclass; `--help` prints the help and ends the process.
 
     Args:
-        command: a dataclass whose fields are the arguments.
-        name: of the command, as typed.
-        words: that follow the name.
-        about: what the command does, above the arguments in its help; each of its lines is wrapped for itself.
-        examples: lines that stand below it.
-        default: an instance to start from.
+        command: a dataclass whose fields are the arguments and whose docstring is the help.
+        words: that follow the command's name.
+        defaults: from the values that were given to what takes the place of the command's defaults.
+
+    Raises:
+        SettingsError: with every wrong word and value.
     """
-    description = f"{_wrapped(about)}\n\nexamples:\n" + textwrap.indent(examples.strip(), _INDENT)
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(command, prog=f"attnconv {name}", description=description, args=list(words), **options)
+    arguments = list(arguments_of(command))
+    given, wrong = _given(arguments, words)
+    wants_help = given.pop("help", False)
+    with _adding(wrong, arguments):
+        base = defaults(given)
+    if wants_help:
+        from attnconv.cli.help_page import help_page
+
+        print(help_page(command, base.values))
+        raise SystemExit(0)
+    origins = {argument: origin for argument, origin in base.origins.items() if argument not in given}
+    with _adding(wrong, arguments, origins):
+        made: T = read(command, merged(base.values, _nested(given)))
+    if wrong:
+        raise SettingsError(wrong)
+    return made
 
 
-def _wrapped(text: str) -> str:
-    """The text's lines at the terminal's width."""
-    width = shutil.get_terminal_size().columns - len(_INDENT)
-    return textwrap.indent("\n".join(textwrap.fill(line, width) for line in text.splitlines()), _INDENT)
+def arguments_of(settings_class: type, prefix: str = "") -> Iterator[Argument]:
+    """Every field of a dataclass and of the settings in it, of every class of a union."""
+    for field, hint in annotations(settings_class).items():
+        inner = classes_in(hint).values()
+        for kind in inner:
+            yield from arguments_of(kind, f"{prefix}{field}.")
+        if not inner:
+            yield Argument(prefix + field, hint, settings_class)
+
+
+def distinct(arguments: Iterable[Argument]) -> list[Argument]:
+    """The first of arguments with the same flag: of several models, or of a command and the settings in it."""
+    found: dict[str, Argument] = {}
+    for argument in arguments:
+        found.setdefault(argument.flags[0].lower().lstrip("-"), argument)
+    return list(found.values())
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
+    """Nested values with others laid over them; a group of another `kind` replaces the whole."""
+    values = dict(base)
+    for name, value in over.items():
+        before = values.get(name)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            other = value.get("kind", before.get("kind")) != before.get("kind")
+            values[name] = dict(value) if other else merged(before, value)
+        else:
+            values[name] = value
+    return values
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Nested:
+    """Nested values by their dotted names."""
+    found: Nested = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return found
+
+
+def in_flags(text: str, arguments: Iterable[Argument] | None = None) -> str:
+    """A message of the library with flags in place of Python's names.
+
+    Example:
+        >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")
+        '--batch-size: must be 4, got 3. Pass --epochs 2, or raise --optim.clip.'
+    """
+    if arguments is None:
+        from attnconv.training.settings import RunSettings
+
+        arguments = arguments_of(RunSettings)
+    flags = _FLAGS | {argument.name.removeprefix("settings."): argument.flags[0] for argument in arguments}
+
+    def spelled(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        if value is None:
+            labels = "." in name or text.startswith(": ", found.end())
+            return flags[name] if labels else found[0]
+        if value in ("True", "False"):
+            return flags[name] if value == "True" else re.sub(r"([^.-][^.]*)$", r"no-\1", flags[name])
+        return f"{flags[name]} {re.sub('[][]|' + chr(39), '', value).replace(', ', ',')}"
+
+    names = "|".join(re.escape(name) for name in sorted(flags, key=len, reverse=True))
+    value = r"=(?P<value>'[^']*'|\[[^\]]*\]|[\w+-]+(?:\.\w+)*)"
+    return re.sub(rf"(?<![\w./-])(?:settings\.)?(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
+
+
+@contextmanager
+def _adding(wrong: list[Problem], arguments: list[Argument], origins: Mapping[str, str] = {}) -> Iterator[None]:
+    """Report wrong words together with what is found wrong with settings, all in the spelling of flags."""
+    flags = {argument.name: argument.flags[0] for argument in arguments}
+    try:
+        yield
+    except SettingsError as error:
+        found = [replace(each, origin=origins.get(each.name, each.origin)) for each in error.problems]
+        named = [replace(each, name=flags.get(each.name, each.name.removeprefix("settings."))) for each in found]
+        raise SettingsError([*wrong, *named]) from error
+
+
+def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem]]:
+    """The values that were given, by dotted name, and the problems with words that cannot be read."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    parser.add_argument("-h", "--help", action="store_true")
+    named = {argument.name: argument for argument in distinct(arguments) if not argument.positional}
+    for name, argument in named.items():
+        if argument.hint is bool:
+            for flag, constant in zip(argument.flags, (True, False), strict=True):
+                parser.add_argument(flag, dest=name, action="store_const", const=constant)
+        else:
+            parser.add_argument(*argument.flags, dest=name, nargs="*" if _is_list(argument.hint) else "?")
+    dashed = [re.sub(r"^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in words]
+    try:
+        found, rest = parser.parse_known_args(dashed)
+    except argparse.ArgumentError as error:
+        raise SettingsError([Problem(str(error.argument_name), "must be a switch without a value", "one")]) from error
+    values, wrong = {}, []
+    for name, value in vars(found).items():
+        if value is None:
+            wrong.append(Problem(named[name].flags[0], f"must be {describe(named[name].hint)}", "nothing"))
+        else:
+            values[name] = value if isinstance(value, bool) else _typed(value, named[name].hint)
+    unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
+    wrong += [_unknown(flag, arguments) for flag in unknown]
+    others = [word for word in rest if not word.startswith("-")]
+    positional = [argument for argument in arguments if argument.positional]
+    values |= {argument.name: word for argument, word in zip(positional, others, strict=False)}
+    if others[len(positional) :] and not unknown:
+        names = " ".join(argument.flags[0] for argument in positional)
+        wrong.append(Problem("arguments", f"must be {names or 'flags only'}", repr(" ".join(others)), "See --help."))
+    return values, wrong
+
+
+def _unknown(flag: str, arguments: Iterable[Argument]) -> Problem:
+    near = get_close_matches(flag, [flag for argument in arguments for flag in argument.flags], n=2)
+    fix = f"Did you mean {' or '.join(near)}?" if near else "See --help."
+    return Problem(flag, "must be one of the command's flags", repr(flag), fix)
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple or any(map(_is_list, get_args(hint)))
+
+
+def _typed(texts: str | list[str], hint: Any) -> Any:
+    """The words after a flag as its type; as they are where they are no value of it, or a number out of its range."""
+    single = texts[0] if isinstance(texts, list) and len(texts) == 1 else texts
+    readings: list[tuple[Any, Any]] = [(None, hint)] if single == "None" else []
+    readings += [(single, hint), (texts, hint), (single, int), (single, float)]
+    for words, kind in readings:
+        try:
+            return msgspec.convert(words, kind, strict=False, dec_hook=lambda _, text: Path(text))
+        except msgspec.ValidationError:
+            continue
+    return " ".join(texts) if isinstance(texts, list) else texts
+
+
+def _nested(values: Mapping[str, Any]) -> Nested:
+    nested: Nested = {}
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        place = nested
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return nested

@@ -3,39 +3,40 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from attnconv._util.errors import bad, printable
-from attnconv.cli.parsing import parse
+from attnconv._util.settings import Natural
+from attnconv.cli.parsing import Positional, parse
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Arguments of `attnconv predict`."""
+    """Print the classes that a model finds likeliest for an image, with their probabilities.
 
-    image: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGE")]]
-    """Picture file, of at most 80 million pixels; it is scaled and cropped to the model's image size."""
+    Examples:
+        attnconv predict frog.png --model runs/quadratic-small
+        attnconv predict digit.png
+
+    Attributes:
+        image: Picture file, of at most 80 million pixels; it is scaled and cropped to the model's image size.
+        model: Run folder or weights file (.safetensors); None takes the newest run in runs/.
+        top: How many classes to print.
+    """
+
+    image: Positional[Path]
     model: str | None = None
-    """Run folder or weights file (.safetensors); None takes the newest run in runs/."""
-    top: int = 5
-    """How many classes to print."""
+    top: Natural = 5
 
 
 def run(words: Sequence[str]) -> int:
     """Print the likeliest classes."""
-    examples = "attnconv predict frog.png --model runs/quadratic-small\nattnconv predict digit.png"
-    about = "Print the classes that a model finds likeliest for an image, with their probabilities."
-    arguments = parse(Predict, "predict", words, about=about, examples=examples)
+    arguments = parse(Predict, words)
     import torch
 
     from attnconv.data.augmentation import normalise
     from attnconv.data.image_decoding import read_image
     from attnconv.models.model_loader import load
 
-    if arguments.top < 1:
-        raise ValueError(bad("--top", "must be at least 1", arguments.top))
     loaded = load(arguments.model or str(_newest_run(Path("runs"))))
     if loaded.settings is None or not loaded.mean or not loaded.classes:
         fix = "Name a run folder or a weights file that `attnconv train` wrote."

@@ -2,57 +2,58 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
-from attnconv.cli.network_comparison import example_images, plain_table, print_comparison
+from attnconv._util.settings import Natural
+from attnconv.cli.network_comparison import example_images, print_comparison
 from attnconv.cli.parsing import parse
+from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
     from attnconv.convert import Proof
 
-_EXAMPLES = """\
-attnconv prove
-attnconv prove --cases 2000 --seed 1
-attnconv prove --model torchvision:resnet18 --pretrained --images cat.jpg dog.jpg
-attnconv prove --model my_package.models:network --image-size 64 --alpha 6
-"""
-
 
 @dataclass(frozen=True)
 class Prove:
-    """Arguments of `attnconv prove`."""
+    """Perform convolutions by multi-head attention, and compare the outputs.
 
-    cases: int = 200
-    """How many convolutions to draw, over every option that PyTorch has."""
+    Drawn convolutions go through the softmax, dense (of all scores) and Kronecker (one per axis), with convolutions
+    forbidden meanwhile, and by shifts, the fast form of hard heads; the reference is the convolution of the same
+    weights in float64. A network (--model) goes through the softmax per axis, convolutions forbidden, and is compared
+    with itself in its own dtype.
+
+    Examples:
+        attnconv prove
+        attnconv prove --cases 2000 --seed 1
+        attnconv prove --model torchvision:resnet18 --pretrained --images cat.jpg dog.jpg
+        attnconv prove --model my_package.models:network --image-size 64 --alpha 6
+
+    Attributes:
+        cases: How many convolutions to draw, over every option that PyTorch has.
+        seed: Where the draws begin.
+        model: Instead of drawn convolutions: a network, in any form that `attnconv.load` knows, layer by layer.
+        pretrained: Fetch the trained weights of a network from a library.
+        images: Pictures for the network; none for an image of noise.
+        image_size: Height and width of the network's images; None for its own, or 224.
+        alpha: How hard the network's heads are; None for hard ones.
+    """
+
+    cases: Natural = 200
     seed: int = 0
-    """Where the draws begin."""
     model: str | None = None
-    """Instead of drawn convolutions: a network, in any form that `attnconv.load` knows, layer by layer."""
     pretrained: bool = False
-    """Fetch the trained weights of a network from a library."""
     images: tuple[Path, ...] = ()
-    """Pictures for the network; none for an image of noise."""
-    image_size: int | None = None
-    """Height and width of the network's images; None for its own, or 224."""
+    image_size: Natural | None = None
     alpha: float | None = None
-    """How hard the network's heads are; None for hard ones."""
 
 
 def run(words: Sequence[str]) -> int:
     """Draw or load, convert, compare, print; status 1 where theory was wrong."""
-    about = (
-        "Perform convolutions by multi-head attention and compare. Drawn ones go through the softmax, dense (of all "
-    )
-    about += (
-        "scores) and Kronecker (one per axis), with convolutions forbidden meanwhile, and by shifts, the fast form "
-    )
-    about += "of hard heads; the reference is the convolution of the same weights in float64. A network (--model) goes "
-    about += "through the softmax per axis, convolutions forbidden, beside itself in its own dtype."
-    arguments = parse(Prove, "prove", words, about=about, examples=_EXAMPLES)
-    if arguments.cases < 1:
-        raise ValueError(bad("--cases", "must be at least 1", arguments.cases))
+    arguments = parse(Prove, words)
     if arguments.model is not None:
         return _prove_model(arguments)
     for flag in ("pretrained", "images", "image_size", "alpha"):
@@ -75,50 +76,36 @@ def _prove_cases(arguments: Prove) -> int:
 
 def _print_hard(proofs: "list[Proof]") -> bool:
     """Hard heads by dtype and way; whether all keep to what is allowed."""
-    from rich.console import Console
-
     from attnconv.convert.verify_theorem import ALLOWED, WAYS
 
-    columns = ("dtype", "attention", "convolutions", "difference", "allowed", "of its bound")
-    table = plain_table("Hard heads: largest relative difference", columns, left=2)
-    holds = True
-    for dtype, allowed in ALLOWED.items():
-        for way in WAYS:
-            chosen = [proof for proof in proofs if proof.dtype == dtype and proof.way == way]
-            if not chosen:
-                continue
+    rows, holds = [], True
+    for dtype, way in product(ALLOWED, WAYS):
+        chosen = [proof for proof in proofs if proof.dtype == dtype and proof.way == way]
+        if chosen:
             worst, tightest = max(p.relative for p in chosen), max(p.tightness for p in chosen)
-            holds &= worst <= allowed and tightest <= 1
-            name = str(dtype).removeprefix("torch.")
-            table.add_row(name, way, str(len(chosen)), f"{worst:.1e}", f"{allowed:.0e}", f"{tightest:.2f}")
-    console = Console()
-    console.print(table)
-    console.print(_verdict(holds), highlight=False)
+            holds &= worst <= ALLOWED[dtype] and tightest <= 1
+            numbers = (str(len(chosen)), f"{worst:.1e}", f"{ALLOWED[dtype]:.0e}", f"{tightest:.2f}")
+            rows.append((str(dtype).removeprefix("torch."), way, *numbers))
+    columns = ("dtype", "attention", "convolutions", "difference", "allowed", "of its bound")
+    print_table("Hard heads: largest relative difference", columns, rows, left=2)
+    print_text(_verdict(holds))
     return holds
 
 
 def _print_soft(proofs: "list[Proof]") -> bool:
     """Soft heads by alpha: how much of the bound is reached."""
-    import statistics
-    from itertools import pairwise
-
-    from rich.console import Console
-
-    columns = ("alpha", "convolutions", "difference", "of its bound", "at most")
-    table = plain_table("\nSoft heads: median relative difference", columns, left=1)
-    edges = (0.3, 1.0, 3.0, 10.0, 20.1)
-    for low, high in pairwise(edges):
+    rows = []
+    for low, high in pairwise((0.3, 1.0, 3.0, 10.0, 20.1)):
         chosen = [proof for proof in proofs if low <= proof.alpha < high]
-        if not chosen:
-            continue
-        ratios = [proof.tightness for proof in chosen]
-        relative = statistics.median(proof.relative for proof in chosen)
-        numbers = (f"{relative:.1e}", f"{statistics.median(ratios):.2f}", f"{max(ratios):.2f}")
-        table.add_row(f"{low:g} to {min(high, 20):g}", str(len(chosen)), *numbers)
+        if chosen:
+            ratios = [proof.tightness for proof in chosen]
+            relative = median(proof.relative for proof in chosen)
+            numbers = (str(len(chosen)), f"{relative:.1e}", f"{median(ratios):.2f}", f"{max(ratios):.2f}")
+            rows.append((f"{low:g} to {min(high, 20):g}", *numbers))
+    columns = ("alpha", "convolutions", "difference", "of its bound", "at most")
+    print_table("\nSoft heads: median relative difference", columns, rows)
     holds = all(proof.tightness <= 1 for proof in proofs)
-    console = Console()
-    console.print(table)
-    console.print(_verdict(holds), highlight=False)
+    print_text(_verdict(holds))
     return holds
 
 

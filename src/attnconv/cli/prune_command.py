@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
-from attnconv.cli.network_comparison import plain_table
-from attnconv.cli.parsing import parse
+from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,17 +18,18 @@ if TYPE_CHECKING:
     from attnconv.models.model_loader import LoadedModel
     from attnconv.models.settings import AttentionSettings
 
-_EXAMPLES = """\
-attnconv prune runs/quadratic-generalized
-attnconv prune runs/quadratic-generalized --criterion code --out runs/pruned
-attnconv evaluate runs/pruned
-attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --optim.learning-rate 0.01 --out runs/after
-"""
-
 
 @dataclass(frozen=True)
 class Prune:
-    """Arguments of `attnconv prune`.
+    """Remove heads that attend a thin stripe or everything alike (appendix E of the paper).
+
+    Prints what that saves, and which layers can then no longer express a 3 x 3 kernel.
+
+    Examples:
+        attnconv prune runs/quadratic-generalized
+        attnconv prune runs/quadratic-generalized --criterion code --out runs/pruned
+        attnconv evaluate runs/pruned
+        attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --out runs/after
 
     Attributes:
         model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
@@ -39,16 +38,14 @@ class Prune:
         out: New folder for the pruned weights and settings; None only says what would be removed.
     """
 
-    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    model: Positional[str]
     criterion: Literal["paper", "code"] = "paper"
     out: Path | None = None
 
 
 def run(words: Sequence[str]) -> int:
     """Find, remove, count, write."""
-    about = "Remove heads that attend a thin stripe or everything alike (appendix E of the paper), and say what that "
-    about += "saves and which layers can then no longer express a 3 x 3 kernel."
-    arguments = parse(Prune, "prune", words, about=about, examples=_EXAMPLES)
+    arguments = parse(Prune, words)
     from attnconv.training.run_folder import RunFolder
     from attnconv.training.run_lock import writing
 
@@ -98,14 +95,14 @@ def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
     """Each layer's heads, and how near it comes to every 3 x 3 convolution."""
-    from rich.console import Console
-
     from attnconv.inspect.kernel_expressibility import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 
     kernel = f"{KERNEL} x {KERNEL}"
     columns = ("layer", "removed heads", "left", f"{kernel} before", f"{kernel} after")
-    table, lost, unknown = plain_table("", columns, left=2), [], []
+    rows: list[tuple[str, ...]] = []
+    lost: list[str] = []
+    unknown: list[str] = []
     rest = attention_layers(pruned)
     for name, layer in attention_layers(model).items():
         # A pruned layer answers anew; the others' answer stands.
@@ -115,18 +112,15 @@ def _print_layers(
             lost.append(name)
         unknown += [f"{kernel} is not known of {name}: {span.reason}." for span in (full, left) if span.reason][:1]
         heads = ", ".join(map(str, removed[name])) or "-"
-        table.add_row(name, heads, f"{rest[name].heads} of {layer.heads}", _missed(full), _missed(left))
-    console = Console()
-    console.print(table)
-    console.print(
+        rows.append((name, heads, f"{rest[name].heads} of {layer.heads}", _missed(full), _missed(left)))
+    print_table("", columns, rows, left=2)
+    print_text(
         f"{kernel}: the relative part of such kernels that no weights of the layer reach, away from the "
-        f"border of {full.sizes[0]} x {full.sizes[1]} positions.",
-        highlight=False,
+        f"border of {full.sizes[0]} x {full.sizes[1]} positions."
     )
     for sentence in unknown:
-        console.print(sentence, highlight=False)
-    verdict = ", ".join(lost) or "none that could before"
-    console.print(f"Can no longer express every {kernel} kernel: {verdict}.", highlight=False)
+        print_text(sentence)
+    print_text(f"Can no longer express every {kernel} kernel: {', '.join(lost) or 'none that could before'}.")
 
 
 def _missed(span: "KernelSpan") -> str:

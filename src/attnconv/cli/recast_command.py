@@ -3,57 +3,58 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import Natural
 from attnconv.cli.network_comparison import example_images, print_comparison
 from attnconv.cli.output_checks import require_new
-from attnconv.cli.parsing import parse
+from attnconv.cli.parsing import Positional, parse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_EXAMPLES = """\
-attnconv recast resnet18 --out resnet18-attention.safetensors
-attnconv recast torchvision:resnet50 --pretrained --images cat.jpg
-attnconv recast runs/resnet-small --alpha 4 --weights nearest --only 'layer1.*' --out soft.safetensors
-attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
-"""
-
 
 @dataclass(frozen=True)
 class Recast:
-    """Arguments of `attnconv recast`."""
+    """Replace every convolution of a network by multi-head self-attention that computes the same.
 
-    model: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
-    """The network, in any form that `attnconv.load` knows."""
+    Compares the two networks layer by layer, and writes the result.
+
+    Examples:
+        attnconv recast resnet18 --out resnet18-attention.safetensors
+        attnconv recast torchvision:resnet50 --pretrained --images cat.jpg
+        attnconv recast runs/resnet-small --alpha 4 --weights nearest --only 'layer1.*' --out soft.safetensors
+        attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
+
+    Attributes:
+        model: The network, in any form that `attnconv.load` knows.
+        out: New weights file (.safetensors), which `attnconv.load` and every command that takes a model read.
+        export: Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library.
+        onnx: Also write an ONNX file, a new one; needs the packages onnx and onnxscript.
+        alpha: How hard the heads are; None for hard ones, which equal the convolutions.
+        weights: Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on).
+        only: Patterns for the names of the layers to replace, or behind a ! to leave out; none for all.
+        pretrained: Fetch the trained weights of a network from a library.
+        images: Pictures to compare the two networks on; none for an image of noise.
+        image_size: Height and width of the images; None for the model's own, or 224.
+    """
+
+    model: Positional[str]
     out: Path | None = None
-    """New weights file (.safetensors), which `attnconv.load` and every command that takes a model read."""
     export: Path | None = None
-    """Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library."""
     onnx: Path | None = None
-    """Also write an ONNX file, a new one; needs the packages onnx and onnxscript."""
     alpha: float | None = None
-    """How hard the heads are; None for hard ones, which equal the convolutions."""
     weights: Literal["slices", "nearest"] = "slices"
-    """Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on)."""
     only: tuple[str, ...] = ()
-    """Patterns for the names of the layers to replace, or behind a ! to leave out; none for all."""
     pretrained: bool = False
-    """Fetch the trained weights of a network from a library."""
     images: tuple[Path, ...] = ()
-    """Pictures to compare the two networks on; none for an image of noise."""
-    image_size: int | None = None
-    """Height and width of the images; None for the model's own, or 224."""
+    image_size: Natural | None = None
 
 
 def run(words: Sequence[str]) -> int:
     """Recast, compare, write."""
-    about = "Replace every convolution of a network by multi-head self-attention that computes the same, compare the "
-    about += "two layer by layer, and write the result."
-    arguments = parse(Recast, "recast", words, about=about, examples=_EXAMPLES)
+    arguments = parse(Recast, words)
     from attnconv.convert import compare, recast
     from attnconv.models.model_loader import load
     from attnconv.models.recast_file import save_recast

@@ -3,30 +3,33 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from attnconv.cli.output_checks import mark, require_room
-from attnconv.cli.parsing import parse
+from attnconv.cli.parsing import Positional, parse
 
 
 @dataclass(frozen=True)
 class Report:
-    """Arguments of `attnconv report`."""
+    """Draw the figures of a run, as PNG and SVG and on one HTML page.
 
-    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
-    """Run folder, as `attnconv train` leaves it; the run may still be going."""
+    They show the accuracy, the centres of heads over training and by layer, and the attention probabilities.
+
+    Examples:
+        attnconv report runs/quadratic-digits
+        attnconv report runs/first --out pages/first
+
+    Attributes:
+        run: Run folder, as `attnconv train` leaves it; the run may still be going.
+        out: Folder for the page and the figures, new or of an earlier report; None for `report` inside the run folder.
+    """
+
+    run: Positional[Path]
     out: Path | None = None
-    """Folder for the page and the figures, new or of an earlier report; None for `report` inside the run folder."""
 
 
 def run(words: Sequence[str]) -> int:
     """Write the report and say where."""
-    about = "Draw a run's figures (accuracy, centres of heads over training and by layer, attention probabilities) as "
-    about += "PNG and SVG, and one HTML page that holds them all."
-    examples = "attnconv report runs/quadratic-digits\nattnconv report runs/first --out pages/first"
-    arguments = parse(Report, "report", words, about=about, examples=examples)
+    arguments = parse(Report, words)
     if arguments.out is not None:
         require_room("--out", arguments.out)
     from attnconv.report import write_report

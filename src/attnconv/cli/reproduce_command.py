@@ -2,33 +2,34 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnconv._util.errors import bad
-from attnconv.cli.parsing import parse
+from attnconv._util.settings import Fine, Natural, Problem
+from attnconv.cli.parsing import in_flags, parse
+from attnconv.cli.tables import print_table
 from attnconv.paper import training_plan
 from attnconv.paper.models import PRUNED, SOURCE
 from attnconv.paper.training_plan import PlannedRun, ScaleName
 from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.run_folder import RunFolder
-from attnconv.training.settings import SettingsError
-
-_EXAMPLES = """\
-attnconv reproduce --scale tiny
-attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
-attnconv reproduce --scale small --data-root PATH/TO/CIFAR --time
-attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
-attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
-attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
-torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper --data-root PATH/TO/CIFAR
-"""
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Arguments of `attnconv reproduce`.
+    """Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4.
+
+    The paper's numbers stand beside ours. Finished runs are kept and interrupted ones continued: call it again.
+
+    Examples:
+        attnconv reproduce --scale tiny
+        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
+        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --time
+        attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
+        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
+        attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
+        torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper --data-root PATH/TO/CIFAR
 
     Attributes:
         scale: tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small
@@ -49,21 +50,24 @@ class Reproduce:
 
     scale: ScaleName = "tiny"
     only: tuple[str, ...] = ()
-    seeds: int = 1
+    seeds: Natural = 1
     out: Path | None = None
     data_root: str = "data"
     plan: bool = False
     time: bool = False
     draw: bool = False
 
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Names of runs that are not known, and a use that times more than one process."""
+        if unknown := [name for name in self.only if name not in training_plan.ALL_RUNS]:
+            yield Problem("only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
+        if self.time and world_size() > 1:
+            yield Problem("time", "must go with one process, which is what it times", str(world_size()))
+
 
 def run(words: Sequence[str]) -> int:
     """Plan, train what is missing, draw everything."""
-    about = "Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4 with the "
-    about += "paper's numbers beside ours. Finished runs are kept and interrupted ones continued: call it again."
-    arguments = parse(Reproduce, "reproduce", words, about=about, examples=_EXAMPLES)
-    if wrong := _problems(arguments):
-        raise SettingsError(wrong)
+    arguments = parse(Reproduce, words)
     scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
         _write(arguments, out, _departures(out, scale))
@@ -91,17 +95,6 @@ def run(words: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
-def _problems(arguments: Reproduce) -> list[str]:
-    wrong = []
-    if unknown := [name for name in arguments.only if name not in training_plan.ALL_RUNS]:
-        wrong.append(bad("--only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown)))
-    if arguments.seeds < 1:
-        wrong.append(bad("--seeds", "must be at least 1", arguments.seeds))
-    if arguments.time and world_size() > 1:
-        wrong.append(bad("--time", "must go with one process, which is what it times", world_size()))
-    return wrong
-
-
 def _write(arguments: Reproduce, out: Path, notes: list[str]) -> None:
     """Write figures and tables of all runs in the folder, those of earlier calls too."""
     from attnconv.paper import write_paper
@@ -125,7 +118,7 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
             made = replace(run.settings(), model=planned.model)  # pruned models differ in any case
             train = replace(planned.train, seed=made.train.seed, test_curve=True)
             changed = differences(replace(planned, train=train), made)
-            words = ", ".join(f"{flag} {now} in place of {before}" for flag, before, now in changed)
+            words = ", ".join(f"{in_flags(name)} {now} in place of {before}" for name, before, now in changed)
             alike.setdefault(words, []).append(run.path.name)
     return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]
 
@@ -150,19 +143,15 @@ def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
 
 def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> None:
     """Print the runs as a table, with the time of those that were timed."""
-    from rich.console import Console
-
-    from attnconv.cli.network_comparison import plain_table
-
     columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
-    table = plain_table("What is trained", columns, left=1)
+    rows = []
     for run in runs:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         cells = [run.folder.path.name, str(train.epochs), str(train.batch_size), rate, train.precision, run.state]
         if seconds:
             cells.append(_duration(seconds[run.name]) if run.name in seconds else "")
-        table.add_row(*cells)
-    Console().print(table)
+        rows.append(cells)
+    print_table("What is trained", columns, rows)
     waiting = [run for run in runs if run.state != "finished"]
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)

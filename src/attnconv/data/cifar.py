@@ -64,7 +64,7 @@ def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, I
 
 def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | None) -> None:
     """Download the archive, or say what to put where."""
-    archive, reason = facts.archive, "--data.download is off"
+    archive, reason = facts.archive, "data.download is off"
     tried: OSError | None = None
     if download:
         try:
@@ -76,7 +76,7 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
             tried, reason = error, f"the download could not be stored: {error}"
     fix = (
         f"Put {archive.name} ({archive.size:,} bytes, SHA-256 {archive.sha256}, from {archive.url}) into that folder,"
-        " or what it unpacks to, or the parquet files of the hub's layout; or pass --data.root FOLDER."
+        " or what it unpacks to, or the parquet files of the hub's layout; or pass another data.root."
     )
     got = f"none of {archive.name}, {facts.folder}, train-*.parquet in {root.absolute()}"
-    raise ValueError(bad("--data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried
+    raise ValueError(bad("data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried

@@ -40,7 +40,7 @@ def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str
     """
     root = Path(settings.root).expanduser()
     if not root.is_dir():
-        raise ValueError(bad("--data.root", "must be a folder that exists", str(root.absolute())))
+        raise ValueError(bad("data.root", "must be a folder that exists", str(root.absolute())))
     folders = {"train": root / "train" if (root / "train").is_dir() else root}
     if folders["train"] != root:
         apart = [root / name for name in ("val", "valid", "validation") if (root / name).is_dir()][:1]
@@ -61,7 +61,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         got = f"{', '.join(names) or 'no folder'} in {folder.absolute()}"
-        raise ValueError(bad("--data.root", "must hold at least two folders, one per class", got))
+        raise ValueError(bad("data.root", "must hold at least two folders, one per class", got))
     return names
 
 
@@ -69,7 +69,7 @@ def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
     """Read one split."""
     if unknown := sorted(set(_classes(folder)) - set(classes)):
         got = f"{', '.join(unknown)} in {folder.absolute()}"
-        raise ValueError(bad("--data.root", "must hold the classes of the training images only", got))
+        raise ValueError(bad("data.root", "must hold the classes of the training images only", got))
     paths, labels = [], []
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
@@ -83,7 +83,7 @@ def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
     if (needed := len(paths) * 3 * size * size) > LARGEST_SET:
         got = f"{size}, which takes {needed / (1 << 30):.1f} GiB for {len(paths):,} images"
         requirement = f"must be such that images fit in {LARGEST_SET >> 30} GiB"
-        raise ValueError(bad("--data.image-size", requirement, got))
+        raise ValueError(bad("data.image_size", requirement, got))
     return ImageSet(_decode(paths, size), torch.tensor(labels))
 
 
@@ -105,7 +105,7 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
         results = list(pool.map(attempt, paths))
     if broken := [result for result in results if isinstance(result, str)]:
         fix = "Replace or remove them:\n" + listed(broken)
-        raise ValueError(bad("--data.root", "must hold whole images only", f"{len(broken)} broken ones", fix))
+        raise ValueError(bad("data.root", "must hold whole images only", f"{len(broken)} broken ones", fix))
     return torch.stack([result for result in results if not isinstance(result, str)])
 
 

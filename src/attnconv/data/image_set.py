@@ -107,7 +107,7 @@ def held_out(
     n = len(labels)
     if not 0 <= count < max(n, 1):
         fix = "At least one image must be left to train on."
-        raise ValueError(bad("--data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
+        raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
     order = permutation(seed, 0, n, stream=Stream.SPLIT)
     out = torch.zeros(n, dtype=torch.bool)
     if stratify:

@@ -1,13 +1,13 @@
 """Load a data set and divide it into training, validation and test images."""
 
 from attnconv._util.errors import bad
-from attnconv.data.cifar import read_cifar
+from attnconv._util.settings import SettingsError, problems
 from attnconv.data.cifar_facts import CIFARS
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
 from attnconv.data.image_set import ImageSet, Splits, channel_statistics, held_out
-from attnconv.data.settings import DataSettings, problems
+from attnconv.data.settings import DataSettings, root_problems
 
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 
@@ -28,8 +28,8 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
         >>> len(splits.train), len(splits.validation), len(splits.test)
         (1237, 200, 360)
     """
-    if found := problems(settings):
-        raise ValueError("\n".join(found))
+    if found := problems(settings, "data") or root_problems(settings):
+        raise SettingsError(found)
     sets, classes, source = _read(settings, progress)
     whole = train = sets["train"]
     if "validation" not in sets:
@@ -40,7 +40,7 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     elif settings.validation is not None:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
-        raise ValueError(bad("--data.validation", requirement, settings.validation, fix))
+        raise ValueError(bad("data.validation", requirement, settings.validation, fix))
     mean, std = _statistics(settings, whole)
     return Splits(_limited(train, settings), sets["validation"], sets["test"], classes, mean, std, source)
 
@@ -52,6 +52,8 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
         return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
         return *read_folders(settings), "image folders"
+    from attnconv.data.cifar import read_cifar  # pyarrow takes half a second to import
+
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source
@@ -71,6 +73,6 @@ def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:
         return train
     if settings.limit > len(train):
         requirement = f"must be at most the {len(train)} images that are left to train on"
-        raise ValueError(bad("--data.limit", requirement, settings.limit))
+        raise ValueError(bad("data.limit", requirement, settings.limit))
     _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
     return train.take(chosen)

@@ -78,7 +78,7 @@ def read_pictures(
         except ValueError as error:
             broken.append(str(error))
     if broken and not skip_broken:
-        fix = "Replace or remove them, or pass skip_broken (--skip-broken):\n" + listed(broken)
+        fix = "Replace or remove them, or pass skip_broken=True:\n" + listed(broken)
         raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
     if not found:
         got = f"only broken ones:\n{listed(broken)}" if broken else "none"

@@ -1,22 +1,18 @@
-"""What can be chosen about data and augmentation, as frozen dataclasses, and what can be wrong with the choice.
+"""Settings of data and augmentation: frozen dataclasses of plain values, free of torch."""
 
-The command line is derived from these classes (field ``validation`` of the group ``data`` is ``--data.validation``);
-the text under a field is its help. Nothing here imports torch.
-"""
-
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from attnconv._util.errors import bad
+from msgspec import Meta
+
+from attnconv._util.settings import Fine, Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 Recipe = Literal["none", "paper", "modern"]
 CropBorder = Literal["zero", "reflect"]
-
-LARGEST_IMAGE = 1024
-"""Largest ``image_size``: above it a training set in memory is no longer sensible."""
+FolderImageSize = Annotated[int, Meta(ge=4, le=1024)]  # of larger images a training set does not fit in memory
 
 
 @dataclass(frozen=True)
@@ -41,21 +37,25 @@ class DataSettings:
             normalised by what is measured.
         image_size: Image folders only: side in pixels of the square that images are scaled to cover and cropped to.
         download: Fetch CIFAR from its home when the folder does not hold it.
-        cache: Where decoded images are kept, to load faster: auto (the user's cache folder), off, or a folder. Nothing
-            is written beside the data except a download.
     """
 
+    ignored: ClassVar[tuple[str, ...]] = ("cache",)  # of earlier versions
+
     name: DataName = "cifar10"
-    root: str = "data"
-    validation: int | None = None
-    split_seed: int = 0
+    root: Text = "data"
+    validation: NotNegative | None = None
+    split_seed: Seed = 0
     stratify: bool = True
-    limit: int | None = None
+    limit: Natural | None = None
     labels: Literal["fine", "coarse"] = "fine"
     normalisation: Literal["paper", "measured"] = "paper"
-    image_size: int = 32
+    image_size: FolderImageSize = 32
     download: bool = True
-    cache: str = "auto"
+
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Rules between the fields."""
+        if self.labels == "coarse" and fine("name") and self.name != "cifar100":
+            yield Problem("labels", f"must be 'fine' for {self.name}", fix="Only CIFAR-100 has coarse labels.")
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class AugmentSettings:
     """
 
     recipe: Recipe = "paper"
-    padding: int | None = None
+    padding: NotNegative | None = None
     border: CropBorder | None = None
     flip: bool | None = None
-    cutout: int | None = None
-    jitter: float | None = None
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    cutout: NotNegative | None = None
+    jitter: Share | None = None
+    mixup: Share = 0.0
+    cutmix: Share = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
         The choice in numbers.
 
     Raises:
-        ValueError: if the padding or the square is too large for the images.
+        SettingsError: if the padding or the square is too large for the images.
 
     Example:
         >>> settle(AugmentSettings("paper"), channels=3, size=32)
@@ -135,82 +135,20 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
         jitter=(0.2 if modern and colour else 0.0) if settings.jitter is None else settings.jitter,
     )
     # A reflected border repeats at most what the image holds; a black one larger than the image shows nothing.
-    if not 0 <= settled.padding < size:
-        requirement = f"must be 0 to {size - 1} for images of {size} pixels"
-        raise ValueError(bad("--augment.padding", requirement, settled.padding))
-    if not 0 <= settled.cutout < size:
-        requirement = f"must be 0 to {size - 1} for images of {size} pixels"
-        raise ValueError(bad("--augment.cutout", requirement, settled.cutout))
+    requirement = f"must be 0 to {size - 1} for images of {size} pixels"
+    sides = {"augment.padding": settled.padding, "augment.cutout": settled.cutout}
+    if wrong := [Problem(name, requirement, str(side)) for name, side in sides.items() if not 0 <= side < size]:
+        raise SettingsError(wrong)
     return settled
 
 
-def problems(settings: DataSettings | AugmentSettings) -> list[str]:
-    """Everything that is wrong with the settings by themselves, each in the spelling of its flag.
-
-    Args:
-        settings: either of the two classes above.
-
-    Returns:
-        One message per problem; empty if there is none. What depends on the images' number or size is checked when
-        they are loaded.
-
-    Example:
-        >>> problems(AugmentSettings(padding=-1, mixup=2.0))
-        ['--augment.padding: must be at least 0, got -1.', '--augment.mixup: must be 0 to 1, got 2.0.']
-    """
-    return _data_problems(settings) if isinstance(settings, DataSettings) else _augment_problems(settings)
-
-
-def _data_problems(settings: DataSettings) -> list[str]:
-    found = [
-        *_one_of("--data.name", settings.name, get_args(DataName)),
-        *_at_least("--data.validation", settings.validation, 0),
-        *_at_least("--data.split-seed", settings.split_seed, 0),
-        *_at_least("--data.limit", settings.limit, 1),
-        *_one_of("--data.labels", settings.labels, ("fine", "coarse")),
-        *_one_of("--data.normalisation", settings.normalisation, ("paper", "measured")),
-    ]
-    if settings.labels == "coarse" and settings.name != "cifar100":
-        fix = "Only CIFAR-100 has coarse labels."
-        found.append(bad("--data.labels", f"must be 'fine' for {settings.name}", repr("coarse"), fix))
-    if not 4 <= settings.image_size <= LARGEST_IMAGE:
-        found.append(bad("--data.image-size", f"must be 4 to {LARGEST_IMAGE}", settings.image_size))
-    if not settings.cache:
-        found.append(bad("--data.cache", "must be auto, off or a folder", repr(settings.cache)))
-    if settings.name != "digits":
-        found += _root_problems(settings)
-    return found
-
-
-def _root_problems(settings: DataSettings) -> list[str]:
+def root_problems(settings: DataSettings) -> list[Problem]:
+    """What is wrong with the folder that holds the data, on this machine."""
     root, fetched = Path(settings.root).expanduser(), settings.download and settings.name != "folder"
-    if not settings.root:
-        return [bad("--data.root", "must be the folder that holds the data", repr(settings.root))]
+    if settings.name == "digits":
+        return []
     if root.exists() and not root.is_dir():
-        return [bad("--data.root", "must be a folder", f"the file {root}")]
+        return [Problem("data.root", "must be a folder", f"the file {root}")]
     if not root.exists() and not fetched:
-        return [bad("--data.root", "must be a folder that exists", str(root))]
+        return [Problem("data.root", "must be a folder that exists", str(root))]
     return []
-
-
-def _augment_problems(settings: AugmentSettings) -> list[str]:
-    found = [
-        *_one_of("--augment.recipe", settings.recipe, get_args(Recipe)),
-        *_at_least("--augment.padding", settings.padding, 0),
-        *_at_least("--augment.cutout", settings.cutout, 0),
-    ]
-    if settings.border is not None:
-        found += _one_of("--augment.border", settings.border, get_args(CropBorder))
-    strengths = {"jitter": settings.jitter, "mixup": settings.mixup, "cutmix": settings.cutmix}
-    for flag, value in strengths.items():
-        if value is not None and (not math.isfinite(value) or not 0.0 <= value <= 1.0):
-            found.append(bad(f"--augment.{flag}", "must be 0 to 1", value))
-    return found
-
-
-def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    return [] if value in choices else [bad(flag, f"must be one of {', '.join(choices)}", repr(value))]
-
-
-def _at_least(flag: str, value: int | None, least: int) -> list[str]:
-    return [] if value is None or value >= least else [bad(flag, f"must be at least {least}", value)]

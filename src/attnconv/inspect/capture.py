@@ -259,8 +259,8 @@ class _Visit:
         name, (module, reason) = next(iter(self._refused.items()))
         fix = f"It is not: {reason}."
         if readable := [name for name in self._seen if name not in self._refused]:
-            fix += f" Others are: pass layers (--layers) {','.join(readable)}"
-            fix += ", or to `audit` skip_unreadable (--skip-unreadable), which names what it leaves out."
+            fix += f" Others are: pass layers={list(readable)}"
+            fix += ", or to `audit` skip_unreadable=True, which names what it leaves out."
         requirement = f"the attention of module {name!r} must be readable"
         raise ValueError(bad("model", requirement, type(module).__name__, fix))
 

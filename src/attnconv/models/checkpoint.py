@@ -2,7 +2,7 @@
 
 The tensors are the model's state dict. The header (see `weights_file`) holds
 
-    settings    `settings.to_dict`: the model is built from it
+    settings    with a tag `kind`: the model is built from it
     classes     names, in the order of the logits
     mean, std   the normalisation of each image channel, finite, std above 0
     extra       whatever the writer wants to remember (metrics, epoch, preset)
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
 from attnconv._util.rollback import all_or_nothing
+from attnconv._util.settings import plain
 from attnconv._util.value_checks import is_real
 from attnconv.models.factory import build
-from attnconv.models.settings import ModelSettings, from_dict, to_dict
+from attnconv.models.settings import ModelSettings, model_settings
 from attnconv.models.weights_file import WeightsFile, check_version, read_weights, weights_content, write_weights
 
 FORMAT = "attnconv"
@@ -104,7 +105,7 @@ def weights_bytes(
     check_about(settings, about)
     check_tensors(tensors, settings, argument="model")
     return weights_content(
-        tensors, FORMAT, {"settings": to_dict(settings), **about._asdict(), "extra": dict(extra or {})}
+        tensors, FORMAT, {"settings": plain(settings), **about._asdict(), "extra": dict(extra or {})}
     )
 
 
@@ -127,7 +128,7 @@ def checkpoint_of(file: WeightsFile) -> Checkpoint:
         got = f"a safetensors file with the metadata {sorted(file.metadata)}"
         raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=file.source))
     check_version(file)
-    settings = from_dict(file.value("settings", dict), origin=f"from {file.source}")
+    settings = model_settings(file.value("settings", dict), origin=f"from {file.source}")
     about = read_about(file, settings)
     check_tensors(file.tensors, settings, argument="checkpoint", origin=file.source)
     return Checkpoint(file.tensors, settings, *about, file.value("extra", dict), file.source)

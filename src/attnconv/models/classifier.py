@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnconv._util.settings import check
 from attnconv.encodings import Encoding, encoding_named
 from attnconv.encodings.initial_centres import start_at_neighbours
 from attnconv.layers import SelfAttention2d
 from attnconv.models.image_size_checks import check_images
-from attnconv.models.settings import AttentionSettings, problems
+from attnconv.models.settings import AttentionSettings
 
 
 @final
@@ -43,9 +44,7 @@ class AttentionClassifier(nn.Module):
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
-        wrong = problems(settings, prefix="settings")
-        if wrong:
-            raise ValueError("\n".join(wrong))
+        check(settings, "settings")
         self.image_channels = settings.image_channels
         self.downsampling = settings.downsampling
         self.embedding = nn.Linear(settings.image_channels * settings.downsampling**2, settings.width)

@@ -6,10 +6,10 @@ A name stands for an architecture only; how it is trained stands in `attnconv.tr
 import difflib
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from attnconv._util.errors import bad
+from attnconv._util.settings import Problem, SettingsError, plain, read
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
 
@@ -107,7 +107,8 @@ def preset_settings(name: str, **changes: Any) -> ModelSettings:
         **changes: settings in place of the preset's own.
 
     Raises:
-        ValueError: if there is no such preset, and the message names the nearest ones; or no such setting.
+        SettingsError: if there is no such preset, and the message names the nearest ones; or no such setting, or a
+            value is not legal.
 
     Example:
         >>> preset_settings("quadratic-16-heads").heads
@@ -116,11 +117,8 @@ def preset_settings(name: str, **changes: Any) -> ModelSettings:
         100
     """
     if name in PRESETS:
-        settings = PRESETS[name]
-        known = [field.name for field in fields(settings)]
-        if unknown := [change for change in changes if change not in known]:
-            raise ValueError(bad(unknown[0], f"must be a setting of {name}: {', '.join(known)}", changes[unknown[0]]))
-        return replace(settings, **changes)
+        settings: ModelSettings = read(ModelSettings, {**plain(PRESETS[name]), **changes})
+        return settings
     near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
     fix = f"Did you mean {' or '.join(near)}?" if near else f"The presets are {', '.join(PRESETS)}."
-    raise ValueError(bad("preset", "must be the name of a preset", repr(name), fix))
+    raise SettingsError([Problem("preset", "must be the name of a preset", repr(name), fix)])

@@ -17,11 +17,12 @@ from typing import Any
 from torch import nn
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import plain
 from attnconv.convert import plan_shifts, recast
 from attnconv.models.checkpoint import About, fresh, load_tensors, read_about
 from attnconv.models.factory import build
 from attnconv.models.library_models import LIBRARIES, library_model
-from attnconv.models.settings import ModelSettings, from_dict, to_dict
+from attnconv.models.settings import ModelSettings, model_settings
 from attnconv.models.weights_file import WeightsFile, check_version, weights_content, write_weights
 
 FORMAT = "attnconv-recast"
@@ -49,7 +50,7 @@ def save_recast(
     Raises:
         OSError: The file cannot be written.
     """
-    source = {"spec": origin} if isinstance(origin, str) else {"settings": to_dict(origin)}
+    source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
     description = {"model": source, "alpha": alpha, "only": None if only is None else list(only)}
     description |= About(**(about or {}))._asdict()
     # Copies: the format has no two names for one tensor, and shared weights are shared again when they are loaded.
@@ -73,7 +74,7 @@ def rebuild(file: WeightsFile) -> tuple[nn.Module, ModelSettings | None, About]:
     spec, given, settings = source.get("spec"), source.get("settings"), None
     library, _, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if isinstance(given, dict):
-        settings = from_dict(given, origin=origin)
+        settings = model_settings(given, origin=origin)
     elif library not in LIBRARIES:
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnconv._util.settings import check
 from attnconv.models.image_size_checks import check_images
-from attnconv.models.settings import ResNetSettings, problems
+from attnconv.models.settings import ResNetSettings
 
 
 @final
@@ -32,9 +33,7 @@ class ResNet(nn.Module):
 
     def __init__(self, settings: ResNetSettings) -> None:
         super().__init__()
-        wrong = problems(settings, prefix="settings")
-        if wrong:
-            raise ValueError("\n".join(wrong))
+        check(settings, "settings")
         self.image_channels = settings.image_channels
         self.stem = nn.Conv2d(settings.image_channels, settings.widths[0], 3, padding=1, bias=False)
         self.stem_norm = nn.BatchNorm2d(settings.widths[0])

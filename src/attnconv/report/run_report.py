@@ -11,14 +11,13 @@ from typing import Any
 
 import matplotlib
 
+from attnconv._util.settings import plain
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import to_dict
 from attnconv.report.html_page import Fact, Page, render
 from attnconv.report.run_data import run_name
 from attnconv.report.run_figures import sections_of
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
-from attnconv.training.settings_json import to_plain
 
 
 def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path:
@@ -41,7 +40,7 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
     run = RunFolder(Path(run_dir))
     settings, record = run.settings(), run.record()
     out = run.report if out_dir is None else Path(out_dir)
-    groups = to_plain(settings).items()
+    groups = plain(settings).items()
     page = Page(
         title=run_name(run),
         lead=_lead(settings),
@@ -59,8 +58,8 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
 
 def _lead(settings: RunSettings) -> str:
     epochs = "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs} epochs"
-    known, model = PRESETS.get(settings.preset), to_dict(settings.model)
-    before = model if known is None else to_dict(known)
+    known, model = PRESETS.get(settings.preset), plain(settings.model)
+    before = model if known is None else plain(known)
     changes = _rows({name: value for name, value in model.items() if before.get(name) != value})
     changed = f" with {', '.join(map(' '.join, changes))}" if changes else ""
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."

@@ -69,8 +69,7 @@ def fit(
         KeyboardInterrupt: At Ctrl-C; the last complete epoch is kept.
         SystemExit: At SIGTERM likewise, with status 143.
     """
-    wrong = problems(settings) or machine_problems(settings)
-    if wrong:
+    if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
     folder = RunFolder(Path(run_dir))
     with writing(folder):
@@ -86,8 +85,7 @@ def _fit(
     """From the data to the result, in a folder that is locked and can take the run."""
     with downloading(shown=shown) as report:
         data = load_data(settings.data, progress=report)
-    wrong = data_problems(settings, data)
-    if wrong:
+    if wrong := data_problems(settings, data):
         raise SettingsError(wrong)
     device = device_of(settings.train.accelerator)
     connect(device)
@@ -106,7 +104,7 @@ def _fit(
 @contextmanager
 def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
     """Report how to continue at Ctrl-C and at SIGTERM, which exits unless the caller handles it."""
-    stopped = f"Stopped. The last complete epoch is kept in {folder.path}; --resume continues."
+    stopped = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
 
     def terminate(*_: object) -> None:
         raise SystemExit(_TERMINATED)

@@ -27,8 +27,8 @@ import msgspec
 from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.json_files import read_json
+from attnconv._util.settings import plain, read
 from attnconv.training.settings import RunSettings
-from attnconv.training.settings_json import from_plain, to_plain
 
 FORMAT = 1
 LOCK = ".writer"
@@ -136,13 +136,14 @@ class RunFolder:
         values = self.record().get("settings")
         if not isinstance(values, Mapping):
             raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
-        return from_plain(values, origin=f"from {self.settings_file}")
+        settings: RunSettings = read(RunSettings, values, origin=f"from {self.settings_file}")
+        return settings
 
     def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
         """Make the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         # The name ties the state to its run: another run of equal settings may have begun with other weights.
-        values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": to_plain(settings)}
+        values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": plain(settings)}
         write_json(self.settings_file, {**values, **environment})
 
     def metrics(self) -> list[MetricsLine]:

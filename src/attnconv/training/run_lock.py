@@ -34,9 +34,9 @@ def writing(folder: RunFolder) -> Iterator[None]:
         except BlockingIOError:
             fix = "Wait for it to end, or name another folder."
             got = f"{folder.path}, to which {_holder(folder.lock_file)} writes"
-            raise ValueError(bad("--out", "must be a folder that no other process writes to", got, fix)) from None
+            raise ValueError(bad("run_dir", "must be a folder that no other process writes to", got, fix)) from None
         except FileExistsError:
-            raise ValueError(bad("--out", "must be a folder", f"the file {folder.path}")) from None
+            raise ValueError(bad("run_dir", "must be a folder", f"the file {folder.path}")) from None
         with suppress(OSError):  # a full disk: the lock holds without the name
             file.truncate(0)
             file.write(f"{os.getpid()} {platform.node()}\n".encode())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
+from attnconv._util.settings import plain
 from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.head_records import head_record
@@ -19,7 +20,6 @@ from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, MetricsLine, RunFolder, append_line
-from attnconv.training.settings_json import to_plain
 from attnconv.training.training_state import save_state
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Recorder:
         if self._best_weights is not None:
             write_atomically(self._folder.best_weights, self._best_weights)
         self._waiting, self._best_weights = [], None
-        run = {"name": self._folder.record().get("run"), "settings": to_plain(self._loop.settings)}
+        run = {"name": self._folder.record().get("run"), "settings": plain(self._loop.settings)}
         best = {"best_epoch": self.best[0], "best_accuracy": self.best[1]}
         save_state(self._folder.state_file, {**self._loop.state(), **best, "seconds": self.seconds, "run": run})
 
@@ -148,7 +148,7 @@ class Recorder:
         last = complete // every * every
         kept = f"The weights of epoch {last} are kept in {self._folder.last_weights}." if last else "None were kept."
         got = f"{loss} at step {self._loop.step} (epoch {complete + 1}, learning rate {rate:g})"
-        fix = f"Lower --optim.learning-rate, raise --schedule.warmup, or set --optim.clip. {kept}"
+        fix = f"Lower optim.learning_rate, raise schedule.warmup, or set optim.clip. {kept}"
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
     def _draw(self, values: Mapping[str, float]) -> None:

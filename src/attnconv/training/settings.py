@@ -1,20 +1,29 @@
-"""What a training run is made of: frozen dataclasses of plain values, free of torch.
+"""Settings of a training run: frozen dataclasses of plain values, free of torch.
 
-The command line is derived from them (one flag for each field, its help is the sentence under the field), the run
-folder keeps them as ``settings.json``, and ``problems`` names everything that is wrong with them at once, in the
-spelling of the flags, before any work begins.
+The command line has a flag for each field, and the run folder keeps them as `settings.json`.
 """
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
 
-from attnconv._util.errors import bad
-from attnconv._util.value_checks import is_real, is_whole
-from attnconv.data.settings import AugmentSettings, DataSettings, problems as data_problems
-from attnconv.models.settings import ModelSettings, problems as model_problems
-from attnconv.training.processes import world_size
+from msgspec import Meta
+
+from attnconv._util.settings import (
+    SMALLEST,
+    Fine,
+    Fraction,
+    Magnitude,
+    Natural,
+    Positive,
+    Problem as Problem,
+    Seed,
+    SettingsError as SettingsError,
+    problems as problems,
+)
+from attnconv.data.settings import AugmentSettings, DataSettings
+from attnconv.models.settings import ModelSettings
 
 OptimiserName = Literal["sgd", "adamw"]
 ScheduleName = Literal["constant", "cosine", "linear", "steps"]
@@ -41,29 +50,45 @@ class OptimSettings:
     """
 
     name: OptimiserName = "sgd"
-    learning_rate: float = 0.1
-    momentum: float = 0.9
+    learning_rate: Positive = 0.1
+    momentum: Fraction = 0.9
     nesterov: bool = False
-    second_beta: float = 0.999
-    weight_decay: float = 1e-4
+    second_beta: Fraction = 0.999
+    weight_decay: Magnitude = 1e-4
     decay_vectors: bool = True
-    position_rate: float = 1.0
-    clip: float | None = None
-    label_smoothing: float = 0.0
+    position_rate: Positive = 1.0
+    clip: Positive | None = None
+    label_smoothing: Fraction = 0.0
+
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Rules between the fields."""
+        if self.nesterov and self.name == "adamw":
+            yield Problem("nesterov", "must be off with optim.name='adamw'", fix="Pass optim.nesterov=False.")
+        elif self.nesterov and fine("momentum") and not self.momentum:
+            yield Problem("nesterov", "must be off when optim.momentum is 0", fix="Pass optim.momentum=0.9.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """The learning rate's factor over the run, computed anew at every optimiser step."""
+    """The learning rate's factor over the run, computed anew at every optimiser step.
+
+    Attributes:
+        name: After the warm-up: constant, half a cosine to 0, a straight line to 0, or steps at the milestones.
+        warmup: Part of the run during which the factor rises in a straight line, from 0 up to but not including 1.
+        milestones: Epochs after which the factor is multiplied by the decay, in rising order (schedule "steps" only).
+        decay: What each milestone multiplies the factor by, above 0 and at most 1 (schedule "steps" only).
+    """
 
     name: ScheduleName = "cosine"
-    """After the warm-up: constant, half a cosine to 0, a straight line to 0, or steps at the milestones."""
-    warmup: float = 0.05
-    """Part of the run during which the factor rises in a straight line, from 0 up to but not including 1."""
-    milestones: tuple[int, ...] = (80, 150, 250)
-    """Epochs after which the factor is multiplied by --schedule.decay (schedule "steps" only)."""
-    decay: float = 0.1
-    """What each milestone multiplies the factor by, above 0 and at most 1 (schedule "steps" only)."""
+    warmup: Fraction = 0.05
+    milestones: tuple[Natural, ...] = (80, 150, 250)
+    decay: Annotated[float, Meta(ge=SMALLEST, le=1)] = 0.1
+
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Rules between the fields."""
+        rising = all(before < after for before, after in pairwise(self.milestones))
+        if self.name == "steps" and fine("milestones") and not rising:
+            yield Problem("milestones", "must be growing whole numbers of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +114,20 @@ class TrainSettings:
             them.
     """
 
-    epochs: int = 300
-    batch_size: int = 100
-    accumulate: int = 1
-    eval_batch_size: int = 500
+    ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes")  # of earlier versions; torchrun knows both
+
+    epochs: Natural = 300
+    batch_size: Natural = 100
+    accumulate: Natural = 1
+    eval_batch_size: Natural = 500
     precision: PrecisionName = "32"
     accelerator: AcceleratorName = "auto"
-    seed: int = 42
+    seed: Seed = 42
     compile: bool = False
     test_curve: bool = False
     tensorboard: bool = True
-    log_every: int = 50
-    checkpoint_every: int = 1
+    log_every: Natural = 50
+    checkpoint_every: Natural = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,132 +152,10 @@ class RunSettings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
 
-
-class SettingsError(ValueError):
-    """Settings that cannot be run. The message holds one line for each problem.
-
-    Attributes:
-        problems: the lines.
-    """
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
-
-
-def problems(settings: RunSettings) -> list[str]:
-    """Everything that is wrong with the settings, one sentence each, in the spelling of the command line's flags.
-
-    What only the data can tell (too few images, other sizes) is found by ``attnconv.training.fit`` once they are read.
-
-    Example:
-        >>> from attnconv.models.presets import PRESETS
-        >>> wrong = TrainSettings(epochs=0, batch_size=10, accumulate=3)
-        >>> for line in problems(RunSettings(preset="quadratic", model=PRESETS["quadratic"], train=wrong)):
-        ...     print(line)
-        --epochs: must be a whole number of at least 1, got 0.
-        --batch-size: must be a multiple of 3 (processes x accumulate), got 10. Take 12.
-    """
-    found = [line.replace("--model.", "--", 1) for line in model_problems(settings.model)]
-    found += data_problems(settings.data) + data_problems(settings.augment)
-    found += _optim_problems(settings.optim)
-    found += _schedule_problems(settings.schedule, settings.train.epochs)
-    found += _train_problems(settings.train)
-    return found
-
-
-def _optim_problems(optim: OptimSettings) -> list[str]:
-    check = _Checks(optim, "--optim.")
-    check.choice("name", get_args(OptimiserName))
-    check.above("learning_rate", 0.0)
-    check.above("position_rate", 0.0)
-    for name in ("momentum", "second_beta", "label_smoothing"):
-        check.fraction(name)
-    check.at_least("weight_decay", 0.0)
-    if optim.clip is not None:
-        check.above("clip", 0.0)
-    if optim.nesterov and optim.name == "adamw":
-        check.add("nesterov", "must be off with --optim.name adamw", fix="Pass --optim.no-nesterov.")
-    elif optim.nesterov and not optim.momentum:
-        check.add("nesterov", "must be off when --optim.momentum is 0", fix="Pass --optim.momentum 0.9.")
-    return check.messages
-
-
-def _schedule_problems(schedule: ScheduleSettings, epochs: Any) -> list[str]:
-    check = _Checks(schedule, "--schedule.")
-    check.choice("name", get_args(ScheduleName))
-    check.fraction("warmup")
-    check.above("decay", 0.0)
-    if check.good("decay") and schedule.decay > 1:
-        check.add("decay", "must be at most 1")
-    if schedule.name != "steps":
-        return check.messages
-    stones = schedule.milestones
-    if not all(is_whole(stone, 1) for stone in stones) or list(stones) != sorted(set(stones)):
-        check.add("milestones", "must be growing whole numbers of at least 1")
-    elif stones and is_whole(epochs, 1) and stones[0] >= epochs:
-        check.add("milestones", f"must begin before the last of the {epochs} epochs", fix="Or raise --epochs.")
-    return check.messages
-
-
-def _train_problems(train: TrainSettings) -> list[str]:
-    check = _Checks(train, "--")
-    for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "log_every", "checkpoint_every"):
-        check.whole(name, 1)
-    check.whole("seed", 0)
-    if check.good("seed") and train.seed >= 2**63:
-        check.add("seed", "must be below 2^63")
-    check.choice("precision", get_args(PrecisionName))
-    check.choice("accelerator", get_args(AcceleratorName))
-    if check.good("batch_size", "accumulate"):
-        parts = world_size() * train.accumulate
-        if train.batch_size % parts:
-            fix = f"Take {math.ceil(train.batch_size / parts) * parts}."
-            check.add("batch_size", f"must be a multiple of {parts} (processes x accumulate)", fix=fix)
-    if train.accelerator == "mps" and train.precision == "64":
-        check.add(
-            "precision", "must be 32 or bf16 on mps, which has no 64-bit numbers", fix="Or pass --accelerator cpu."
-        )
-    return check.messages
-
-
-class _Checks:
-    """Collects the messages about one group's fields."""
-
-    def __init__(self, settings: object, prefix: str) -> None:
-        self.messages: list[str] = []
-        self._settings = settings
-        self._prefix = prefix
-        self._wrong: set[str] = set()
-
-    def good(self, *names: str) -> bool:
-        """Whether none of these fields has a message yet."""
-        return self._wrong.isdisjoint(names)
-
-    def add(self, name: str, requirement: str, *, fix: str = "") -> None:
-        flag = self._prefix + name.replace("_", "-")
-        self.messages.append(bad(flag, requirement, repr(getattr(self._settings, name)), fix))
-        self._wrong.add(name)
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> None:
-        if getattr(self._settings, name) not in choices:
-            self.add(name, f"must be one of {', '.join(choices)}")
-
-    def whole(self, name: str, minimum: int) -> None:
-        if not is_whole(getattr(self._settings, name), minimum):
-            self.add(name, f"must be a whole number of at least {minimum}")
-
-    def above(self, name: str, minimum: float) -> None:
-        value = getattr(self._settings, name)
-        if not (is_real(value) and value > minimum):
-            self.add(name, f"must be a finite number above {minimum:g}")
-
-    def at_least(self, name: str, minimum: float) -> None:
-        value = getattr(self._settings, name)
-        if not (is_real(value) and value >= minimum):
-            self.add(name, f"must be a finite number of at least {minimum:g}")
-
-    def fraction(self, name: str) -> None:
-        value = getattr(self._settings, name)
-        if not (is_real(value) and 0 <= value < 1):
-            self.add(name, "must be a number of at least 0 and below 1")
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Rules between the groups."""
+        milestones, epochs = self.schedule.milestones, self.train.epochs
+        begun = fine("schedule", "train.epochs") and self.schedule.name == "steps" and milestones
+        if begun and milestones[0] >= epochs:
+            requirement = f"must begin before the last of the {epochs} epochs"
+            yield Problem("schedule.milestones", requirement, fix="Or raise train.epochs.")

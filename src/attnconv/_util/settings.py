@@ -1,0 +1,239 @@
+"""Settings: frozen dataclasses whose annotations state what each value may be.
+
+    Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+
+`read` makes an instance from plain values, `problems` validates one, `plain` gives its JSON values. Classes in one
+union differ in `kind`. A class may state rules between its fields in a method `conflicts(fine)`, which yields a
+`Problem` for each broken rule; `fine(*names)` says whether these fields (without names: all) are valid so far.
+"""
+
+import difflib
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, inspect
+
+from attnconv._util.errors import bad
+
+T = TypeVar("T")
+Fine: TypeAlias = Callable[..., bool]
+Natural = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1, le=65_536)]
+Counts = Annotated[tuple[Count, ...], Meta(min_length=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+# The smallest float that is not denormal. `gt=0` compares with a denormal number, which torch.set_flush_denormal turns
+# into 0, and then admits 0.
+SMALLEST = sys.float_info.min
+Positive = Annotated[float, Meta(ge=SMALLEST)]
+Magnitude = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One setting that cannot be used; as text, an error message.
+
+    Attributes:
+        name: dotted name, such as `optim.learning_rate`.
+        requirement: what it must satisfy.
+        got: its value as text; of a rule in `conflicts`, empty for the field's value.
+        fix: what to do.
+        origin: where the value came from.
+    """
+
+    name: str
+    requirement: str
+    got: str = ""
+    fix: str = ""
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return bad(self.name, self.requirement, self.got, self.fix, origin=self.origin)
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used. The message has one line for each problem.
+
+    Attributes:
+        problems: all of them.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def problems(settings: Any, name: str = "") -> list[Problem]:
+    """Everything that is wrong with an instance.
+
+    Args:
+        settings: the instance; other settings in it are validated too.
+        name: what its fields' names begin with, before a dot.
+    """
+    return _value(type(settings), settings, name)[1]
+
+
+def check(settings: Any, name: str = "") -> None:
+    """Raise `SettingsError` with all `problems` of an instance, if there are any."""
+    if found := problems(settings, name):
+        raise SettingsError(found)
+
+
+def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
+    """An instance from plain JSON values. Missing names take their defaults.
+
+    Args:
+        hint: the class, or a union of classes, chosen by the value `kind`.
+        values: a mapping, as `plain` returns it. A class's `ignored` names are skipped.
+        name: what the names of the settings begin with.
+        origin: where the values came from, for the messages.
+
+    Raises:
+        SettingsError: with every unknown name and every wrong value.
+    """
+    settings, found = _value(hint, values, name)
+    if found:
+        raise SettingsError([replace(problem, origin=origin) for problem in found])
+    return settings
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """JSON values of an instance; a class with a `kind` is tagged with it."""
+    values = {"kind": settings.kind} if hasattr(settings, "kind") else {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        values[field.name] = plain(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def classes_in(hint: Any) -> dict[str, type]:
+    """The settings classes that an annotation admits, by kind; empty for a plain value."""
+    found = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]
+    return {getattr(kind, "kind", ""): kind for kind in found}
+
+
+@cache
+def annotations(settings_class: Any) -> dict[str, Any]:
+    """Each field's annotation, with its `Meta`."""
+    hints = get_type_hints(settings_class, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(settings_class)}
+
+
+def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
+    """A valid value, or None and what is wrong with it."""
+    classes = classes_in(hint)
+    if type(value) in classes.values():
+        return _instance(type(value), vars(value), name)
+    if not classes:
+        return _plain_value(hint, value, name)
+    if not isinstance(value, Mapping):
+        return None, [Problem(name or "settings", "must be a group of settings", repr(value))]
+    if len(classes) == 1:
+        return _instance(next(iter(classes.values())), value, name)
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in classes:
+        return None, [Problem(_join(name, "kind"), f"must be one of {', '.join(classes)}", repr(kind))]
+    return _instance(classes[kind], {field: value[field] for field in value if field != "kind"}, name)
+
+
+def _plain_value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
+    try:
+        number = float(value) if isinstance(value, float) else value  # numpy's floats are Python's
+        made = msgspec.convert(number, hint, dec_hook=lambda kind, text: kind(text))
+    except msgspec.ValidationError:
+        made = math.nan
+    if isinstance(made, float) and not math.isfinite(made):
+        return None, [Problem(name, f"must be {describe(hint)}", repr(value))]
+    return made, []
+
+
+def _instance(settings_class: Any, values: Mapping[str, Any], name: str) -> tuple[Any, list[Problem]]:
+    """An instance with defaults in place of wrong values, and all that is wrong."""
+    hints, found, valid = annotations(settings_class), [], {}
+    for field, value in values.items():
+        if field in hints:
+            made, wrong = _value(hints[field], value, _join(name, field))
+            found += wrong
+            if not wrong:
+                valid[field] = made
+        elif field not in getattr(settings_class, "ignored", ()):
+            near = difflib.get_close_matches(field, hints, n=3, cutoff=0.5)
+            fix = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(hints)}."
+            found.append(Problem(_join(name, field), "must be a known setting", repr(value), fix))
+    required = [field.name for field in fields(settings_class) if field.default is field.default_factory is MISSING]
+    found += [Problem(_join(name, field), "must be given", "nothing") for field in required if field not in values]
+    if not all(field in valid for field in required):
+        return None, found
+    settings = settings_class(**valid)
+
+    def fine(*names: str) -> bool:
+        wrong = [problem.name.removeprefix(f"{name}.") for problem in found]
+        return not any(part == field or part.startswith(f"{field}.") for part in wrong for field in names or wrong)
+
+    for rule in settings.conflicts(fine) if hasattr(settings, "conflicts") else ():
+        got = rule.got or repr(attrgetter(rule.name)(settings))
+        found.append(replace(rule, name=_join(name, rule.name), got=got))
+    return settings, found
+
+
+def _join(name: str, field: str) -> str:
+    return f"{name}.{field}" if name else field
+
+
+@cache
+def describe(hint: Any) -> str:
+    """What a value may be, as part of a sentence.
+
+    Example:
+        >>> describe(Count | None)
+        'a whole number from 1 to 65,536, or None'
+    """
+    return _described(inspect.type_info(hint))
+
+
+def _described(kind: inspect.Type, *, several: bool = False) -> str:
+    match kind:
+        case inspect.IntType():
+            return ("whole numbers" if several else "a whole number") + _range(kind)
+        case inspect.FloatType():
+            return ("finite numbers" if several else "a finite number") + _range(kind)
+        case inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
+        case inspect.UnionType(types=types):
+            return ", or ".join(_described(each) for each in sorted(types, key=_is_none))
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return ("one or more " if least else "a list of ") + _described(item, several=True)
+        case inspect.NoneType():
+            return "None"
+        case inspect.BoolType():
+            return "True or False"
+        case inspect.StrType(min_length=least):
+            return "texts" if several else "text that is not empty" if least else "text"
+    return "paths" if several else "a path"
+
+
+def _is_none(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.NoneType)
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    above = kind.ge == SMALLEST
+    if kind.ge is not None and kind.le is not None and not above:
+        return f" from {_number(kind.ge)} to {_number(kind.le)}"
+    bounds = {"of at least": None if above else kind.ge, "below": kind.lt, "at most": kind.le}
+    parts = [f"{words} {_number(bound)}" for words, bound in bounds.items() if bound is not None]
+    parts = ["above 0", *parts] if above else parts
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def _number(bound: int | float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
