@@ -78,7 +78,7 @@ def test_positions_alone_need_no_images(home: Path, capsys: pytest.CaptureFixtur
 def test_a_model_that_looks_asks_for_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "of_a_user:looks", "--size", "12")
     assert status == 1
-    assert "--data: must say which images to look at, since attention depends on what they show" in err
+    assert "--data: must name images, since attention depends on them" in err
     assert list(home.glob("audits")) == []
 
 

@@ -141,7 +141,7 @@ def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.C
     words = ["of_an_explorer:looks", "--size", "10x12", "--export", "shown"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "--data: must say which images to look at, since attention depends on what they show" in err
+    assert "--data: must name images, since attention depends on them" in err
     assert not (home / "shown").exists()
     assert call(capsys, *words, "--data", "pictures", "--images", "2")[0] == 0
     found = written(home / "shown")

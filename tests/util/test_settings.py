@@ -1,5 +1,6 @@
 """Settings: what annotations admit, what is read from plain values, and what an error says."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
+import attnconv
 from attnconv._util.settings import (
     Count,
     Counts,
@@ -140,6 +142,13 @@ def test_check_raises_all_of_an_instance() -> None:
 def test_zero_stays_wrong_where_denormal_numbers_count_as_zero() -> None:
     torch.set_flush_denormal(True)
     assert [problem.got for problem in problems(Round(0.0))] == ["0.0"]
+
+
+def test_only_the_command_line_knows_flags() -> None:
+    """Errors below it name Python's arguments."""
+    package = Path(attnconv.__file__).parent
+    below = [path for path in package.rglob("*.py") if path.parent.name != "cli"]
+    assert [path.name for path in below if re.search(r"(?:bad|Problem)\(\s*f?\"--", path.read_text())] == []
 
 
 @pytest.mark.parametrize(

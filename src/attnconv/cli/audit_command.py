@@ -3,21 +3,12 @@
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnconv._util.settings import Natural
-from attnconv.cli.image_inputs import (
-    blaming_size,
-    layer_names,
-    noise_for,
-    own_channels,
-    own_size,
-    read_pixels,
-    require_positions_alone,
-    sides,
-)
+from attnconv.cli.image_inputs import Subject
 from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import Positional, parse
 from attnconv.cli.tables import print_table, print_text
@@ -26,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnconv.inspect import Audit as Found
-    from attnconv.models.model_loader import LoadedModel
 
 ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
 
@@ -82,20 +72,18 @@ class Audit:
 def run(words: Sequence[str]) -> int:
     """Load, look, print, write."""
     arguments = parse(Audit, words)
-    sizes, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
     from attnconv.inspect import audit
-    from attnconv.models.model_loader import load
     from attnconv.report.audit_report import write_audit
 
-    loaded = load(arguments.model, pretrained=arguments.pretrained, size=sizes)
-    reading: dict[str, Any] = {"grid": grid, "prefix": arguments.prefix, "layers": layer_names(arguments.layers)}
-    reading["skip_unreadable"] = arguments.skip_unreadable
-    with blaming_size(sizes, own_size(loaded)):
-        images, about, notes = _images(arguments, loaded, sizes or own_size(loaded), reading)
-        found = audit(loaded.model, images, queries=arguments.queries, **reading)
-    about = f"{_capital(loaded.source)}. {about}"
+    subject = Subject.load(arguments.model, arguments)
+    reading = {**subject.reading, "skip_unreadable": arguments.skip_unreadable}
+    with subject.size_explained():
+        images, about, notes = _images(arguments, replace(subject, reading=reading))
+        found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
+    source = subject.loaded.source
+    about = f"{source[:1].upper()}{source[1:]}. {about}"
     for note in (*notes, *found.omissions()):
         print(note)
     _print(found, about)
@@ -105,29 +93,21 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _images(
-    arguments: Audit, loaded: "LoadedModel", sizes: tuple[int, int], reading: dict[str, Any]
-) -> "tuple[Tensor, str, list[str]]":
+def _images(arguments: Audit, subject: Subject) -> "tuple[Tensor, str, list[str]]":
     """Images as the model wants them, where they came from in words, and what a reader must know."""
     import torch
 
     from attnconv.data.augmentation import normalise
 
+    loaded, size = subject.loaded, f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
     if arguments.data is None:
-        drawn = noise_for(loaded, sizes)
-        require_positions_alone(loaded, drawn, reading)
-        about = f"All its attention looks at positions alone, those of images of {sizes[0]} x {sizes[1]} pixels."
-        return drawn, about, []
+        return subject.noise(), f"All its attention looks at positions alone, those of images of {size}.", []
     options: dict[str, Any] = {"count": arguments.images, "root": arguments.root, "skip_broken": arguments.skip_broken}
-    found = read_pixels(arguments.data, sizes, channels=own_channels(loaded), **options)
-    about = f"Looked at {len(found.pixels)} images of {arguments.data}, {sizes[0]} x {sizes[1]} pixels."
+    found = subject.images(arguments.data, **options)
     mean, std = loaded.mean or found.mean, loaded.std or found.std
     dtype = next(loaded.model.parameters(), torch.zeros(())).dtype
-    return normalise(found.pixels, mean, std).to(dtype), about, list(found.notes)
+    images = normalise(found.pixels, mean, std).to(dtype)
+    return images, f"Looked at {len(images)} images of {arguments.data}, {size}.", list(found.notes)
 
 
 def _print(found: "Found", title: str) -> None:

@@ -11,16 +11,7 @@ from msgspec import Meta
 from attnconv._util.errors import bad
 from attnconv._util.settings import SMALLEST, Natural, NotNegative
 from attnconv.cli.demo_command import Demo
-from attnconv.cli.image_inputs import (
-    blaming_size,
-    layer_names,
-    noise_for,
-    own_channels,
-    own_size,
-    read_pixels,
-    require_positions_alone,
-    sides,
-)
+from attnconv.cli.image_inputs import Subject
 from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import Positional, parse
 
@@ -97,38 +88,32 @@ def run(words: Sequence[str]) -> int:
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and what answers a visitor's picture if there is a model to answer."""
     from attnconv.explorer import Pictures, Session, example, payload
-    from attnconv.models.model_loader import load
 
-    size, grid = (sides(f"--{name}", getattr(arguments, name)) for name in ("size", "grid"))
     name = arguments.model or _demo()
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
     if name is None:
         print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
         return example(), None
-    loaded = load(name, pretrained=arguments.pretrained, size=size)
+    subject = Subject.load(name, arguments)
     moments, trained_on = _of_run(name, arguments.moments)
-    data = arguments.data or trained_on
-    channels, sizes = own_channels(loaded), size or own_size(loaded)
-    reading: dict[str, Any] = {"layers": layer_names(arguments.layers), "grid": grid, "prefix": arguments.prefix}
-    options = {**reading, "budget": max(1, round(arguments.budget * 1e6)), "title": title_of(name), "moments": moments}
+    budget = max(1, round(arguments.budget * 1e6))
+    options = {**subject.reading, "budget": budget, "title": title_of(name), "moments": moments}
 
     def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
-        mean, std = loaded.mean or mean, loaded.std or std
-        return Session(loaded.model, sizes, mean=mean, std=std, options=options)
+        model, mean, std = subject.loaded.model, subject.loaded.mean or mean, subject.loaded.std or std
+        return Session(model, subject.sizes, mean=mean, std=std, options=options)
 
-    if data is None:
-        drawn = noise_for(loaded, sizes)
-        with blaming_size(size, own_size(loaded)):
-            require_positions_alone(loaded, drawn, reading)
-            content = payload(loaded.model, drawn, pictures=Pictures.none(), **options)
-        return content, session((0.5,) * channels, (0.5,) * channels).answer
-    wanted: dict[str, Any] = {"count": arguments.images, "root": arguments.root}
-    found = read_pixels(data, sizes, channels=channels, **wanted)
-    for note in found.notes:
-        print(note)
-    shown = session(found.mean, found.std)
-    with blaming_size(size, own_size(loaded)):
+    data = arguments.data or trained_on
+    with subject.size_explained():
+        if data is None:
+            content = payload(subject.loaded.model, subject.noise(), pictures=Pictures.none(), **options)
+            middle = (0.5,) * subject.channels
+            return content, session(middle, middle).answer
+        found = subject.images(data, count=arguments.images, root=arguments.root)
+        for note in found.notes:
+            print(note)
+        shown = session(found.mean, found.std)
         return shown.payload(found.pixels, found.names), shown.answer
 
 

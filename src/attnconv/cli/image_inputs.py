@@ -1,8 +1,9 @@
-"""Images to look at a model with, as the flags of `audit` and `explore` name them."""
+"""The model that `audit` and `explore` inspect, and the images that they show it."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,13 +12,151 @@ from attnconv._util.errors import bad
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnconv.cli.audit_command import Audit
+    from attnconv.cli.explore_command import Explore
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
 _USUAL_SIZE = 224  # pixels, where a model does not say
 
 
-def sides(flag: str, words: str | None) -> tuple[int, int] | None:
+class InputImages(NamedTuple):
+    """Images to show a model.
+
+    Attributes:
+        pixels: Bytes (b, c, height, width).
+        names: Of the files; empty for a data set.
+        mean: Of each channel, to normalise them where the model has none of its own.
+        std: Standard deviation, likewise.
+        notes: What a reader must know of the files.
+    """
+
+    pixels: "Tensor"
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to inspect.
+
+    Attributes:
+        loaded: The model.
+        asked: Height and width that --size asks for, if any.
+        reading: Options of `attnconv.inspect.audit` that say how its attention is read.
+    """
+
+    loaded: "LoadedModel"
+    asked: tuple[int, int] | None
+    reading: dict[str, Any]
+
+    @classmethod
+    def load(cls, name: str, arguments: "Audit | Explore") -> "Subject":
+        """Load the model that the arguments describe.
+
+        Raises:
+            ValueError: --size or --grid cannot be read, or there is no such model.
+        """
+        from attnconv.models.model_loader import load
+
+        size, grid = _sides("--size", arguments.size), _sides("--grid", arguments.grid)
+        layers = None if arguments.layers is None else tuple(map(str.strip, arguments.layers.split(",")))
+        loaded = load(name, pretrained=arguments.pretrained, size=size)
+        return cls(loaded, size, {"grid": grid, "prefix": arguments.prefix, "layers": layers})
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.asked or own_size(self.loaded)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images: those of the model's settings, or of its first convolution."""
+        from attnconv.theory.conv_taps import is_convolution
+
+        first = next((module for module in self.loaded.model.modules() if is_convolution(module)), None)
+        channels = 3 if first is None else int(first.in_channels)
+        return int(getattr(self.loaded.settings, "image_channels", channels))
+
+    def noise(self) -> "Tensor":
+        """Two images of noise, for a model whose attention does not depend on the image.
+
+        Raises:
+            ValueError: It does.
+        """
+        import torch
+
+        from attnconv.inspect import audit
+
+        some = next(self.loaded.model.parameters(), torch.zeros(()))
+        drawn = torch.randn(2, self.channels, *self.sizes, generator=torch.Generator().manual_seed(0)).to(some.dtype)
+        read = audit(self.loaded.model, drawn, queries=1, **self.reading).layers
+        if content := [layer.name for layer in read if not layer.position_only]:
+            some_names = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
+            requirement = "must name images, since attention depends on them"
+            fix = f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
+            raise ValueError(bad("--data", requirement, f"none for {some_names}", fix))
+        return drawn
+
+    def images(self, data: str, *, count: int, root: Path, skip_broken: bool = False) -> InputImages:
+        """Read the images.
+
+        Args:
+            data: A folder of pictures, or one of `DATA_SETS`.
+            count: How many images to read at most.
+            root: Folder that holds CIFAR-10.
+            skip_broken: Pass over files that cannot be read or are of one colour.
+
+        Raises:
+            ValueError: There is no such data, it cannot be read, or it does not fit the channels.
+        """
+        from attnconv.data.load_splits import load as load_data
+        from attnconv.data.sample_images import read_pictures
+        from attnconv.data.settings import DataSettings
+
+        sizes, channels = self.sizes, self.channels
+        if channels not in (1, 3):
+            raise ValueError(bad("model", "must have grey or RGB images to inspect --data", f"{channels} channels"))
+        middle = (0.5,) * channels
+        if data in DATA_SETS:
+            splits = load_data(DataSettings(data, root=str(root)))  # type: ignore[arg-type]
+            pixels = splits.test.images[:count]
+            mean, std = (splits.mean, splits.std) if pixels.shape[1] == channels else (middle, middle)
+            return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
+        if not Path(data).is_dir():
+            raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
+        found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
+        return InputImages(found.pixels, found.names, middle, middle, found.notes)
+
+    @contextmanager
+    def size_explained(self) -> Iterator[None]:
+        """Add to a model's error about the images of --size what to do."""
+        own = own_size(self.loaded)
+        try:
+            yield
+        except ValueError as error:
+            if self.sizes == own or not str(error).startswith("images: must be what the forward pass"):
+                raise
+            fix = f"Leave --size out, which gives it images of {own[0]} x {own[1]}, or build it for that size."
+            raise ValueError(f"{error} {fix}") from error
+
+
+def own_size(loaded: "LoadedModel") -> tuple[int, int]:
+    """The size of the images that a model is made for, of any library; 224 where it does not say."""
+    network = getattr(loaded.model, "network", loaded.model)
+    stated = (
+        getattr(loaded.settings, "image_size", None),
+        getattr(getattr(network, "patch_embed", None), "img_size", None),
+        getattr(network, "image_size", None),
+        getattr(getattr(network, "config", None), "image_size", None),
+    )
+    size = next((size for size in stated if size is not None), _USUAL_SIZE)
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _sides(flag: str, words: str | None) -> tuple[int, int] | None:
     """`N` or `HxW` as height and width."""
     if words is None:
         return None
@@ -28,135 +167,13 @@ def sides(flag: str, words: str | None) -> tuple[int, int] | None:
     return sides
 
 
-def own_size(loaded: "LoadedModel") -> tuple[int, int]:
-    """The images that a model is made for, if it says so: this library's, timm's, torchvision's, transformers'."""
-    network = getattr(loaded.model, "network", loaded.model)
-    words = (
-        getattr(loaded.settings, "image_size", None),
-        getattr(getattr(network, "patch_embed", None), "img_size", None),
-        getattr(network, "image_size", None),
-        getattr(getattr(network, "config", None), "image_size", None),
-    )
-    size = next((word for word in words if word is not None), _USUAL_SIZE)
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-@contextmanager
-def blaming_size(size: tuple[int, int] | None, own: tuple[int, int]) -> Iterator[None]:
-    """A model that does not take the images of --size says so in its own words; these add what to do.
-
-    Args:
-        size: What the user asked for, if anything.
-        own: What the model is given otherwise.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if size is None or size == own or not str(error).startswith("images: must be what the forward pass"):
-            raise
-        fix = f"Leave --size out, which gives it images of {own[0]} x {own[1]}, or build it for that size."
-        raise ValueError(f"{error} {fix}") from error
-
-
-def own_channels(loaded: "LoadedModel") -> int:
-    """Channels of the images that a model takes: those of its settings, or of its first convolution."""
-    from attnconv.theory.conv_taps import is_convolution
-
-    first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
-    channels = 3 if first is None else int(first.in_channels)
-    return int(getattr(loaded.settings, "image_channels", channels))
-
-
-def layer_names(words: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them."""
-    return None if words is None else tuple(name.strip() for name in words.split(","))
-
-
-def require_positions_alone(loaded: "LoadedModel", noise: "Tensor", reading: dict[str, Any]) -> None:
-    """Refuse to look on noise at what depends on the image."""
-    from attnconv.inspect import audit
-
-    content = [
-        layer.name for layer in audit(loaded.model, noise, queries=1, **reading).layers if not layer.position_only
-    ]
-    if content:
-        some = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
-        requirement = "must say which images to look at, since attention depends on what they show"
-        fix = f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
-        raise ValueError(bad("--data", requirement, f"none for {some}", fix))
-
-
-def noise_for(loaded: "LoadedModel", sizes: tuple[int, int]) -> "Tensor":
-    """Two images for a model that does not look at them."""
-    import torch
-
-    some = next(loaded.model.parameters(), torch.zeros(()))
-    drawn = torch.randn(2, own_channels(loaded), *sizes, generator=torch.Generator().manual_seed(0))
-    return drawn.to(some.dtype)
-
-
-class InputImages(NamedTuple):
-    """Images to look at a model with.
-
-    Attributes:
-        pixels: Bytes (b, c, height, width).
-        names: Of the files; empty for a data set.
-        mean: Of each channel, to normalise them where the model has none of its own.
-        std: Deviation, likewise.
-        notes: What is to be said of the files.
-    """
-
-    pixels: "Tensor"
-    names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    notes: tuple[str, ...]
-
-
-def read_pixels(
-    data: str, sizes: tuple[int, int], *, channels: int, count: int, root: Path, skip_broken: bool = False
-) -> InputImages:
-    """The images to look at.
-
-    Args:
-        data: A folder of pictures, or one of `DATA_SETS`.
-        sizes: Height and width in pixels.
-        channels: 1 or 3.
-        count: How many images to read at most.
-        root: Folder that holds CIFAR-10.
-        skip_broken: Pass over files that cannot be read or are of one colour.
-
-    Raises:
-        ValueError: There is no such data, it cannot be read, or it does not fit the channels.
-    """
-    from attnconv.data.load_splits import load as load_data
-    from attnconv.data.sample_images import read_pictures
-    from attnconv.data.settings import DataSettings
-
-    if channels not in (1, 3):
-        raise ValueError(bad("model", "must take grey or RGB images to look at --data", f"{channels} channels"))
-    middle = (0.5,) * channels
-    if data in DATA_SETS:
-        splits = load_data(DataSettings(data, root=str(root)))  # type: ignore[arg-type]
-        pixels = splits.test.images[:count]
-        same = pixels.shape[1] == channels
-        mean, std = (splits.mean, splits.std) if same else (middle, middle)
-        return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
-    if not Path(data).is_dir():
-        requirement = f"must be a folder of pictures, {' or '.join(DATA_SETS)}"
-        raise ValueError(bad("--data", requirement, repr(data)))
-    found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-    return InputImages(found.pixels, found.names, middle, middle, found.notes)
-
-
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":
-    """Images of a data set at the size and with the channels that the model wants; colours are not thrown away."""
+    """Images of a data set at the size and with the channels of the model; colours are kept."""
     import torch.nn.functional as F
 
     if pixels.shape[1] > channels:
-        raise ValueError(
-            bad("--data", "must be grey for a model of grey images", "images with colours", "Take digits.")
-        )
+        got = "images with colours"
+        raise ValueError(bad("--data", "must be grey for a model of grey images", got, "Take digits."))
     pixels = pixels.expand(-1, channels, -1, -1)
     if tuple(pixels.shape[2:]) == sizes:
         return pixels

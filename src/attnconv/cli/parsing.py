@@ -140,18 +140,16 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Nested:
     return found
 
 
-def in_flags(text: str, arguments: Iterable[Argument] | None = None) -> str:
+def in_flags(text: str) -> str:
     """A message of the library with flags in place of Python's names.
 
     Example:
         >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")
         '--batch-size: must be 4, got 3. Pass --epochs 2, or raise --optim.clip.'
     """
-    if arguments is None:
-        from attnconv.training.settings import RunSettings
+    from attnconv.training.settings import RunSettings
 
-        arguments = arguments_of(RunSettings)
-    flags = _FLAGS | {argument.name.removeprefix("settings."): argument.flags[0] for argument in arguments}
+    flags = _FLAGS | {argument.name: argument.flags[0] for argument in arguments_of(RunSettings)}
 
     def spelled(found: re.Match[str]) -> str:
         name, value = found["name"], found["value"]
@@ -164,7 +162,7 @@ def in_flags(text: str, arguments: Iterable[Argument] | None = None) -> str:
 
     names = "|".join(re.escape(name) for name in sorted(flags, key=len, reverse=True))
     value = r"=(?P<value>'[^']*'|\[[^\]]*\]|[\w+-]+(?:\.\w+)*)"
-    return re.sub(rf"(?<![\w./-])(?:settings\.)?(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
+    return re.sub(rf"(?<![\w./-])(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
 
 
 @contextmanager
