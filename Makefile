@@ -11,7 +11,7 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web page verify docs format install unit commands doctests compile verify-tenth cli-reference clean web-tests
+.PHONY: help demo test check web page verify docs format install together unit doctests compile verify-tenth cli-reference clean web-tests
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -33,19 +33,15 @@ check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check unit commands doctests compile docs web verify-tenth  ## everything that CI runs
+test: together unit compile verify-tenth  ## everything that CI runs
 
-# Whole commands, scripts, pages and figures take half as long as everything else together, and come after it.
-COMMANDS := tests/cli tests/report tests/benchmarks tests/experiments
+# Each of these is one process; the others start as many as there are workers.
+together: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target check web docs doctests
 
 # A file stays with one worker: what its tests share is made once.
-QUICK := -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
-
 unit: $(STAMP)
-	$(PYTEST) tests $(COMMANDS:%=--ignore=%) $(QUICK)
-
-commands: $(STAMP)
-	$(PYTEST) $(COMMANDS) $(QUICK)
+	$(PYTEST) tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
 
 doctests: $(STAMP)
 	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
@@ -72,7 +68,7 @@ page:  ## build the page of the explorer: web/dist/index.html (Node 20.19 or new
 	cd web && npm run --silent build
 
 web:  ## types, numbers and browser tests of the page; skipped in words where Node or Chromium is missing
-	@if test -z "$(NODE_MISSING)"; then $(MAKE) --no-print-directory page web-tests; \
+	@if test -z "$(NODE_MISSING)"; then $(MAKE) --no-print-directory page && $(MAKE) --no-print-directory web-tests; \
 	else echo "web: skipped, the page needs $(NODE_WANTED), got $(NODE_MISSING)"; fi
 
 web-tests:
