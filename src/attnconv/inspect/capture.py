@@ -54,8 +54,8 @@ def visit_attention(
 ) -> None:
     """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
-    Reads layers of this library and, as `TokenOperator`s, vision transformers of timm, torchvision and Hugging Face,
-    nn.MultiheadAttention, and whatever else calls PyTorch's attention or a softmax over keys.
+    Reads layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention, and
+    whatever else calls PyTorch's attention or a softmax over keys. The operator of a foreign layer is a `TokenOperator`.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
