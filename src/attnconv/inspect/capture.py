@@ -55,7 +55,7 @@ def visit_attention(
     """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
     Reads layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention, and
-    whatever else calls PyTorch's attention or a softmax over keys. The operator of a foreign layer is a `TokenOperator`.
+    whatever else calls PyTorch's attention or a softmax over keys. Foreign layers give a `TokenOperator`.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
