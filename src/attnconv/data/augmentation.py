@@ -1,8 +1,6 @@
 """Random crops, mirroring, colour jitter and cutout for whole batches, on the device of the images.
 
-The changes to an image depend only on its row of random numbers (see `attnconv.data.random_numbers`), so they are the
-same in every batch, in every process and on every device. The border of a shifted crop is black before normalisation,
-as in the paper's code; the square of cutout is zero after it, the mean colour.
+The changes to an image depend only on its row of random numbers: not on its batch, its process or the device.
 """
 
 import torch
@@ -25,23 +23,10 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Augment and normalise a batch.
+    """Augment and normalise a batch; `uniforms` are those of the `Batch`, `mean` and `std` as for `normalise`.
 
-    Args:
-        images: Pixels as bytes.
-        uniforms: Rows of `uniform` for these images, as in `Batch.uniforms`.
-        settings: Which changes, how strong.
-        mean: As for `normalise`.
-        std: As for `normalise`.
-
-    Raises:
-        ValueError: The images are smaller than the settings require, or the constants do not fit the channels.
-
-    Example:
-        >>> batch = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
-        >>> out = augment(batch, torch.rand(2, 36), settings=AugmentSettings("none"), mean=(0.5,), std=(0.25,))
-        >>> out.unique().item()
-        2.0
+    The border of a shifted crop is black before normalisation, as in the paper's code; the square of cutout is zero
+    after it, the mean colour. Raises `ValueError` for images that are smaller than the settings require.
     """
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))

@@ -29,23 +29,10 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Iterable over one process's share of each batch of an epoch.
+    """Iterable over one process's share of each batch of an epoch; batches are on the device of the dataset.
 
-    Args:
-        dataset: The images; batches are on its device.
-        batch_size: Images of a global batch, over all processes together; a multiple of `world`.
-        seed: Seed of the order and of the random numbers.
-        shuffle: Whether each epoch has its own random order; otherwise the set's order.
-        rank: Index of this process.
-        world: Number of processes.
-        drop_last: Leave out an incomplete last batch. Training on several processes needs this: otherwise the last
-            batch can be uneven, or empty on some processes.
-
-    Example:
-        >>> digits = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10))
-        >>> batches = Batches(digits, batch_size=4)
-        >>> len(batches), [len(batch.labels) for batch in batches]
-        (3, [4, 4, 2])
+    `batch_size` counts the images of a global batch and is a multiple of `world`. Training on several processes needs
+    `drop_last`: otherwise the last batch can be uneven, or empty on some processes.
     """
 
     def __init__(

@@ -27,9 +27,7 @@ def read_cifar(
 ) -> tuple[dict[str, ImageSet], str]:
     """Find, check and read the sets `train` and `test`, and name their source.
 
-    Raises:
-        ValueError: The folder does not hold the data and they cannot be downloaded, or its files are incomplete or
-            damaged; the message names the file and what was expected.
+    Raises `ValueError` for missing, incomplete or damaged files, with the file's name and what was expected.
     """
     root = Path(settings.root).expanduser()
     found = _read(facts, root, settings)

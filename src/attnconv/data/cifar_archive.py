@@ -1,7 +1,6 @@
 """The official CIFAR archives: a tar.gz of pickles, or the folder that it unpacks to.
 
-Every file is compared with its published checksum before it is opened. Even so the unpickler imports nothing: a stub
-takes the place of every class that a pickle names, and keeps an array's bytes.
+Every file is compared with its published checksum before it is opened. Even so the unpickler imports nothing.
 """
 
 import hashlib
@@ -23,13 +22,7 @@ from attnconv.data.image_set import ImageSet
 def read_archive(path: Path, facts: Cifar, labels: str) -> dict[str, ImageSet]:
     """Check and read the sets `train` and `test` of an archive, in memory, or of the folder that it unpacks to.
 
-    Args:
-        path: The archive or the folder.
-        facts: What is in it.
-        labels: Key of the labels in the pickles: `labels`, `fine_labels` or `coarse_labels`.
-
-    Raises:
-        ValueError: The archive has another size or checksum, or a pickle of the folder is missing or differs.
+    `labels` is the key of the labels in the pickles: `labels`, `fine_labels` or `coarse_labels`.
     """
     contents = _of_folder(path, facts) if path.is_dir() else _of_archive(path, facts)
     sets = {}
@@ -74,7 +67,7 @@ def _of_folder(folder: Path, facts: Cifar) -> dict[str, bytes]:
 
 
 class _Stub:
-    """Stands for any class or function that a pickle names; keeps its state, whose last entry is an array's bytes."""
+    """Stub for any class or function that a pickle names; keeps its state, whose last entry is an array's bytes."""
 
     def __init__(self, *_: object) -> None:
         pass

@@ -38,17 +38,8 @@ class Labels(NamedTuple):
 class Cifar:
     """Facts about one of the two data sets.
 
-    Args:
-        title: Its name.
-        archive: The official archive ("python version").
-        folder: The folder that it unpacks to.
-        train: MD5 of each pickle of training images by its name, in order.
-        test: Likewise for test images.
-        labels: The kinds of labels, by the value of the setting `labels`.
-        mean: Mean of each channel over the training images, of pixels scaled to [0, 1].
-        std: Standard deviation of each channel, likewise.
-        paper_std: What the paper divided by: the mean over images of each image's own deviation, where it is known.
-        rows: Number of images of each split.
+    `train` and `test` hold the MD5 of each pickle by its name, in order; `labels` are by the value of the setting. The
+    paper divided by `paper_std`: the mean over images of each image's own deviation.
     """
 
     title: str

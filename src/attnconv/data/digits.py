@@ -24,13 +24,7 @@ _TEST = (
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """Read the training set (1437 images) and the test set (360 images).
-
-    Example:
-        >>> train, test = read_digits()
-        >>> len(train), len(test), train.size
-        (1437, 360, (8, 8))
-    """
+    """Read the training set (1437 images) and the test set (360 images)."""
     content = _table()
     pixels = np.rint(content[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     digits = ImageSet(torch.from_numpy(pixels)[:, None], torch.from_numpy(content[:, -1].astype(np.int64)))

@@ -1,8 +1,7 @@
 """Download one file over HTTP: resumed where it stopped, verified, and put in place in one step.
 
-The bytes go to `NAME.part` beside the target. A download that broke off, in this process or an earlier one, continues
-from there (`Range`); when the size and the SHA-256 are right the file gets its name, under which it is therefore always
-whole. Processes that download the same file wait for each other.
+The bytes go to `NAME.part` beside the target until size and SHA-256 are right. A download that broke off, in this
+process or an earlier one, continues from there. Processes that download the same file wait for each other.
 """
 
 import hashlib
@@ -52,17 +51,10 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
 
 
 def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress | None = None) -> None:
-    """Download a file unless it is there.
+    """Download a file unless it is there, with `attempts` requests in a row that may bring no new byte.
 
-    Args:
-        remote: What to download.
-        target: Where to put it; missing folders are created.
-        attempts: Give up after so many requests in a row without a single new byte, at least 1.
-        progress: Called after each piece.
-
-    Raises:
-        ConnectionError: The file could not be downloaded; what has arrived is kept for the next time.
-        ValueError: The size or the checksum is wrong; the download is discarded.
+    Raises `ConnectionError` where the file cannot be downloaded; what has arrived is kept for the next time.
+    Raises `ValueError` for a wrong size or checksum; the download is discarded.
     """
     part = target.with_name(target.name + ".part")
     with locked(part, wait=True) as file:

@@ -1,10 +1,7 @@
 """Read parquet files in the layout of the Hugging Face hub: `train-00000-of-00004.parquet` and so on.
 
-Columns: `img`, a struct of `bytes` (a PNG file) and `path`, and integer columns of labels. The PNGs are decoded on one
-thread: at 32 x 32 pixels a second one only waits for the first.
-
-A file of some kilobytes can unpack to many gigabytes. Its numbers of rows and bytes are therefore checked first, and
-rows are unpacked a few at a time, since the format can store one value for many of them.
+Columns: `img`, a struct of `bytes` (a PNG file) and `path`, and integer columns of labels. A file of some kilobytes can
+unpack to many gigabytes: the numbers of rows and bytes are checked first, and rows are unpacked a few at a time.
 """
 
 from collections.abc import Iterator
@@ -28,16 +25,9 @@ _AT_ONCE = 1 << 28
 
 
 def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, ImageSet] | None:
-    """Read the image sets of a folder by split; None if it holds no parquet files.
+    """Read the image sets of a folder by split, each with its number of `rows`; None if there are no parquet files.
 
-    Args:
-        folder: Holds the files.
-        labels: The column of labels.
-        rows: How many rows each split must have.
-
-    Raises:
-        ValueError: A split has another number of rows or unpacks to too many bytes, a file is damaged or lacks a
-            column, or an image cannot be decoded; the message names the file and the row.
+    Raises `ValueError` for other numbers of rows, damaged files and images that cannot be decoded, with file and row.
     """
     files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in rows}
     if not any(files.values()):

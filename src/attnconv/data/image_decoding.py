@@ -1,16 +1,7 @@
 """Open untrusted image files. Every image file of the library is opened here.
 
-Before a pixel is decoded, these are checked:
-
-    format    one of `FORMATS`; Pillow tries no other, so its rarer decoders, and the programs they start, are out of
-              reach
-    size      at most `LARGEST_PICTURE` pixels and `LONGEST_SIDE` in each direction (an image of one pixel's width
-              takes Pillow up to 50 bytes a pixel); WebP at most `LARGEST_WEBP` pixels
-    depth     8 bits a channel: of more Pillow would cut some off
-    PNG       the checksums of its chunks, and that its data fill every row, which Pillow does not check
-
-Pillow keeps 4 bytes a pixel, and up to 10 while it drops transparency: 800 MB for the largest image. Images above
-`LARGE_PICTURE` are decoded one at a time, however many threads ask.
+Format, size, depth and a PNG's chunks are checked before a pixel is decoded. Pillow keeps 4 bytes a pixel, and up to 10
+while it drops transparency: 800 MB for the largest image. Of large images, one is decoded at a time.
 """
 
 import io
@@ -30,11 +21,12 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 
+# Pillow tries no other format, so its rarer decoders, and the programs they start, are out of reach.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 LARGEST_PICTURE = 80_000_000  # pixels
 LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
 LARGE_PICTURE = 16_000_000  # pixels: two of more are not decoded at once
-LONGEST_SIDE = 65_535  # pixels: the most that JPEG has
+LONGEST_SIDE = 65_535  # pixels: the most that JPEG has; Pillow takes up to 50 bytes a pixel for one pixel's width
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -72,18 +64,10 @@ class TooLargeError(PictureError):
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open an image and check it; errors of Pillow inside the `with` block become a `PictureError`.
+    """Open an image file, or its content, and check it.
 
-    Args:
-        source: A file, or its content.
-        name: Name in errors; the file's path by default.
-        formats: Which of `FORMATS` are accepted.
-        largest: The most pixels that it may have.
-
-    Raises:
-        UnsupportedTypeError: It is not of one of the formats.
-        TooLargeError: It has more pixels than `largest`, or in one direction more than `LONGEST_SIDE`.
-        PictureError: There is no such file, or the image is broken, or not of 8 bits a channel.
+    Errors of Pillow inside the `with` block become a `PictureError`, which calls the image by `name`, or by its path.
+    `largest` is in pixels.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
     try:
@@ -144,8 +128,7 @@ def fit_picture(
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an open image: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
 
-    Of an image with several frames this is the first, and of transparent pixels the colour below. `sizes` are height
-    and width in pixels; one channel is grey, three are RGB.
+    Of an image with several frames this is the first, and of transparent pixels the colour below.
     """
     mode = "RGB" if channels == 3 else "L"
     image.load()  # a PNG's EXIF may follow its pixels, whose errors must come first

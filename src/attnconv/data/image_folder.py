@@ -28,15 +28,10 @@ LARGEST_SET = 16 << 30
 
 
 def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str, ...]]:
-    """Read the image folders under a root.
+    """Read the sets `train`, `test` and, where it has a folder, `validation`; and the names of the classes.
 
-    Returns:
-        The sets `train`, `test` and, where it has a folder, `validation`; and the names of the classes, which are
-        those of the folders in alphabetical order, with escapes for what cannot be printed.
-
-    Raises:
-        ValueError: A folder is missing or empty, test images are of unknown classes, images are broken (the message
-            names them), or they do not fit in memory.
+    The names are those of the folders in alphabetical order, with escapes for what cannot be printed.
+    Raises `ValueError` for missing or empty folders, unknown classes, broken images and sets that do not fit in memory.
     """
     root = Path(settings.root).expanduser()
     if not root.is_dir():

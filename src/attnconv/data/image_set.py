@@ -1,7 +1,6 @@
 """Image sets in memory, and the division of a training set.
 
-All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. Pixels
-become floats only in `attnconv.data.augmentation`.
+All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers.
 """
 
 from dataclasses import dataclass
@@ -93,16 +92,8 @@ def held_out(
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
     """Divide a training set: indices of the images that stay and of those held out, each ascending.
 
-    The order is `permutation(seed, 0, n)` on its own stream; the images held out are its beginning or, stratified, the
-    beginning of each class in it. Shares of classes are rounded by the largest remainder, so they differ from exact
-    proportion by less than one image.
-
-    Raises:
-        ValueError: The count leaves no image to train on.
-
-    Example:
-        >>> held_out(torch.tensor([0, 1, 0, 1]), 2, seed=0)[1].shape
-        torch.Size([2])
+    Held out is the beginning of a random order or, stratified, the beginning of each class in it. Shares of classes
+    differ from exact proportion by less than one image. At least one image must stay.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):

@@ -24,30 +24,9 @@ def mix(
     settings: AugmentSettings,
     classes: int,
 ) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
-    """Apply mixup or CutMix to a batch.
+    """Apply mixup or CutMix to a batch after `augment`; returns images and a distribution over the classes for each.
 
-    Args:
-        images: The batch after `augment`.
-        labels: Its classes, 0 to classes - 1.
-        uniforms: Rows of `uniform` for these images, as for `augment`.
-        settings: Only `mixup` and `cutmix` are read. With both on, each image takes one of them at random; with both
-            at 0 the images are returned unchanged.
-        classes: Number of classes.
-
-    Returns:
-        The blended images, and a distribution over the classes for each.
-
-    Raises:
-        RuntimeError: A label is not one of the classes (on the CPU).
-        ValueError: A parameter is outside [0, 1].
-
-    Example:
-        >>> chosen = AugmentSettings(mixup=0.2)
-        >>> _, soft = mix(
-        ...     torch.ones(4, 3, 8, 8), torch.arange(4), torch.rand(4, 36), settings=chosen, classes=4
-        ... )
-        >>> soft.sum(dim=1)
-        tensor([1., 1., 1., 1.])
+    With both on, each image takes one of them at random; with both at 0 the images are returned unchanged.
     """
     soft = F.one_hot(labels, classes).to(torch.float32)
     if settings.mixup == 0.0 and settings.cutmix == 0.0:

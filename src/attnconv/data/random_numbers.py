@@ -1,8 +1,7 @@
-"""Random numbers as a function of (seed, epoch, sample), from numpy's Philox generator.
+"""Random numbers as a function of (seed, epoch, sample), from numpy's Philox generator, for the whole set at once.
 
-They do not depend on the batch size, the number of processes or where a training was resumed: each (seed, epoch,
-stream) is the key of its own generator, whose numbers are drawn for the whole set at once, on the CPU. They are raw
-words of the bit generator, which NumPy keeps the same in all releases, unlike the methods of `np.random.Generator`.
+They do not depend on the batch size, the number of processes or where a training was resumed. They are raw words of
+the bit generator, which NumPy keeps the same in all releases, unlike the methods of `np.random.Generator`.
 """
 
 from enum import IntEnum
@@ -31,10 +30,6 @@ def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
     """Draw uniform numbers in [0, 1) for augmentation, multiples of 2^-24, which float32 holds exactly.
 
     A sample's row does not depend on the number of samples, n. Seeds are 0 to 2^63 - 1, epochs 0 to 2^32 - 1.
-
-    Example:
-        >>> torch.equal(uniform(0, 3, 5), uniform(0, 3, 9)[:5])
-        True
     """
     words = _words(seed, epoch, Stream.AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
@@ -46,12 +41,7 @@ def below(uniforms: Float32[Tensor, "*shape"], limit: int) -> Int64[Tensor, "*sh
 
 
 def permutation(seed: int, epoch: int, n: int, *, stream: Stream = Stream.SHUFFLE) -> Int64[Tensor, " n"]:
-    """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them.
-
-    Example:
-        >>> permutation(seed=0, epoch=1, n=5).sort().values.tolist()
-        [0, 1, 2, 3, 4]
-    """
+    """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them."""
     return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
 
 

@@ -1,8 +1,4 @@
-"""Read some images of a folder, for inspecting a model: no classes and no splits.
-
-The folder holds images, or folders of images to any depth. Of several folders each gives its share, so that a few
-images of a folder of classes are not all of one class.
-"""
+"""Read some images of a folder, or of folders in it to any depth, for inspecting a model: no classes and no splits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,8 +56,8 @@ def read_pictures(
 
     Raises:
         TypeError: `count` is not a whole number.
-        ValueError: A size is below 1; the folder is missing or holds no image; files are broken (the message names
-            them) and are not to be skipped; or none is whole.
+        ValueError: A size is below 1, the folder is missing or holds no whole image, or files are broken (the message
+            names them) and are not to be skipped.
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()
     if min(sizes) < 1:
@@ -92,7 +88,7 @@ def read_pictures(
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tuple[Tensor, float]:
-    """One image, and by how much it is enlarged."""
+    """Decode one image; returns it and by how much it is enlarged."""
     with open_picture(path) as image:
         pixels, factor = fit_picture(image, sizes, channels=channels), enlargement(image, sizes)
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):

@@ -91,7 +91,7 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """`AugmentSettings` for images of one shape, nothing left open."""
+    """`AugmentSettings` for images of one shape, with nothing left open."""
 
     padding: int
     border: CropBorder
@@ -99,31 +99,12 @@ class Augmentation:
     cutout: int
     jitter: float
 
-    @property
-    def random(self) -> bool:
-        """Whether anything is left to chance."""
-        return self.padding > 0 or self.flip or self.cutout > 0 or self.jitter > 0.0
-
 
 def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentation:
     """Fill what `AugmentSettings` leaves open from its recipe and the images' shape.
 
-    Args:
-        settings: the user's choice.
-        channels: channels of the images. One channel means strokes, not scenes: no mirroring, no jitter by default.
-        size: the shorter side of the images, in pixels.
-
-    Returns:
-        The choice in numbers.
-
-    Raises:
-        SettingsError: if the padding or the square is too large for the images.
-
-    Example:
-        >>> settle(AugmentSettings("paper"), channels=3, size=32)
-        Augmentation(padding=4, border='zero', flip=True, cutout=0, jitter=0.0)
-        >>> settle(AugmentSettings("modern"), channels=1, size=8)
-        Augmentation(padding=1, border='reflect', flip=False, cutout=2, jitter=0.0)
+    `size` is the shorter side in pixels. One channel means strokes, not scenes: no mirroring, no jitter by default.
+    Raises `SettingsError` for a padding or a square that is too large for the images.
     """
     changes, modern, colour = settings.recipe != "none", settings.recipe == "modern", channels > 1
     eighth, quarter = max(1, size // 8), max(1, size // 4)
@@ -143,7 +124,7 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
 
 
 def root_problems(settings: DataSettings) -> list[Problem]:
-    """What is wrong with the folder that holds the data, on this machine."""
+    """Problems with the folder that holds the data, on this machine."""
     root, fetched = Path(settings.root).expanduser(), settings.download and settings.name != "folder"
     if settings.name == "digits":
         return []
