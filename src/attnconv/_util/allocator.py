@@ -1,13 +1,7 @@
-"""glibc's memory allocator while something is trained or measured.
+"""glibc's memory allocator while something is trained or measured; elsewhere than on Linux nothing happens.
 
-By itself glibc gives freed blocks back to the system or keeps them, depending on the history of the process, and pages
-that come back are cleared and mapped anew. Equal work then differs by a factor of two in time, or a third in memory.
-
-    trainings `freed_memory_kept`: every step asks for the same sizes
-    times     `keep_freed_memory`: after the first round nobody pays for pages
-    memory    `map_large_blocks`, `give_back`: every large block comes and goes on its own, so that peaks hold no holes
-
-Elsewhere than on Linux with glibc nothing happens.
+By itself glibc keeps freed blocks or returns them to the system, depending on the history of the process. Equal work
+then differs by a factor of two in time, or a third in memory.
 """
 
 import ctypes
@@ -24,7 +18,7 @@ _USUAL = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP
 
 
 def keep_freed_memory() -> None:
-    """Take blocks of any size from one heap, and keep it."""
+    """Take blocks of any size from one heap, and keep it: later rounds of the same work get no new pages."""
     _allocator("mallopt", _MMAP_MAX, 0)
     _allocator("mallopt", _TRIM_THRESHOLD, -1)  # never
     _allocator("mallopt", _TOP_PAD, 2**26)
@@ -32,7 +26,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """`keep_freed_memory` for a while. The user's own settings, `MALLOC_*` or `GLIBC_TUNABLES`, come first."""
+    """`keep_freed_memory` within the block. The user's own settings, `MALLOC_*` or `GLIBC_TUNABLES`, come first."""
     if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         yield
         return
@@ -46,7 +40,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def map_large_blocks() -> None:
-    """Map blocks of 1 MiB and more, each on its own."""
+    """Map blocks of 1 MiB and more, each on its own, so that peaks of memory hold no holes."""
     _allocator("mallopt", _MMAP_THRESHOLD, _LARGE)
 
 
@@ -57,7 +51,7 @@ def give_back() -> None:
 
 
 def _allocator(name: str, *numbers: int) -> None:
-    """Call a function of the C library where it has it."""
+    """Call a function of the C library where there is one."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     if function is not None:
         function(*numbers)

@@ -10,17 +10,10 @@ PARTIAL = ".*.partial"  # names of what a kill in the middle of a save leaves
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content, or leave it as it was.
+    """Replace a file by new content, or leave it as it was and raise `OSError` with the system's error number.
 
-    The content is written to a second file in the same folder (`.NAME.RANDOM.partial`), synchronised to the disk and
-    renamed, which file systems do in one step.
-
-    Args:
-        path: The file; its folder exists. Behind a symbolic link, the link's target is replaced.
-        content: All of it.
-
-    Raises:
-        OSError: The content cannot be written, with the system's error number; the old file is as it was.
+    The content goes to `.NAME.RANDOM.partial` in the same folder, which must exist, is synchronised to the disk and
+    renamed. Behind a symbolic link, the link's target is replaced.
     """
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

@@ -1,7 +1,6 @@
-"""The one form of the library's error messages.
+"""The form of the library's error messages.
 
-*argument: requirement, got value (where it came from). Fix.* The reader learns which argument is meant, what it must
-satisfy, what arrived instead, and what to do, in that order and in one line.
+*argument: requirement, got value (where it came from). Fix.*
 """
 
 import difflib
@@ -11,18 +10,9 @@ _LONGEST = 4000  # characters of a value in a message
 
 
 def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: str = "") -> str:
-    """Format an error message; the caller raises ``ValueError`` or ``TypeError`` with it.
+    """Format an error message; the caller raises `ValueError` or `TypeError` with it.
 
-    Args:
-        argument: name of the offending argument, in the user's spelling (``heads``, ``optim.clip``).
-        requirement: what the argument must satisfy (``must be at least 1``).
-        got: the value that arrived, cut where it is very long. Strings are taken as they stand, everything else through
-            ``repr``; pass ``repr(value)`` for a string value that needs its quotes.
-        fix: one sentence that says what to do, with its full stop. Optional.
-        origin: where the value came from (``from settings.json``). Optional.
-
-    Returns:
-        The message.
+    Strings in `got` are used as they are, everything else as its `repr`. `fix` is a sentence with its full stop.
 
     Example:
         >>> bad("heads", "must be at least 1", 0, "Pass the number of attention heads.")
@@ -49,18 +39,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Text for a terminal, with escapes for what is not visible.
+    """Escape what is not visible, except ends of lines if `lines`.
 
-    Names of files and classes come from others. Printed as they are, they could move the cursor, or rename the window;
-    and those that are not UTF-8 could not be printed at all.
-
-    Args:
-        text: the text.
-        lines: whether the ends of lines stay.
-
-    Example:
-        >>> printable("caf\u00e9 \x1b[2J")
-        'café \\x1b[2J'
+    Names of files and classes come from others. Printed as they are, they could control the terminal, and those that
+    are not UTF-8 could not be printed at all.
     """
     if text.isprintable():
         return text

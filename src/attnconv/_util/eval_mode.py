@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """All of a model in evaluation mode; at the end every module is back in its own mode."""
+    """Put all of a model in evaluation mode; at the end every module is back in its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -29,12 +29,7 @@ EXTRA_OF = {
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose names stand in the stub beside its `__init__.py`.
-
-    Args:
-        package: The package's `__name__`.
-        file: Its `__file__`.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a package with its public names in the stub `__init__.pyi`."""
     found: tuple[Callable[[str], Any], Callable[[], list[str]], list[str]] = lazy_loader.attach_stub(package, file)
     getter, names, public = found
 
@@ -50,7 +45,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 def missing(error: ModuleNotFoundError) -> ModuleNotFoundError | None:
-    """The error that says which extra to install; None where no extra brings the package."""
+    """The error that names the extra to install; None where no extra brings the package."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package)
     if extra is None:

@@ -42,20 +42,8 @@ else:
 def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
     """Hold an unbuffered file for reading and appending; it and its folder are made where they are missing.
 
-    The holder may remove or rename the file: a process that waited for it takes the next file of this name. In a forked
-    process the file is closed.
-
-    Args:
-        path: Of the file.
-        wait: Until no other process holds it.
-
-    Raises:
-        BlockingIOError: Without `wait`: another process or thread holds it.
-        FileExistsError: The folder is a file.
-        OSError: The file cannot be opened.
-
-    Warns:
-        UserWarning: The file system has no locks; the file is opened all the same.
+    The holder may remove or rename the file: a process that waited for it takes the next file of this name. Without
+    `wait`, raises `BlockingIOError` if another process or thread holds it. Warns where the file system has no locks.
     """
     while True:
         with _open(path) as file:

@@ -15,12 +15,7 @@ def check_module(model: object, argument: str = "model") -> None:
 
 
 def check_tensor(images: object, argument: str = "images") -> None:
-    """Require a tensor with a batch axis.
-
-    Raises:
-        TypeError: It is no tensor.
-        ValueError: It has less than two axes.
-    """
+    """Require a tensor with a batch axis."""
     if not isinstance(images, Tensor):
         raise TypeError(bad(argument, "must be a tensor, (b, c, height, width)", type(images).__name__))
     if images.dim() < 2:
@@ -29,12 +24,7 @@ def check_tensor(images: object, argument: str = "images") -> None:
 
 
 def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
-    """Require a batch of at least `least` images with `dims` axes each (None for any).
-
-    Raises:
-        TypeError: It is no dense tensor of 16 to 64 bit floating point numbers.
-        ValueError: It is on the meta device, has no batch axis or no pixels, or fewer images or other axes.
-    """
+    """Require a batch of at least `least` dense floating point images with `dims` axes each (None for any)."""
     check_tensor(images, argument)
     assert isinstance(images, Tensor)
     if images.layout != torch.strided:

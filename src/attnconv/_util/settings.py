@@ -7,7 +7,6 @@ union differ in `kind`. A class may state rules between its fields in a method `
 `Problem` for each broken rule; `fine(*names)` says whether these fields (without names: all) are valid so far.
 """
 
-import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, inspect
 
-from attnconv._util.errors import bad
+from attnconv._util.errors import bad, did_you_mean
 
 T = TypeVar("T")
 Fine: TypeAlias = Callable[..., bool]
@@ -42,12 +41,7 @@ Text = Annotated[str, Meta(min_length=1)]
 class Problem:
     """One setting that cannot be used; as text, an error message.
 
-    Attributes:
-        name: dotted name, such as `optim.learning_rate`.
-        requirement: what it must satisfy.
-        got: its value as text; of a rule in `conflicts`, empty for the field's value.
-        fix: what to do.
-        origin: where the value came from.
+    `name` is dotted, such as `optim.learning_rate`; an empty `got` of a rule in `conflicts` means the field's value.
     """
 
     name: str
@@ -64,7 +58,7 @@ class SettingsError(ValueError):
     """Settings that cannot be used. The message has one line for each problem.
 
     Attributes:
-        problems: all of them.
+        problems: All of them.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -73,11 +67,11 @@ class SettingsError(ValueError):
 
 
 def problems(settings: Any, name: str = "") -> list[Problem]:
-    """Everything that is wrong with an instance.
+    """List everything that is wrong with an instance.
 
     Args:
-        settings: the instance; other settings in it are validated too.
-        name: what its fields' names begin with, before a dot.
+        settings: The instance; other settings in it are validated too.
+        name: Prefix of its fields' names, without the dot.
     """
     return _value(type(settings), settings, name)[1]
 
@@ -89,16 +83,10 @@ def check(settings: Any, name: str = "") -> None:
 
 
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
-    """An instance from plain JSON values. Missing names take their defaults.
+    """Make an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
 
-    Args:
-        hint: the class, or a union of classes, chosen by the value `kind`.
-        values: a mapping, as `plain` returns it. A class's `ignored` names are skipped.
-        name: what the names of the settings begin with.
-        origin: where the values came from, for the messages.
-
-    Raises:
-        SettingsError: with every unknown name and every wrong value.
+    Missing names take their defaults, and a class's `ignored` names are skipped. Raises `SettingsError` with every
+    unknown name and every wrong value, whose `origin` says where the values came from.
     """
     settings, found = _value(hint, values, name)
     if found:
@@ -123,7 +111,7 @@ def classes_in(hint: Any) -> dict[str, type]:
 
 @cache
 def annotations(settings_class: Any) -> dict[str, Any]:
-    """Each field's annotation, with its `Meta`."""
+    """Annotation of each field, with its `Meta`."""
     hints = get_type_hints(settings_class, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings_class)}
 
@@ -166,8 +154,7 @@ def _instance(settings_class: Any, values: Mapping[str, Any], name: str) -> tupl
             if not wrong:
                 valid[field] = made
         elif field not in getattr(settings_class, "ignored", ()):
-            near = difflib.get_close_matches(field, hints, n=3, cutoff=0.5)
-            fix = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(hints)}."
+            fix = did_you_mean(field, hints) or f"Known are {', '.join(hints)}."
             found.append(Problem(_join(name, field), "must be a known setting", repr(value), fix))
     required = [field.name for field in fields(settings_class) if field.default is field.default_factory is MISSING]
     found += [Problem(_join(name, field), "must be given", "nothing") for field in required if field not in values]
@@ -191,12 +178,7 @@ def _join(name: str, field: str) -> str:
 
 @cache
 def describe(hint: Any) -> str:
-    """What a value may be, as part of a sentence.
-
-    Example:
-        >>> describe(Count | None)
-        'a whole number from 1 to 65,536, or None'
-    """
+    """Describe what a value may be, as part of a sentence: 'a whole number from 1 to 65,536, or None'."""
     return _described(inspect.type_info(hint))
 
 
@@ -209,7 +191,8 @@ def _described(kind: inspect.Type, *, several: bool = False) -> str:
         case inspect.LiteralType(values=values):
             return f"one of {', '.join(map(str, values))}"
         case inspect.UnionType(types=types):
-            return ", or ".join(_described(each) for each in sorted(types, key=_is_none))
+            none_last = sorted(types, key=lambda each: isinstance(each, inspect.NoneType))
+            return ", or ".join(map(_described, none_last))
         case inspect.VarTupleType(item_type=item, min_length=least):
             return ("one or more " if least else "a list of ") + _described(item, several=True)
         case inspect.NoneType():
@@ -219,10 +202,6 @@ def _described(kind: inspect.Type, *, several: bool = False) -> str:
         case inspect.StrType(min_length=least):
             return "texts" if several else "text that is not empty" if least else "text"
     return "paths" if several else "a path"
-
-
-def _is_none(kind: inspect.Type) -> bool:
-    return isinstance(kind, inspect.NoneType)
 
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:

@@ -10,18 +10,13 @@ from attnconv._util.errors import bad
 LARGEST = 2**63 - 1  # of int64
 
 
-def is_whole(value: object, minimum: int) -> bool:
-    """Whether a value is an int, no bool, of at least `minimum`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-
-
 def is_real(value: object) -> bool:
     """Whether a value is a finite int or float, no bool, and no int that is larger than every float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether Python takes a value as a whole number (numpy's and a compiler's symbols as well); no bool, no array."""
+    """Whether Python accepts a value as a whole number (also numpy's and a compiler's symbols); no bool, no array."""
     if isinstance(value, int):  # first: a compiler's symbols have no attributes to ask for
         return not isinstance(value, bool)
     indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
@@ -29,12 +24,7 @@ def is_index(value: object) -> TypeGuard[SupportsIndex]:
 
 
 def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int:
-    """A whole number as an int, from anything that `is_index`.
-
-    Raises:
-        TypeError: The value is no whole number.
-        ValueError: It is out of range.
-    """
+    """Return a whole number as an int. Raises `TypeError` for other values and `ValueError` out of range."""
     try:
         number = operator.index(value) if is_index(value) else None
     except TypeError:  # of numpy's and torch's floats
@@ -49,11 +39,7 @@ def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int
 
 
 def indices(name: str, values: object, count: int) -> list[int]:
-    """Whole numbers below a count as ints, each once, in the order given.
-
-    Raises:
-        ValueError: The values are not a list, or one is no whole number from 0 to `count - 1`.
-    """
+    """Return whole numbers below a count as ints, each once, in the order given."""
     found = list(values) if isinstance(values, Iterable) else None
     if found is None or not all(is_index(value) and 0 <= operator.index(value) < count for value in found):
         raise ValueError(bad(name, f"must be a list of whole numbers from 0 to {count - 1}", found or repr(values)))

@@ -12,6 +12,7 @@ those of a two-core x86 machine; `attnconv calibrate` measures those of another 
 import functools
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from typing import Any, Literal, final
 import torch
 
 from attnconv._util.atomic_write import write_atomically
-from attnconv._util.cache_folder import user_cache
 from attnconv.grid import Grid
 from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS
 from attnconv.operators.kernels.tiling import block_bytes
@@ -104,8 +104,9 @@ def machine_of(device: str) -> Machine:
 
 
 def calibration_file() -> Path:
-    """The file with measured constants, `machine.json` in the user's cache folder."""
-    return user_cache() / "machine.json"
+    """The file with measured constants: `attnconv/machine.json` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "attnconv" / "machine.json"
 
 
 def calibrate(device: str = "cpu") -> Machine:
