@@ -99,7 +99,7 @@ def weights_bytes(
     std: tuple[float, ...] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The content of the file that `save_weights` writes."""
+    """Return the content of the file that `save_weights` writes."""
     tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     about = About(classes, mean, std)
     check_about(settings, about)
@@ -170,7 +170,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 def load_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], *, argument: str = "checkpoint", origin: str, assign: bool = False
 ) -> None:
-    """`Module.load_state_dict`, whose errors become a `ValueError` with the argument's name."""
+    """Call `Module.load_state_dict`, whose errors become a `ValueError` with the argument's name."""
     try:
         model.load_state_dict(dict(tensors), assign=assign)
     except RuntimeError as error:

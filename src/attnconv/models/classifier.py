@@ -6,9 +6,8 @@
                 MLP with exact GELU, residual, layer norm
     head        mean over positions, linear
 
-Positions enter only through the attention scores, so one model accepts images of any size that p divides. The hidden
-state is (b, height, width, c) in memory, in which both the linear maps and the attention layers are fastest; the
-attention layers take and return (b, c, height, width) *views*.
+The hidden state is (b, height, width, c) in memory, in which both the linear maps and the attention layers are fastest;
+the attention layers take and return (b, c, height, width) *views*.
 """
 
 from typing import final
@@ -29,8 +28,11 @@ from attnconv.models.settings import AttentionSettings
 class AttentionClassifier(nn.Module):
     """Space to depth, linear embedding, attention blocks, mean over positions, linear head.
 
+    Positions enter only through the attention scores, so one model accepts images of any size that the downsampling
+    divides.
+
     Args:
-        settings: Sizes, encoding, norms and dropouts. The default is the paper's quadratic model.
+        settings: Sizes, encoding, norms and dropouts.
 
     Raises:
         ValueError: The settings are not legal; the message lists all problems.
@@ -112,11 +114,6 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
     """The invertible down-sampling of Jacobsen et al. (2018), channels last.
 
     Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square.
-
-    Example:
-        >>> import torch
-        >>> space_to_depth(torch.arange(4.0).reshape(1, 1, 2, 2), 2).flatten().tolist()
-        [0.0, 1.0, 2.0, 3.0]
     """
     squares = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # (b, c, rows, side, columns, side)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(-3)

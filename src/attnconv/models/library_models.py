@@ -19,12 +19,7 @@ Found: TypeAlias = tuple[nn.Module, About]
 
 
 def library_model(library: str, name: str, *, pretrained: bool = False, size: Sizes = None) -> Found:
-    """Build a model of a library, with its classes and normalisation; arguments as in `attnconv.load`.
-
-    Raises:
-        ValueError: The library does not know the name, or cannot build the model for the size.
-        ImportError: The library is not installed.
-    """
+    """Build a model of a library, with its classes and normalisation; arguments and errors as in `attnconv.load`."""
     return LIBRARIES[library](name, pretrained, size)
 
 
@@ -108,7 +103,7 @@ def _normalisation_on_hub(transformers: Any, name: str) -> tuple[Any, Any]:
 
 
 def _about(*values: Any) -> About:
-    """Tuples of what a library says of the classes, the mean and the deviation."""
+    """Return tuples of what a library knows about the classes, the mean and the deviation."""
     return About(*(tuple(value or ()) for value in values))
 
 
@@ -121,12 +116,7 @@ LIBRARIES: Mapping[str, Callable[[str, bool, Sizes], Found]] = {
 
 @final
 class Logits(nn.Module):
-    """A model of transformers as images to logits; the model itself is `.network`.
-
-    Args:
-        network: The model.
-        interpolate: Whether it interpolates its positions to the size of the images.
-    """
+    """A model of transformers as images to logits; it can interpolate its positions to the size of the images."""
 
     def __init__(self, network: nn.Module, *, interpolate: bool = False) -> None:
         super().__init__()

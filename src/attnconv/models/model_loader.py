@@ -65,8 +65,7 @@ def load(
         spec: The model; a `Path` is always a run folder or a checkpoint.
         pretrained: Download trained weights for models of timm, torchvision and the hub.
         size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
-            timm builds them for this one, and adapts trained positions to it; those of transformers interpolate their
-            positions. None for their own.
+            both interpolate trained positions to it. None for the model's own.
         **changes: Settings in place of a preset's own, such as `classes=100` (the fields of `AttentionSettings` and
             `ResNetSettings`).
 
@@ -75,9 +74,8 @@ def load(
         leaves that as it was.
 
     Raises:
-        ValueError: No preset or library knows the name, or it has none of the forms, or the checkpoint is rejected (see
-            `read_checkpoint`), or timm cannot build the model for the size, or the user's function or module raises
-            an error (it is named with its line).
+        ValueError: The name is not known or has none of these forms, the checkpoint is rejected (see
+            `read_checkpoint`), timm cannot build the model for the size, or the user's code raises an error.
         FileNotFoundError: There is no such folder or file, or a run folder holds no weights yet.
         ImportError: The library of the model is not installed, or the module cannot be found.
         TypeError: A function returns something that is not a `torch.nn.Module`.
@@ -124,11 +122,7 @@ def _load_path(path: Path) -> LoadedModel:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or that of a run folder: the best, else the last, else the initial one.
-
-    Raises:
-        FileNotFoundError: It is a folder that holds none of them.
-    """
+    """The checkpoint that a path names: itself, or of a run folder the best, else the last, else the initial one."""
     if not path.is_dir():
         return path
     for name in RUN_WEIGHTS:

@@ -1,12 +1,7 @@
-"""Parameters and operations of a model, computed exactly from its settings.
+"""Parameters and operations of a model, computed exactly from its settings and without torch.
 
-    the paper's way     2 x multiply-adds of only the linear and convolution modules. The weighted sum (attention x
-                        values) and q.k are products of two activations and are left out.
-    everything          those products as well, for the dense form of attention, in which every query meets every key.
-
-An operation is one addition or one multiplication, for one image. Elementwise work (norms, softmax, GELU) is in
-neither. The tests compare both with what torch counts in the built model. Nothing here imports torch, so that the
-table of presets appears at once.
+An operation is one addition or multiplication, for one image. The paper counts linear and convolution modules only.
+Counting everything adds the products q.k and attention x values of dense attention, but no norms, softmax or GELU.
 """
 
 from collections.abc import Iterator
@@ -35,7 +30,7 @@ def parameters(model: ModelSettings | str) -> int:
 
 
 def flops_paper(model: ModelSettings | str) -> int:
-    """Operations for one image of the settings' size, counted in the paper's way.
+    """Operations for one image of the settings' size as the paper counts them: linear maps and convolutions only.
 
     Example:
         >>> flops_paper("quadratic")
@@ -45,7 +40,7 @@ def flops_paper(model: ModelSettings | str) -> int:
 
 
 def flops_all(model: ModelSettings | str) -> int:
-    """All operations for one image of the settings' size, with attention in its dense form.
+    """Operations for one image of the settings' size, including the products of attention in its dense form.
 
     Example:
         >>> flops_all("quadratic")
@@ -94,9 +89,8 @@ def _attention_parts(settings: AttentionSettings, heads: int, positions: int) ->
 def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
     """Parameters and linear maps of an encoding, and its products q.k and q.r.
 
-    Scores that do not depend on the image are computed once for all images and count as nothing, except in the learned
-    encoding: the authors' code applies its two linear maps to every pair of a query's and a key's row, and of their
-    columns.
+    Scores that do not depend on the image are computed once for all images and count as nothing. The learned encoding
+    is an exception: the authors' code applies its linear maps to each pair of a query's and a key's row or column.
     """
     positions, width = side**2, settings.width
     table = 2 * settings.max_shift + 1

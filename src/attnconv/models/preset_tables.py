@@ -23,21 +23,14 @@ PAPER_ACCURACY: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the names of the columns, and rows of as many texts."""
+    """A table of texts."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown; columns after the first are aligned to the right if they hold numbers.
-
-        Example:
-            >>> print(Table("", ("model", "heads"), (("quadratic", "9"),)).markdown())
-            | model | heads |
-            |:---|---:|
-            | quadratic | 9 |
-        """
+        """The table in Markdown; columns after the first are aligned to the right if they hold numbers."""
         marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
         lines = [_line(self.columns), f"|{'|'.join(marks)}|", *(_line(row) for row in self.rows)]
         return "\n".join(lines)
@@ -58,7 +51,7 @@ def _is_number(cell: str) -> bool:
 
 
 def pruned_settings() -> AttentionSettings:
-    """The generalised quadratic model with the heads that the paper pruned taken out."""
+    """The generalised quadratic model without the heads that the paper pruned."""
     full = PRESETS["quadratic-generalized"]
     assert isinstance(full, AttentionSettings)
     kept = (heads - pruned for heads, pruned in zip(full.heads_per_layer, PRUNED_HEADS, strict=True))
@@ -76,11 +69,9 @@ def table_of_presets() -> Table:
 
 
 def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str, str] | None = None) -> Table:
-    """Table 2 of the paper: the hyper-parameters of a self-attention network.
+    """Table 2 of the paper: the hyper-parameters of a self-attention network, by default of the preset `quadratic`.
 
-    Args:
-        settings: of the model; None for the preset `quadratic`.
-        training: names and values of the rows about training, which this room does not know. They follow the model's.
+    `training` holds names and values of further rows, about training.
     """
     if settings is None:
         preset = PRESETS["quadratic"]
@@ -104,9 +95,7 @@ def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str,
 def table_4(accuracy: Mapping[str, float] | None = None) -> Table:
     """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model.
 
-    Args:
-        accuracy: model, as in `PAPER_ACCURACY`, to test accuracy in 0 .. 1; None for the paper's values. A model
-            without one shows a dash.
+    `accuracy` is the test accuracy in 0 .. 1 by model, by default the paper's; a model without one shows a dash.
     """
     accuracy = PAPER_ACCURACY if accuracy is None else accuracy
     models: dict[str, ModelSettings] = {

@@ -1,21 +1,21 @@
 """The named models: the paper's, with the paper's hyper-parameters, and small ones that train on two CPU cores.
 
-A name stands for an architecture only; how it is trained stands in `attnconv.training.recipes` under the same name.
+A name stands for an architecture only; `attnconv.training.recipes` has its training under the same name.
 """
 
-import difflib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attnconv._util.errors import did_you_mean
 from attnconv._util.settings import Problem, SettingsError, plain, read
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A model with a name and one sentence about it."""
+    """A model with a description of one sentence."""
 
     settings: ModelSettings
     description: str
@@ -87,10 +87,10 @@ PRESETS: Mapping[str, ModelSettings] = {name: preset.settings for name, preset i
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the presets, which `attnconv.load` takes.
+    """Names of the presets, which `attnconv.load` accepts.
 
     Args:
-        pattern: with the wildcards of a shell.
+        pattern: Only names that match, with the wildcards of a shell.
 
     Example:
         >>> list_models("*-digits")
@@ -100,25 +100,9 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def preset_settings(name: str, **changes: Any) -> ModelSettings:
-    """Settings of the preset with this name.
-
-    Args:
-        name: of the preset.
-        **changes: settings in place of the preset's own.
-
-    Raises:
-        SettingsError: if there is no such preset, and the message names the nearest ones; or no such setting, or a
-            value is not legal.
-
-    Example:
-        >>> preset_settings("quadratic-16-heads").heads
-        16
-        >>> preset_settings("quadratic-small", classes=100).classes
-        100
-    """
+    """Settings of a preset, with changes. Raises `SettingsError` for unknown names and illegal values."""
     if name in PRESETS:
         settings: ModelSettings = read(ModelSettings, {**plain(PRESETS[name]), **changes})
         return settings
-    near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-    fix = f"Did you mean {' or '.join(near)}?" if near else f"The presets are {', '.join(PRESETS)}."
+    fix = did_you_mean(name, PRESETS) or f"The presets are {', '.join(PRESETS)}."
     raise SettingsError([Problem("preset", "must be the name of a preset", repr(name), fix)])

@@ -37,18 +37,10 @@ def save_recast(
     only: Sequence[str] | None = None,
     about: dict[str, tuple[Any, ...]] | None = None,
 ) -> None:
-    """Write a recast network atomically.
+    """Write a recast network atomically; `alpha` and `only` are those of `recast`.
 
-    Args:
-        path: The file, usually `*.safetensors`; missing folders are created.
-        model: What `recast` returned.
-        origin: What was recast: settings of a model of this library, or the argument of `load`.
-        alpha: As it was given to `recast`.
-        only: As it was given to `recast`; only patterns.
-        about: `classes`, `mean` and `std` of a checkpoint, where they are known.
-
-    Raises:
-        OSError: The file cannot be written.
+    `origin` is what was recast: settings of a model of this library, or the argument of `load`. `about` holds
+    `classes`, `mean` and `std` where they are known.
     """
     source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
     description = {"model": source, "alpha": alpha, "only": None if only is None else list(only)}
@@ -59,14 +51,9 @@ def save_recast(
 
 
 def rebuild(file: WeightsFile) -> tuple[nn.Module, ModelSettings | None, About]:
-    """Rebuild a recast network from its weights file.
+    """Rebuild a recast network; returns it with its settings (None for models of libraries), classes and normalisation.
 
-    Returns:
-        The network, the settings of the preset or checkpoint that was recast (None for models of libraries), and
-        its classes and normalisation.
-
-    Raises:
-        ValueError: The file was made from a user's function, does not fit the model that it names, or is damaged.
+    Raises `ValueError` for a file that was made from a user's function, does not fit its model, or is damaged.
     """
     check_version(file)
     source, origin = file.value("model", dict), file.source

@@ -56,10 +56,9 @@ class ResNet(nn.Module):
 
 @final
 class BasicBlock(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions.
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions, the first one with the stride.
 
-    `stride` is that of the first one. Where it is not 1, or the channels change, the shortcut is a 1x1 convolution with
-    a norm; elsewhere it is the identity.
+    The shortcut is the identity where shapes agree, elsewhere a 1x1 convolution with a norm.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:

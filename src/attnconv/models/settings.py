@@ -1,7 +1,6 @@
 """The architecture of a model: frozen dataclasses of plain values, free of torch.
 
-The same values are flags of the command line, are written to `settings.json` and into every checkpoint, and are read
-back from there.
+The same values are flags of the command line and are stored in `settings.json` and in every checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,26 +34,26 @@ class AttentionSettings:
     """The paper's classifier: space to depth, linear embedding, attention blocks, mean over positions, linear head.
 
     Attributes:
-        encoding: how a query likes a shift or a position, by its name in the library.
-        layers: number of blocks, at least 1.
-        heads: heads of every layer, or one number for each layer (as pruning leaves them), each at least 1.
-        width: channels of the hidden state.
-        mlp_width: channels between the two linear maps of each block's MLP.
-        downsampling: side of the square of pixels that becomes one position; it divides the image's sides.
-        dropout: rate on each residual branch, from 0 up to but not including 1.
-        attention_dropout: rate on the attention probabilities. Above 0 the layers run on dense matrices.
-        norm: layer normalisation after each residual sum ("post", the paper) or before each branch ("pre").
-        norm_epsilon: the constant that layer normalisation adds to the variance.
-        head_channels: channels of each head's value (factored W_val W_out); None merges both into one matrix.
-        key_channels: channels of each head's query and key, where an encoding has them; None takes the width.
-        max_shift: largest shift in the tables of learned relative encodings, in positions.
-        centres: where heads of quadratic encodings begin: drawn around the own position (normal, the paper),
-            or one at each of the nearest shifts, with twice the spread (near): nine heads are a 3 x 3 kernel.
-        centre_std: deviation of the centres of quadratic encodings when training begins, in positions.
-        spread_std: deviation of their spreads around 1 when training begins.
-        image_size: side of the images the model is made for, in pixels. It serves images of other sizes as well.
-        image_channels: channels of the images.
-        classes: number of classes.
+        encoding: Positional encoding, by its name in the library.
+        layers: Number of blocks, at least 1.
+        heads: Heads of every layer, or one number for each layer (as pruning leaves them), each at least 1.
+        width: Channels of the hidden state.
+        mlp_width: Channels between the two linear maps of each block's MLP.
+        downsampling: Side of the square of pixels that becomes one position; it divides the image's sides.
+        dropout: Rate on each residual branch, from 0 up to but not including 1.
+        attention_dropout: Rate on the attention probabilities. Above 0 the layers run on dense matrices.
+        norm: Layer normalisation after each residual sum ("post", the paper) or before each branch ("pre").
+        norm_epsilon: The constant that layer normalisation adds to the variance.
+        head_channels: Channels of each head's value (factored W_val W_out); None merges both into one matrix.
+        key_channels: Channels of each head's query and key, where an encoding has them; None takes the width.
+        max_shift: Largest shift in the tables of learned relative encodings, in positions.
+        centres: Initial centres of quadratic heads: random around the query's position (normal, the paper), or one at
+            each of the nearest shifts, with twice the spread (near): nine heads are a 3 x 3 kernel.
+        centre_std: Initial deviation of the centres of quadratic encodings, in positions.
+        spread_std: Initial deviation of their spreads around 1.
+        image_size: Side of the images the model is made for, in pixels. It accepts images of other sizes as well.
+        image_channels: Channels of the images.
+        classes: Number of classes.
     """
 
     kind: ClassVar[str] = "attention"
@@ -107,11 +106,11 @@ class ResNetSettings:
     """The residual network for small images: a 3x3 stem, stages of basic blocks, mean over positions, linear head.
 
     Attributes:
-        widths: channels of each stage; every stage after the first halves the image.
-        blocks: number of basic blocks in each stage, one number for each width.
-        image_size: side of the images the model is made for, in pixels. It serves images of other sizes as well.
-        image_channels: channels of the images.
-        classes: number of classes.
+        widths: Channels of each stage; every stage after the first halves the image.
+        blocks: Number of basic blocks in each stage, one number for each width.
+        image_size: Side of the images the model is made for, in pixels. It accepts images of other sizes as well.
+        image_channels: Channels of the images.
+        classes: Number of classes.
     """
 
     kind: ClassVar[str] = "resnet"
@@ -136,19 +135,7 @@ ModelSettings = AttentionSettings | ResNetSettings
 
 
 def model_settings(values: Mapping[str, Any], *, origin: str = "") -> ModelSettings:
-    """Settings from the plain values of a file; all wrong values are named together.
-
-    Args:
-        values: plain JSON values with the tag `kind`.
-        origin: where they came from, for the message (`from runs/a/settings.json`).
-
-    Raises:
-        SettingsError: if the kind or a name is unknown, or a value is not legal.
-
-    Example:
-        >>> model_settings({"kind": "resnet", "widths": [8, 16], "blocks": [1, 1]}).widths
-        (8, 16)
-    """
+    """Read settings from the plain values of a file, with the tag `kind`; errors list all wrong values."""
     settings: ModelSettings = read(ModelSettings, values, name="model", origin=origin)
     return settings
 

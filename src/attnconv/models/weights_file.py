@@ -6,8 +6,6 @@ The header's map of strings describes the tensors:
     format_version    "1"
     attnconv_version  the version that wrote it
     everything else   JSON
-
-Pickles, which `torch.save` writes, can execute anything: they are rejected unread, with the way to convert them.
 """
 
 import contextlib
@@ -49,12 +47,7 @@ class WeightsFile:
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """Read a safetensors file; the tensors are on the CPU.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is a pickle (nothing of which is unpickled), or not a whole safetensors file.
-    """
+    """Read a safetensors file, with tensors on the CPU; pickles are rejected unread, with the way to convert them."""
     if not path.is_file():
         got = f"the folder {path}" if path.is_dir() else f"nothing at {path}"
         raise FileNotFoundError(bad("checkpoint", "must be a file", got))
@@ -67,7 +60,7 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def _refusal(path: Path, error: str) -> str:
-    """Say why a file is not a weights file, and what to do."""
+    """Explain why a file is not a weights file, and what to do."""
     with path.open("rb") as file:
         is_pickle = file.read(4).startswith(_PICKLE_STARTS) or path.suffix.lower() in PICKLE_SUFFIXES
     if not is_pickle:
@@ -94,7 +87,7 @@ def check_version(file: WeightsFile) -> None:
 
 
 def weights_content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:
-    """The bytes of a weights file of a `format` with JSON values in its header; equal contents are equal bytes."""
+    """The bytes of a weights file with JSON values in its header; equal contents are equal bytes."""
     metadata = {name: json.dumps(value) for name, value in description.items()}
     metadata |= {"format": form, "format_version": FORMAT_VERSION, "attnconv_version": attnconv.__version__}
     content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
