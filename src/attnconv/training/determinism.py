@@ -1,4 +1,4 @@
-"""How a run computes: the same bits every time on the CPU, the fastest convolutions on a GPU."""
+"""Numerics of a run: the same bits every time on the CPU, the fastest convolutions on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,8 +13,8 @@ from attnconv._util.allocator import freed_memory_kept
 def numerics(device: torch.device) -> Iterator[None]:
     """The state of the process that a run needs; at the end all but the flushing of denormals is as it was.
 
-    Peaked attention produces denormal numbers, on which CPUs are up to fourteen times slower. They are flushed from
-    here on, in this thread and in those that it starts.
+    Peaked attention produces denormal numbers, on which CPUs are up to fourteen times slower. They are flushed in this
+    thread and in those that it starts.
     """
     torch.set_flush_denormal(True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -18,7 +18,8 @@ COMMIT = "ATTNCONV_COMMIT"
 
 
 def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """The part of `settings.json` about what the run ran on, given its command line and device."""
+    """The part of `settings.json` about what the run ran on."""
+    on_gpu = device.type == "cuda"
     return {
         "versions": {
             "attnconv": attnconv.__version__,
@@ -26,19 +27,12 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
         },
         "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get(COMMIT),
-        "device": device_name(device),
+        "device": f"{device}: {torch.cuda.get_device_name(device)}" if on_gpu else f"{device.type}: {_processor()}",
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}",
         "command": list(command),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def device_name(device: torch.device) -> str:
-    """The device with its name, or the processor's."""
-    if device.type == "cuda":
-        return f"{device}: {torch.cuda.get_device_name(device)}"
-    return f"{device.type}: {_processor()}"
 
 
 def source_commit(folder: Path) -> str | None:

@@ -34,12 +34,7 @@ class Score:
 
 
 def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Float[Tensor, " 3"]:
-    """Sum of the losses, number of right answers and number of images of a batch; tallies of batches add up.
-
-    Example:
-        >>> tally(torch.tensor([[0.0, 50.0], [0.0, 50.0]]), torch.tensor([1, 0])).tolist()
-        [50.0, 1.0, 2.0]
-    """
+    """Sum of the losses, number of right answers and number of images of a batch; tallies of batches add up."""
     exact = zero_tally(logits.device).dtype
     losses = F.cross_entropy(logits.to(exact), labels, reduction="sum")
     right = (logits.argmax(1) == labels).sum().to(exact)
@@ -52,11 +47,7 @@ def zero_tally(device: torch.device) -> Float[Tensor, " 3"]:
 
 
 def score(sums: Float[Tensor, " 3"]) -> Score:
-    """The score of a set from its tally.
-
-    Raises:
-        ValueError: The tally is of no image.
-    """
+    """The score of a set from its tally, which must be of at least one image."""
     loss, right, count = (float(value) for value in sums)
     if count == 0:
         raise ValueError(bad("images", "must hold at least one image to measure", "none"))
@@ -115,7 +106,7 @@ def tally_batches(
 ) -> Float[Tensor, " 3"]:
     """The tally of all batches, by a model on the device; nothing waits for the device.
 
-    The arguments are those of `evaluate`; `largest` is the largest label, which the model must have.
+    `largest` is the largest label, for which the model must have a class.
     """
     model.eval()
     sums = zero_tally(device)
@@ -144,7 +135,7 @@ def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def measure(model: nn.Module, settings: RunSettings, data: Splits, device: torch.device) -> dict[str, Any]:
-    """Scores on held-out and test images, as `result.json` keeps them; a split without images has none."""
+    """Scores on held-out and test images for `result.json`; a split without images has none."""
     found = {}
     for name, images in (("validation", data.validation), ("test", data.test)):
         if len(images):
@@ -168,5 +159,5 @@ def dtype_of(precision: PrecisionName) -> torch.dtype:
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a model of this precision computes."""
+    """The context in which a model of this precision runs."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -1,6 +1,6 @@
 """A run from its settings to its folder: check, load, build, train, measure.
 
-The training is in `loop`, its record in `run_recorder`. A run that was killed at any moment continues with
+The training is in `loop`, its record in `run_recorder`. A run that was killed at any time continues with
 `resume=True` and ends, on a CPU with as many threads, with the same weights bit for bit.
 """
 
@@ -31,8 +31,6 @@ from attnconv.training.run_lock import writing
 from attnconv.training.run_recorder import Recorder
 from attnconv.training.settings import RunSettings, SettingsError, problems
 from attnconv.training.training_state import read_state
-
-_TERMINATED = 128 + signal.SIGTERM  # status of a process that SIGTERM ended
 
 
 def fit(
@@ -82,7 +80,7 @@ def fit(
 def _fit(
     settings: RunSettings, folder: RunFolder, start_from: str | Path | None, *, shown: bool, command: Sequence[str]
 ) -> None:
-    """From the data to the result, in a folder that is locked and can take the run."""
+    """From the data to the result, in a folder that is locked and can hold the run."""
     with downloading(shown=shown) as report:
         data = load_data(settings.data, progress=report)
     if wrong := data_problems(settings, data):
@@ -107,7 +105,7 @@ def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
     stopped = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
 
     def terminate(*_: object) -> None:
-        raise SystemExit(_TERMINATED)
+        raise SystemExit(128 + signal.SIGTERM)
 
     in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
     handled = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

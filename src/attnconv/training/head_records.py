@@ -12,14 +12,7 @@ WIDEST = 1e12
 
 
 def head_record(model: nn.Module, epoch: int) -> HeadsLine:
-    """One line of `heads.jsonl`: all layers of Gaussian heads after an epoch.
-
-    Example:
-        >>> from attnconv.models.factory import build
-        >>> record = head_record(build("quadratic-digits"), 0)
-        >>> [layer["name"] for layer in record["layers"]]
-        ['blocks.0.attention', 'blocks.1.attention', 'blocks.2.attention']
-    """
+    """One line of `heads.jsonl`: all layers of Gaussian heads after an epoch."""
     layers: list[LayerHeads] = [
         {
             "name": path.removesuffix(".encoding"),

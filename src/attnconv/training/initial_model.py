@@ -1,7 +1,7 @@
 """The model before the first step of a run, and its scores.
 
-Fresh parameters are a function of the seed and the settings, so a run keeps no copy of them; a run that begins with
-given weights (a pruned model) does. Its scores go into `result.json` under `start`, beside `last` and `best`.
+Fresh parameters are a function of the seed and the settings, so a run keeps no copy of them; a run with given initial
+weights (a pruned model) does. Its scores are in `result.json` under `start`.
 """
 
 from dataclasses import replace
@@ -34,8 +34,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 def starting_model(run: RunFolder) -> nn.Module:
     """The initial model of a finished or running training; random numbers stay as they are.
 
-    Raises:
-        ValueError: The folder holds no run, or this version makes other weights of its seed than `heads.jsonl` records.
+    Raises `ValueError` where this version draws other weights from the seed than `heads.jsonl` records.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())
@@ -49,14 +48,7 @@ def starting_model(run: RunFolder) -> nn.Module:
 
 
 def measure_start(run: RunFolder) -> None:
-    """Write the scores of the weights that a complete run began with into its `result.json`, once.
-
-    Nothing is done where the run is not complete or began with fresh parameters.
-
-    Raises:
-        ValueError: Another process writes to the run's folder.
-        OSError: The images are not where the run found them; nothing is downloaded.
-    """
+    """Write the scores of given initial weights into a complete run's `result.json`, once. Nothing is downloaded."""
     result = run.result()
     if result is None or "start" in result or not run.start_weights.is_file():
         return

@@ -1,16 +1,7 @@
-"""The training loop, in plain torch.
-
-    for each epoch:
-        for each optimiser step:
-            for each part of the batch: augment, mix, forward pass, cross-entropy, backward pass
-            clip the gradient, set the learning rate, update the parameters
-        evaluate
-
-Under torchrun each process computes its share of every batch, and DistributedDataParallel averages the gradients.
+"""The training loop, in plain torch. Under torchrun each process computes its share of every batch.
 
 All randomness is a function of the seed and of where the run is: the order of images of (seed, epoch), augmentation of
-(seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator, and a resumed run
-continues bit for bit.
+(seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator.
 """
 
 import itertools
@@ -43,16 +34,8 @@ _PART = 1 / 4  # of a GPU's free memory that a set of images may take
 class TrainingLoop:
     """Trains a model on a set of images and evaluates it.
 
-    Args:
-        settings: Of the run.
-        model: From normalised images to logits; it is moved to the device.
-        data: The images. Those that do not fill a batch are left out, other ones in every epoch.
-        device: Of this process.
-
-    Attributes:
-        epoch: Complete epochs.
-        step: Optimiser steps taken.
-        steps_per_epoch: Optimiser steps of one epoch.
+    `epoch` counts complete epochs, `step` optimiser steps. Images that do not fill a batch are left out, other ones in
+    every epoch.
     """
 
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
@@ -164,7 +147,7 @@ class TrainingLoop:
         return factor(self.settings.schedule, step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
 
     def state(self) -> dict[str, Any]:
-        """What continues the training after a complete epoch, as plain values and tensors."""
+        """What is needed to continue the training after a complete epoch, as plain values and tensors."""
         return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self._optimiser.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -192,10 +175,5 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
-    """Seed of torch's generator for one forward pass: another one for each batch and process.
-
-    Example:
-        >>> len({step_seed(42, epoch, batch, rank) for epoch in (0, 1) for batch in (0, 1) for rank in (0, 1)})
-        8
-    """
+    """Seed of torch's generator for one forward pass: another one for each batch and process."""
     return int(np.random.SeedSequence((seed, epoch, batch, rank)).generate_state(1, np.uint64)[0]) >> 1  # 63 bits

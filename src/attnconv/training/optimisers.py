@@ -1,7 +1,7 @@
 """The optimiser of a run, and which parameters get weight decay.
 
-Weight decay pulls a parameter towards 0. That is a prior for a weight, but it would pull the centre of a head to its
-own pixel, and its spread to attention everywhere. An encoding names such parameters in `undecayed`.
+Weight decay is a prior for a weight, but it would pull the centre of a head to its own pixel, and its spread to uniform
+attention. An encoding names such parameters in `undecayed`.
 """
 
 from typing import Any
@@ -14,13 +14,7 @@ from attnconv.training.settings import OptimSettings
 
 
 def position_names(model: nn.Module) -> set[str]:
-    """Names of the centres and spreads of heads: those that the model's encodings name as `undecayed`.
-
-    Example:
-        >>> from attnconv.models.factory import build
-        >>> sorted(position_names(build("quadratic-digits")))[:2]
-        ['blocks.0.attention.encoding.centres', 'blocks.0.attention.encoding.spread']
-    """
+    """Names of the centres and spreads of heads: those that the model's encodings name as `undecayed`."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -30,7 +24,7 @@ def position_names(model: nn.Module) -> set[str]:
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """The parameters in groups for an optimiser: decayed, vectors that are not, centres and spreads."""
+    """Groups of parameters for an optimiser: decayed, vectors that are not, centres and spreads."""
     positions = position_names(model)
     weights: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []

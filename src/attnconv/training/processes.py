@@ -1,9 +1,4 @@
-"""The processes that share a training, as torchrun starts them.
-
-    torchrun --nproc-per-node 2 -m attnconv train quadratic-small
-
-One process without torchrun never initialises torch.distributed.
-"""
+"""The processes that share a training, as torchrun starts them; a single one never initialises torch.distributed."""
 
 import atexit
 import os

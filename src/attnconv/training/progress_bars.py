@@ -38,17 +38,17 @@ class TrainingProgress:
         )
 
     def begin(self, done: int) -> None:
-        """Training starts after this many complete epochs."""
+        """Start the bar after this many complete epochs."""
         total = self._epochs * self._steps
         self._task = self._bar.add_task("training", total=total, completed=done * self._steps, news="")
         self._bar.start()
 
     def step(self, step: int, epoch: int) -> None:
-        """This many optimiser steps are done, the last one in this epoch (from 1)."""
+        """Show the number of optimiser steps, the last one in this epoch (from 1)."""
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
 
     def epoch(self, lines: Sequence[MetricsLine]) -> None:
-        """An epoch is complete; these are its lines of metrics."""
+        """Show the metrics of a complete epoch."""
         news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
         self._bar.update(self._task, news=news)
         if self._bar.disable:
@@ -68,11 +68,7 @@ class TrainingProgress:
 
 @contextmanager
 def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show a download, if there is one, on standard error by default.
-
-    Yields:
-        A function of the bytes that are there and the bytes in all, for `attnconv.data.load_splits.load`.
-    """
+    """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)

@@ -1,9 +1,6 @@
-"""How each preset is trained by default, free of torch.
+"""Default training of each preset, free of torch.
 
-`paper`: the paper's hyper-parameters. SGD with momentum 0.9, weight decay 1e-4, learning rate 0.1, batches of 100,
-300 epochs, half a cosine after 5 % of linear warm-up (stepped at every iteration, not once per epoch as in the paper's
-code); the residual network divides its rate by 10 at epochs 80, 150 and 250. Crops and mirroring.
-
+`paper`: the paper's hyper-parameters, with warm-up at every iteration, not once per epoch as in the paper's code.
 `modern`: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
 """
 
@@ -35,7 +32,7 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
 
     Args:
         preset: Its name.
-        name: Of the recipe; None for the preset's own.
+        name: The recipe; None for the preset's default.
 
     Raises:
         ValueError: There is no such preset.
@@ -95,12 +92,7 @@ def _modern(preset: str, model: ModelSettings) -> RunSettings:
 
 
 def table_rows(settings: RunSettings) -> dict[str, str]:
-    """The rows of the paper's Table 2 that are about training; `attnconv.models.preset_tables.table_2` has the others.
-
-    Example:
-        >>> table_rows(recipe("quadratic"))["linear warm up ratio"]
-        '0.05'
-    """
+    """The rows of the paper's Table 2 that are about training; `preset_tables.table_2` has the others."""
     return {
         "number of epochs": str(settings.train.epochs),
         "batch size": str(settings.train.batch_size),

@@ -1,4 +1,4 @@
-"""What can only be found wrong with a run on the machine, in the data or in its folder; all before any work."""
+"""Checks of a run against the machine, the data and its folder, before any work."""
 
 import math
 from collections.abc import Mapping
@@ -20,13 +20,12 @@ from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, RunSettings
 from attnconv.training.training_state import read_state
 
-# Moving the data, or fetching it, changes nothing about a run, nor does how often it is written, or curves beside it.
 # Changing these changes nothing about what a run computes.
 _FREE = ("data.root", "data.download", "train.checkpoint_every", "train.tensorboard")
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:
-    """What is wrong with the settings on this machine, with these processes."""
+    """List what is wrong with the settings on this machine, with these processes."""
     train = settings.train
     found = [*root_problems(settings.data), *missing_accelerator(train.accelerator)]
     parts = world_size() * train.accumulate
@@ -55,7 +54,7 @@ def missing_accelerator(name: AcceleratorName, argument: str = "train.accelerato
 
 
 def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
-    """How the images do not fit the settings."""
+    """List where the images do not fit the settings."""
     model, train, images = settings.model, settings.train, data.train
     height, width = images.size
     origin = f"from {data.source}" if data.source else ""
@@ -80,13 +79,9 @@ def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
 
 
 def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> None:
-    """Refuse a folder that cannot take this run.
+    """Reject a folder that holds anything but, with `resume`, a whole run of these settings.
 
-    Only the first process looks: it fills the folder while the others start.
-
-    Raises:
-        ValueError: if the folder holds anything but a run that can be resumed: without ``resume`` anything at all, with
-            it other files, a run of other settings, or one whose state is lost, damaged or of another run.
+    Only the first process checks: it fills the folder while the others start.
     """
     if not is_first_process():
         return
@@ -114,7 +109,7 @@ def _refuse_changes(before: RunSettings, now: RunSettings, *, origin: str) -> No
 
 
 def _check_state(folder: RunFolder, settings: RunSettings) -> None:
-    """Refuse a state that this run with these settings did not write, or one that it did write and that is gone."""
+    """Reject a state of another run or of other settings, and a run whose state is gone."""
     file, fix = folder.state_file, "Restore it, or start anew in another folder."
     if not file.is_file():
         if folder.result() is not None or not folder.checkpoints.is_dir():
@@ -136,12 +131,7 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
-    """Refuse weights to begin with that are not those of the settings' model, or that come too late.
-
-    Raises:
-        ValueError: if they cannot be read, belong to another model, or the run in the folder began without any.
-        FileNotFoundError: if there is no such file, or a folder without weights.
-    """
+    """Reject initial weights that are not those of the settings' model, or that come after the start of the run."""
     if start_from is None:
         return
     if folder.exists() and not folder.start_weights.is_file() and is_first_process():
@@ -152,7 +142,7 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
-    """Settings in which two runs differ, as (name, before, now), but for what changes nothing about a run.
+    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run.
 
     Example:
         >>> from dataclasses import replace
@@ -167,6 +157,6 @@ def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, A
 
 
 def _flat(settings: RunSettings) -> dict[str, Any]:
-    """Every setting by its dotted name, but for the preset, which is a label."""
+    """Every setting by its dotted name, except the preset, which is a label."""
     groups = {name: values for name, values in plain(settings).items() if name != "preset"}
     return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}

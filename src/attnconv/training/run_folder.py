@@ -1,4 +1,4 @@
-"""What a run leaves behind, and how it is read back. No torch is needed for any of it.
+"""The files of a run, and how they are read. No torch is needed for any of it.
 
     settings.json     all settings, the run's name, and what it ran on: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
@@ -52,10 +52,7 @@ _BEFORE = ("checkpoints/start.safetensors",)
 
 
 class MetricsLine(TypedDict):
-    """One line of `metrics.jsonl`.
-
-    `lr` is the learning rate of the epoch's last step, `seconds` the time spent in training so far.
-    """
+    """One line of `metrics.jsonl`: `lr` is that of the epoch's last step, `seconds` the training time so far."""
 
     step: int
     epoch: int
@@ -204,11 +201,7 @@ class RunFolder:
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Add one JSON line to a file.
-
-    Raises:
-        OSError: It cannot be written, with the file's name; the lines before it are as they were.
-    """
+    """Add one JSON line to a file; an `OSError` names the file, whose earlier lines are as they were."""
     text = _text(line)
     try:
         with file.open("a", encoding="utf-8") as stream:
@@ -243,7 +236,7 @@ def _read_map(file: Path) -> dict[str, Any]:
 
 
 def _lines(file: Path, kind: type) -> Iterator[Any]:
-    """The complete lines of a file, each of the kind; a kill can leave a torn one at the end, and only there."""
+    """The complete lines of a file; a kill can leave a torn one at the end, and only there."""
     content = file.read_bytes() if file.is_file() else b""
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:

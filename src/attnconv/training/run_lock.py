@@ -19,11 +19,7 @@ from attnconv.training.run_folder import RunFolder
 def writing(folder: RunFolder) -> Iterator[None]:
     """Lock a run folder for writing; it is made where it is missing, and removed where it is empty at the end.
 
-    Of the processes that share a training only the first one writes, so the others lock nothing.
-
-    Raises:
-        ValueError: Another process writes to the folder, or it is a file. Nothing was changed.
-        OSError: The folder cannot be written.
+    Raises `ValueError` if another process writes to the folder. With torchrun, only the first process locks.
     """
     if not is_first_process():
         yield

@@ -1,8 +1,7 @@
-"""What is kept of a run while it trains: lines, weights and the state in its folder, and curves on request.
+"""The record of a run while it trains: lines, weights and the state in its folder, and curves on request.
 
-After every epoch, or every few, in this order: lines of metrics and heads, weights, and last the training state, which
-makes the epoch count. A kill before that leaves the state before; what was written of lost epochs is dropped when the
-run is resumed, and they are computed again, with the same bits.
+The training state is written last and makes the epochs count. What a kill leaves of later ones is dropped when the run
+is resumed, and they are computed again, with the same bits.
 """
 
 import time
@@ -34,17 +33,8 @@ class DivergedError(ArithmeticError):
 class Recorder:
     """Writes metrics, heads, weights and state; stops a run that diverges.
 
-    Args:
-        folder: Of the run; only the first process writes to it.
-        loop: The training.
-        classes: Names of the classes, for the weights files.
-        progress: Of the training.
-        state: The state to resume from; empty for a new run.
-
-    Attributes:
-        best: The epoch with the highest accuracy on held-out images so far, the latest of equals (its learning rate was
-            lower), and that accuracy; epoch 0 is none yet.
-        seconds: Spent in training by this run, over all of its resumptions.
+    `state` is the one to resume from, empty for a new run. `best` is the epoch with the highest accuracy on held-out
+    images so far, the latest of equals (its learning rate was lower), and that accuracy; epoch 0 is none yet.
     """
 
     def __init__(
@@ -77,7 +67,7 @@ class Recorder:
             self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
 
     def after_epoch(self, scores: Mapping[str, Score]) -> None:
-        """Note an epoch's results, and write all that was noted where that is due."""
+        """Note an epoch's results, and write everything noted when that is due."""
         epoch, train = self._loop.epoch, self._loop.settings.train
         self._refuse_divergence(scores["train"].loss, epoch - 1)
         now = time.monotonic()
@@ -152,7 +142,7 @@ class Recorder:
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
     def _draw(self, values: Mapping[str, float]) -> None:
-        """Points of TensorBoard's curves. The same numbers are in `metrics.jsonl`: a run goes on without the curves."""
+        """Add points to TensorBoard's curves. A run goes on without them: the same numbers are in `metrics.jsonl`."""
         if not self._curves:
             return
         from torch.utils.tensorboard.writer import SummaryWriter  # takes half a second: only where it is used

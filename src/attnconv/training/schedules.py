@@ -17,13 +17,7 @@ from attnconv.training.settings import ScheduleSettings
 
 
 def factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
-    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is.
-
-    Example:
-        >>> schedule = ScheduleSettings(name="cosine", warmup=0.1)
-        >>> [round(factor(schedule, t, steps_per_epoch=10, epochs=2), 3) for t in (0, 1, 2, 11, 19)]
-        [0.5, 1.0, 1.0, 0.5, 0.008]
-    """
+    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is."""
     total = steps_per_epoch * epochs
     warmup = round(schedule.warmup * total)
     if step < warmup:

@@ -135,13 +135,13 @@ class RunSettings:
     """Everything that decides what a run computes.
 
     Attributes:
-        preset: name under which the model's settings are known; a label once the settings are changed.
-        model: the architecture.
-        data: the images and how they are split.
-        augment: what is done to training images.
-        optim: the optimiser.
-        schedule: the learning rate over the run.
-        train: length, precision, device, seed.
+        preset: Name under which the model's settings are known; a label once the settings are changed.
+        model: The architecture.
+        data: The images and how they are split.
+        augment: Changes to training images.
+        optim: The optimiser.
+        schedule: The learning rate over the run.
+        train: Length, precision, device, seed.
     """
 
     preset: str

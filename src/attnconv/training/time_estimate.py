@@ -18,17 +18,12 @@ _EVALUATED = 2  # batches of evaluation
 
 
 def training_seconds(settings: RunSettings, data: Splits, *, seconds: float = 5.0) -> float:
-    """Seconds that a whole training takes here, estimated from some of its steps. Nothing of the training is kept.
+    """Seconds that a whole training takes here, estimated from at least five of its steps. Nothing of it is kept.
 
         epochs (steps t_step + images t_image) + 2 (held-out and test images) t_image
 
-    t_step and t_image are medians over steps of training and over batches of evaluation, divided by their images. The
-    images of the first term are those measured after every epoch; the second term is for the last and the chosen epoch.
-
-    Args:
-        settings: Of the run, in one process.
-        data: Its images.
-        seconds: How long to train, at least; five steps in any case, or the whole run where it has fewer.
+    t_step and t_image are medians. The images of the first term are those measured after every epoch; the second term
+    is for the last and the chosen epoch.
     """
     train, device = settings.train, device_of(settings.train.accelerator)
     with numerics(device):
@@ -65,7 +60,7 @@ def _image_seconds(loop: TrainingLoop, images: ImageSet) -> float:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds since some moment, once the device has done its work."""
+    """Seconds from a fixed point, once the device has done its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.monotonic()

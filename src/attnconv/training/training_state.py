@@ -22,11 +22,7 @@ _TORN = (RuntimeError, EOFError, OSError, LookupError, AttributeError, TypeError
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace a state by a new one in one step.
-
-    Raises:
-        OSError: It cannot be written; the state before it is as it was.
-    """
+    """Replace a state by a new one in one step."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     write_atomically(path, sealed(buffer.getvalue()))
@@ -38,12 +34,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state of tensors and plain values only.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A bit of it is not as it was written, or it holds anything but tensors and plain values.
-    """
+    """Read a state of tensors and plain values only; raises `ValueError` if a bit of it is not as it was written."""
     if not path.is_file():
         raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
     file = path.read_bytes()
