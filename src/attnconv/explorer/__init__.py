@@ -1,10 +1,10 @@
-"""The explorer: a page that shows what the heads of a model do, its payload, and the ways in.
+"""The explorer: a page that shows what the heads of a model do.
 
 payload -> read_payload, attention_row     one file with the numbers that the page shows
 export                                     a folder that opens from disk and can be hosted
 example                                    the payload that comes with the package
-explore, Selection                         the page in a notebook, and what is looked at there
-app, listen, server_for                    a server for this machine alone, which takes one's own images
+explore, Selection                         the page in a notebook, and its selection
+app, listen, server_for                    a server for this machine only, which accepts a visitor's images
 """
 
 from attnconv._util.exports import attach

@@ -1,8 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits on the number of connections and on the time that a client may take.
 
-At most `SERVED` connections are read at a time, and later ones wait in their order. Whenever the server waits for a
-client, for the head of a request or for an answer to be read, the client has `PATIENCE` seconds. Bodies are limited by
-the application.
+At most `SERVED` connections are read at a time, and later ones wait in their order. A client has `PATIENCE` seconds for
+the head of a request and to read an answer. Bodies are limited by the application.
 """
 
 import asyncio

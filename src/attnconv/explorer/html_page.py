@@ -32,23 +32,13 @@ def find_page() -> str:
 
 
 def with_payload(page: str, content: bytes) -> str:
-    """The page with a payload in it, complete in itself.
-
-    Example:
-        >>> with_payload("<body>page</body>", b"bytes").splitlines()[0]
-        '<body>page<script type="application/octet-stream" id="attnconv-payload">Ynl0ZXM=</script>'
-    """
+    """Embed a payload in the page, which is then complete in itself."""
     head, body, rest = page.rpartition("</body>")  # the last one: a script in the page may hold the word
     return head + _SCRIPT.format(base64.b64encode(content).decode("ascii")) + body + rest
 
 
 def with_server(page: str, *, images: bool) -> str:
-    """The page with the mark of a server; without `images` it offers no field for pictures.
-
-    Example:
-        >>> with_server("<head></head>", images=True)
-        '<head><meta name="attnconv-server" content="images"></head>'
-    """
+    """Mark the page as served; without `images` it offers no field for pictures."""
     mark = SERVER_MARK.format("images" if images else "payload")
     return re.sub(r"<head(\s[^>]*)?>", lambda head: head[0] + mark, page, count=1)
 

@@ -1,11 +1,9 @@
-"""The page in a notebook.
+"""The page in a notebook: an iframe in the cell's HTML output, which stays in a saved notebook and needs no kernel.
 
     page -> widget.js -> told          the page's selection
     asked -> widget.js -> page         the place to show
 
-The page is an iframe in the cell's HTML output, which every front end shows and which stays in a saved notebook; it
-needs no kernel. Where anywidget is installed, a widget is the channel between that frame, which it finds by its mark,
-and Python. The widget's own view can be shown in place of the HTML, but a saved notebook does not keep it.
+Where anywidget is installed, a widget is the channel between that frame, which it finds by its mark, and Python.
 """
 
 import contextlib
@@ -148,8 +146,8 @@ class Explorer:
 def channel_class() -> Any:
     """The widget's class, whose traits anywidget keeps equal in Python and in the notebook.
 
-    `mark` is that of the frames. `told` is the page's last message, unchecked. `asked` is the number of questions (the
-    same one again would be no change) and the last one. The others are for the widget's own frame.
+    `told` is the page's last message, unchecked. `asked` is the number of questions (the same one again would be no
+    change) and the last one.
     """
     try:
         import anywidget

@@ -32,19 +32,10 @@ LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest 
 
 @torch.no_grad()
 def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
-    """The numbers of one layer on its operator's images, without the axis of time.
+    """Store one layer on its operator's images, without the axis of time, in `budget` bytes per image or one row.
 
     Its statistics are those of the storage: `rounding of scores` is half the range of the error over a row's scores, on
     some queries, so that a probability is off by the factor exp(2 rounding) at most; `queries stored` counts the rows.
-
-    Args:
-        name: Of the layer.
-        module: The layer.
-        operator: Its attention, as `visit_attention` gives it.
-        budget: Bytes for each image that content or rows may take. One row is stored even where it takes more.
-
-    Raises:
-        ValueError: The layer has more than two axes, or queries that stand on no token.
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
@@ -81,12 +72,6 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
     """Scores of all shifts between two tokens, and the Gaussians of heads that have them.
 
     One query in the middle of an image of (2 height - 1) x (2 width - 1) tokens sees every shift once.
-
-    Example:
-        >>> from attnconv import Quadratic
-        >>> encoding = Quadratic(3)
-        >>> {name: tuple(tensor.shape) for name, tensor in position_tensors(encoding, (4, 5)).items()}
-        {'shift_scores': (3, 7, 9), 'centres': (3, 2), 'precision': (3, 2, 2)}
     """
     axes = tuple(Axis(size=2 * size - 1, queries=1, offset=size - 1) for size in sizes)
     some = next(encoding.parameters())
@@ -114,10 +99,8 @@ def gaussian_tensors(
 def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
     """Queries, keys and position scores in float16, and how far the scores are from the exact ones.
 
-    Where they would take more than the budget, queries and keys are shortened to the channels with the nearest products
-    in the sum of squares. Row and column scores cannot be shortened. The result is None where these leave no channel,
-    where scores would be off by more than `COARSEST`, or where float16 overflows: some exact rows say more than all
-    rows that are wrong.
+    Queries and keys are shortened to fit the budget. The result is None where no channel is left, scores would be off
+    by more than `COARSEST`, or float16 overflows: some exact rows are better than all rows with errors.
     """
     count = operator.grid.key_count
     queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
@@ -159,7 +142,7 @@ def shorten(
     """Vectors of fewer channels with the nearest products, up to a constant for each query.
 
     With Q = Q1 R1, K = Q2 R2 (QR) and R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T, and the first terms of the
-    sum over singular values are the best that many channels can do.
+    sum over singular values are the best approximation of their rank.
     """
     left, up = torch.linalg.qr(queries.double())
     right, down = torch.linalg.qr((keys - keys.mean(2, keepdim=True)).double())
@@ -187,7 +170,7 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
 
 
 def _is_plain(grid: Grid) -> bool:
-    """Whether every token is a query, and the tokens are all there is to look at."""
+    """Whether every token is a query, and attention goes to these tokens only."""
     return all(
         (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
         for axis in grid.axes
@@ -195,7 +178,7 @@ def _is_plain(grid: Grid) -> bool:
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:
-    """The tokens on which queries stand."""
+    """The tokens of the queries."""
     flat = torch.zeros_like(queries)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         place = index * axis.stride + axis.offset

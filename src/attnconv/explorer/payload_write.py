@@ -153,7 +153,7 @@ def _at(moment: Moment, layer: PayloadLayer) -> Mapping[str, Tensor]:
 
 
 def statistics_of(found: LayerAudit) -> Statistics:
-    """The numbers of an audit as the page names them, null where there is none."""
+    """The statistics of an audit by the page's names, null where there is none."""
     numbers = found.numbers()
     count = len(numbers["entropy"])
 
@@ -226,11 +226,7 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:
-    """Images as bytes to look at: each from its least to its greatest value, its first three channels, or one as grey.
-
-    Raises:
-        ValueError: These are no images.
-    """
+    """Images as bytes to show: each from its least to its greatest value, its first three channels, or one as grey."""
     if images.dim() != 4:
         got = f"shape {tuple(images.shape)}"
         raise ValueError(bad("pictures", "must be given for inputs that are not (b, c, height, width)", got))

@@ -1,12 +1,11 @@
 """The explorer's server, for this machine only: the page, one payload, and payloads of a visitor's images.
 
-    GET  /           the page, marked as served, and whether images are taken
+    GET  /           the page, marked as served, and whether images are accepted
     GET  /payload    the payload; 404 where there is none
     POST /image      the bytes of one picture -> a new payload
 
 Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests under another host's name or from another
-origin are rejected, so that neither a page in the same browser nor a name that leads here can talk to the server. No
-path of a request reaches a file. Pictures are in memory until the answer is sent.
+origin are rejected. No path of a request reaches a file. Pictures are in memory until the answer is sent.
 """
 
 import asyncio
@@ -141,8 +140,7 @@ def server_for(application: ASGIApp) -> "uvicorn.Server":
 class Images:
     """POST /image, bounded in memory and time.
 
-    Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait. A
-    body that stalls for `STALL` seconds, or comes slower than `SLOWEST`, loses its place.
+    Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
@@ -207,7 +205,7 @@ class Guard:
 
 
 async def _body(request: Request) -> bytes:
-    """All bytes of a request, if they are few enough; a declared length counts only where it is too much."""
+    """All bytes of a request, within limits; a declared length counts only where it is too much."""
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
     declared = request.headers.get("content-length", "0")
     if int(declared) > LARGEST_UPLOAD:
@@ -242,7 +240,7 @@ def _pieces(content: bytes) -> Response:
 
 
 async def _report(_: Request, error: Exception) -> Response:
-    """An error's message; only the kind of one that nobody expected, since its message may hold paths."""
+    """An error's message; of an unexpected error only its type, since its message may hold paths."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     name = type(error).__name__

@@ -1,8 +1,7 @@
-"""A visitor's picture, decoded without trusting anything that it says of itself.
+"""A visitor's picture, decoded without trusting it: size and declared type are checked before any pixel is decoded.
 
-Before any pixel is decoded, the number of bytes and the declared type are checked here, and everything else in
-`attnconv.data.image_decoding`. A pixel takes 4 bytes decoded, 8 while its colours are converted, and 12 in a
-progressive JPEG of four colours: 600 MB for the largest picture.
+A pixel takes 4 bytes decoded, 8 while its colours are converted, and 12 in a progressive JPEG of four colours: 600 MB
+for the largest picture.
 """
 
 import warnings
