@@ -1,9 +1,7 @@
 """The command line: `attnconv COMMAND`, one file per command.
 
-`--help` answers without importing torch: this file and the top of each command's file know settings only, and the
-commands' bodies import what they run. Errors that a user can cause are printed as one sentence each, without a
-traceback, and end with status 2 for a wrong call and 1 for a failure at work. Ctrl-C ends a command with status 130 and
-SIGTERM with 143.
+`--help` answers without importing torch: commands import in their bodies what they run. Errors that a user can cause
+are printed without a traceback, with status 2 for a wrong call and 1 for a failure at work.
 """
 
 import importlib
@@ -49,11 +47,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and end the process with its status.
-
-    Args:
-        arguments: words after `attnconv`; None for those that the process was started with.
-    """
+    """Run one command and end the process with its status: 130 after Ctrl-C, 143 after SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_help())
@@ -71,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, words: list[str]) -> int:
-    """A command's status, with its errors as sentences."""
+    """Return a command's status, and print its errors as sentences."""
     try:
         with _terminable():
             return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
@@ -89,7 +83,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does, but for its status."""
+    """SIGTERM, which ends a command as Ctrl-C does, with another status."""
 
 
 @contextmanager

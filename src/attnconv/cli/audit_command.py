@@ -70,7 +70,7 @@ class Audit:
 
 
 def run(words: Sequence[str]) -> int:
-    """Load, look, print, write."""
+    """Load the model, inspect its attention, print and write the results."""
     arguments = parse(Audit, words)
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
@@ -94,7 +94,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _images(arguments: Audit, subject: Subject) -> "tuple[Tensor, str, list[str]]":
-    """Images as the model wants them, where they came from in words, and what a reader must know."""
+    """Images in the model's format, a sentence on their origin, and what a reader must know."""
     import torch
 
     from attnconv.data.augmentation import normalise

@@ -26,7 +26,7 @@ class Calibrate:
 
 
 def run(words: Sequence[str]) -> int:
-    """Measure, print, keep."""
+    """Measure, print and store the constants."""
     arguments = parse(Calibrate, words)
     import torch
 

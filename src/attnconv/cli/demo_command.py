@@ -1,16 +1,14 @@
-"""`attnconv demo`: attention performs a convolution, attention learns, and pictures of where its heads went."""
+"""`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
 from attnconv.cli.parsing import parse
-
-if TYPE_CHECKING:
-    from attnconv.training.settings import RunSettings
+from attnconv.training.recipes import recipe
+from attnconv.training.settings import RunSettings
 
 PRESET = "quadratic-digits"
 
@@ -38,10 +36,12 @@ class Demo:
 def run(words: Sequence[str]) -> int:
     """Perform a convolution, learn one, draw what was learned."""
     arguments = parse(Demo, words)
-    settings = _settings(arguments)
+    settings = recipe(PRESET)
+    if arguments.epochs is not None:
+        settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
     _make_room(arguments.out)
     _perform()
-    _learn(arguments, settings)
+    _learn(arguments.out, settings)
     from attnconv.report import write_report
 
     print("\n3. What its heads look at")
@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _perform() -> None:
-    """A random convolution and the attention layer that equals it."""
+    """Compare a random convolution with the attention layer that equals it."""
     import torch
 
     from attnconv.convert import from_conv
@@ -63,37 +63,22 @@ def _perform() -> None:
         with torch.no_grad():
             attended, convolved = layer(image), conv(image)
         error = float((attended - convolved).abs().max() / convolved.abs().max())
-        name = str(dtype).removeprefix("torch.")
-        print(
-            f"   a random 3 x 3 convolution as {layer.heads} heads in {name}: largest relative difference {error:.1e}"
-        )
+        heads = f"{layer.heads} heads in {str(dtype).removeprefix('torch.')}"
+        print(f"   a random 3 x 3 convolution as {heads}: largest relative difference {error:.1e}")
 
 
-def _settings(arguments: Demo) -> "RunSettings":
-    """Of the training."""
-    from dataclasses import replace
-
-    from attnconv.training.recipes import recipe
-
-    settings = recipe(PRESET)
-    if arguments.epochs is None:
-        return settings
-    return replace(settings, train=replace(settings.train, epochs=arguments.epochs))
-
-
-def _learn(arguments: Demo, settings: "RunSettings") -> None:
-    """A small model on the embedded digits."""
+def _learn(folder: Path, settings: RunSettings) -> None:
+    """Train a small model on the embedded digits."""
     from attnconv.training.fitting import fit
 
     print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
-    run = fit(settings, arguments.out, command=["attnconv", "demo"])
-    result = run.result()
+    result = fit(settings, folder, command=["attnconv", "demo"]).result()
     assert result is not None  # fit has ended
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
 
 
 def _make_room(folder: Path) -> None:
-    """Take an earlier demo away; anything else in the folder stays and stops the demo."""
+    """Remove an earlier demo; anything else in the folder stays and stops the demo."""
     from attnconv.training.run_folder import RunFolder
     from attnconv.training.run_lock import writing
 

@@ -84,7 +84,7 @@ def _defaults(given: Mapping[str, Any]) -> Defaults:
 
 
 def _require_fit(loaded: "LoadedModel", data: "Splits") -> None:
-    """Refuse images unlike those that the model was made for, as far as it says what those are."""
+    """Reject images unlike those that the model was made for, as far as that is known."""
     if loaded.settings is None:
         return
     pairs = {

@@ -70,7 +70,7 @@ class Explore:
 
 
 def run(words: Sequence[str]) -> int:
-    """Load, look, then serve or write."""
+    """Load the model, inspect its attention, then serve or write the page."""
     arguments = parse(Explore, words)
     if arguments.export is not None:
         require_room("--export", arguments.export)
@@ -86,7 +86,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _look(arguments: Explore) -> tuple[bytes, Any]:
-    """The payload, and what answers a visitor's picture if there is a model to answer."""
+    """The payload, and the function that answers a visitor's picture if there is a model."""
     from attnconv.explorer import Pictures, Session, example, payload
 
     name = arguments.model or _demo()
@@ -127,7 +127,7 @@ def title_of(name: str) -> str:
 
 
 def _demo() -> str | None:
-    """Where `attnconv demo` leaves its run, if it did."""
+    """The run folder of `attnconv demo`, if it is there."""
     from attnconv.training.run_folder import RunFolder
 
     return str(Demo().out) if RunFolder(Demo().out).exists() else None

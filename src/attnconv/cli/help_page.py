@@ -19,9 +19,7 @@ _NARROW = 50  # characters of a list of choices; longer ones are in the text
 def help_page(command: type, values: Mapping[str, Any]) -> str:
     """Usage, the command's docstring, and every argument with its default.
 
-    Args:
-        command: the dataclass.
-        values: that take the place of the defaults, nested as the command is.
+    `values` take the place of the defaults, nested as the command is.
     """
     arguments = [each for each in arguments_of(command) if _group(each, values).get("kind") in (None, _kind(each))]
     shown = sorted(distinct(arguments), key=lambda argument: bool(_title(argument)))
@@ -41,7 +39,7 @@ def help_page(command: type, values: Mapping[str, Any]) -> str:
 
 
 def _entry(argument: Argument, values: Mapping[str, Any]) -> list[str]:
-    """An argument's flags and the kind of its value; what it is for and its default."""
+    """An argument's flags and type, its explanation and its default."""
     field = argument.name.rpartition(".")[2]
     value = "" if argument.hint is bool or argument.positional else f" {_metavar(types.type_info(argument.hint))}"
     text = explanation(argument)
@@ -69,7 +67,7 @@ def _metavar(kind: types.Type) -> str:
 
 
 def _group(argument: Argument, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The nested values that an argument is one of."""
+    """The nested values that hold an argument."""
     for group in argument.name.split(".")[:-1]:
         inner = values.get(group)
         values = inner if isinstance(inner, Mapping) else {}
@@ -81,7 +79,7 @@ def _kind(argument: Argument) -> str | None:
 
 
 def explanation(argument: Argument) -> str:
-    """What the docstring of an argument's class says of it, in one line."""
+    """The explanation of an argument in the docstring of its class, in one line."""
     listed = _docstring(argument.group).partition("Attributes:")[2]
     field = argument.name.rpartition(".")[2]
     found = re.search(rf"^    {field}: (.*(?:\n      .*)*)", listed, re.MULTILINE)
@@ -89,7 +87,7 @@ def explanation(argument: Argument) -> str:
 
 
 def _title(argument: Argument) -> str:
-    """The group of an argument; nothing for the command's own."""
+    """The group of an argument; empty for the command's own."""
     return argument.name.rpartition(".")[0].removeprefix("settings.")
 
 

@@ -1,4 +1,4 @@
-"""The model that `audit` and `explore` inspect, and the images that they show it."""
+"""The model that `audit` and `explore` inspect, and the images on which they do."""
 
 import re
 from collections.abc import Iterator
@@ -21,14 +21,9 @@ _USUAL_SIZE = 224  # pixels, where a model does not say
 
 
 class InputImages(NamedTuple):
-    """Images to show a model.
+    """Images for a model, as bytes (b, c, height, width), with a normalisation for models that have none of their own.
 
-    Attributes:
-        pixels: Bytes (b, c, height, width).
-        names: Of the files; empty for a data set.
-        mean: Of each channel, to normalise them where the model has none of its own.
-        std: Standard deviation, likewise.
-        notes: What a reader must know of the files.
+    `names` are those of the files; `notes` are what a reader must know of them.
     """
 
     pixels: "Tensor"
@@ -40,13 +35,7 @@ class InputImages(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to inspect.
-
-    Attributes:
-        loaded: The model.
-        asked: Height and width that --size asks for, if any.
-        reading: Options of `attnconv.inspect.audit` that say how its attention is read.
-    """
+    """A model to inspect, the height and width of --size, and options of `audit` that say how its attention is read."""
 
     loaded: "LoadedModel"
     asked: tuple[int, int] | None
@@ -54,11 +43,7 @@ class Subject:
 
     @classmethod
     def load(cls, name: str, arguments: "Audit | Explore") -> "Subject":
-        """Load the model that the arguments describe.
-
-        Raises:
-            ValueError: --size or --grid cannot be read, or there is no such model.
-        """
+        """Load the model that the arguments describe."""
         from attnconv.models.model_loader import load
 
         size, grid = _sides("--size", arguments.size), _sides("--grid", arguments.grid)
@@ -81,11 +66,7 @@ class Subject:
         return int(getattr(self.loaded.settings, "image_channels", channels))
 
     def noise(self) -> "Tensor":
-        """Two images of noise, for a model whose attention does not depend on the image.
-
-        Raises:
-            ValueError: It does.
-        """
+        """Draw two images of noise, for a model whose attention does not depend on the image; others are an error."""
         import torch
 
         from attnconv.inspect import audit
@@ -101,16 +82,9 @@ class Subject:
         return drawn
 
     def images(self, data: str, *, count: int, root: Path, skip_broken: bool = False) -> InputImages:
-        """Read the images.
+        """Read at most `count` images of a folder of pictures, or of one of `DATA_SETS`.
 
-        Args:
-            data: A folder of pictures, or one of `DATA_SETS`.
-            count: How many images to read at most.
-            root: Folder that holds CIFAR-10.
-            skip_broken: Pass over files that cannot be read or are of one colour.
-
-        Raises:
-            ValueError: There is no such data, it cannot be read, or it does not fit the channels.
+        `skip_broken` skips files that cannot be read or are of one colour.
         """
         from attnconv.data.load_splits import load as load_data
         from attnconv.data.sample_images import read_pictures
@@ -132,7 +106,7 @@ class Subject:
 
     @contextmanager
     def size_explained(self) -> Iterator[None]:
-        """Add to a model's error about the images of --size what to do."""
+        """Add the fix to a model's error about the images of --size."""
         own = own_size(self.loaded)
         try:
             yield
@@ -144,7 +118,7 @@ class Subject:
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
-    """The size of the images that a model is made for, of any library; 224 where it does not say."""
+    """The size of the images that a model is made for, of any library; 224 where it is not known."""
     network = getattr(loaded.model, "network", loaded.model)
     stated = (
         getattr(loaded.settings, "image_size", None),
@@ -157,7 +131,7 @@ def own_size(loaded: "LoadedModel") -> tuple[int, int]:
 
 
 def _sides(flag: str, words: str | None) -> tuple[int, int] | None:
-    """`N` or `HxW` as height and width."""
+    """Parse `N` or `HxW` as height and width."""
     if words is None:
         return None
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", words)

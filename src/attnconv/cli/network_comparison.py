@@ -1,4 +1,4 @@
-"""What `prove` and `recast` share: images to compare two networks on, and the table of the comparison."""
+"""Images to compare two networks on, and the table of the comparison, for `prove` and `recast`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 
 def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | None, *, flag: str) -> "Tensor":
-    """Pictures as the model wants them, or one image of noise; of the axes and channels of its first convolution.
+    """Read pictures in the model's format, or draw one image of noise; `size` None is the model's own, or 224.
 
-    Args:
-        loaded: the model.
-        pictures: image files; none for noise.
-        size: height and width in pixels; None for the model's own, or 224 where it does not say.
-        flag: what the pictures are called on the command line.
+    `flag` is the name of the pictures on the command line.
     """
     import torch
 
@@ -49,7 +45,7 @@ def example_images(loaded: "LoadedModel", pictures: Sequence[Path], size: int | 
 
 
 def print_comparison(found: "Comparison", title: str) -> None:
-    """One row per layer, and what became of the network's output."""
+    """Print one row per layer, and the difference of the network's output."""
     columns = ("layer", "heads", "alpha", "output", "difference", "bound", "FLOPs", "attention")
     rows = []
     for row in found.layers:

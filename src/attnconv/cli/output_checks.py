@@ -1,4 +1,4 @@
-"""What a command may write over: nothing that it did not write itself.
+"""Where a command may write.
 
 A folder is new, empty or marked by an earlier call, which leaves the file `.attnconv` in it; a file is new.
 """
@@ -11,11 +11,7 @@ _MARK = ".attnconv"
 
 
 def require_room(flag: str, folder: Path) -> None:
-    """Refuse a folder that holds anything but what a command wrote there; before any work.
-
-    Raises:
-        ValueError: if it does, or is a file.
-    """
+    """Reject a folder that holds other files; before any work."""
     fix = "Name another folder."
     if folder.exists() and not folder.is_dir():
         raise ValueError(bad(flag, "must be a folder", f"the file {folder}", fix))
@@ -31,10 +27,6 @@ def mark(folder: Path) -> None:
 
 
 def require_new(flag: str, file: Path) -> None:
-    """Refuse a file that exists; before any work.
-
-    Raises:
-        ValueError: if it does.
-    """
+    """Reject a file that exists; before any work."""
     if file.exists() or file.is_symlink():
         raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or name another."))

@@ -1,4 +1,4 @@
-"""A command's words as its dataclass: a flag for each field, its help, and all wrong words at once.
+"""A command's arguments as its dataclass: a flag for each field, its help, and all errors at once.
 
 Nested settings have flags of their own: the field `validation` of `data` is `--data.validation`. Settings of a run's
 model and of its training loop (`settings.model.heads`, `settings.train.epochs`) have no prefix: `--heads`, `--epochs`.
@@ -29,13 +29,7 @@ _FLAGS = {"run_dir": "--out"} | {
 
 
 class Argument(NamedTuple):
-    """A field of a command, or of settings in it.
-
-    Attributes:
-        name: dotted, from the command.
-        hint: the field's annotation.
-        group: the dataclass that has it.
-    """
+    """A field of a command, or of settings in it: its name, dotted from the command, annotation and dataclass."""
 
     name: str
     hint: Any
@@ -56,12 +50,7 @@ class Argument(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """What takes the place of a command's defaults.
-
-    Attributes:
-        values: plain values, nested as the command is.
-        origins: where they came from, for errors, by dotted name.
-    """
+    """Plain values in place of a command's defaults, nested as the command is, and their origins by dotted name."""
 
     values: Nested
     origins: Mapping[str, str] = {}
@@ -74,13 +63,7 @@ def parse(
 ) -> T:
     """Read a command's words into its dataclass; `--help` prints the help and ends the process.
 
-    Args:
-        command: a dataclass whose fields are the arguments and whose docstring is the help.
-        words: that follow the command's name.
-        defaults: from the values that were given to what takes the place of the command's defaults.
-
-    Raises:
-        SettingsError: with every wrong word and value.
+    `defaults` turns the given values into defaults. Raises `SettingsError` with every wrong word and value.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
@@ -178,7 +161,7 @@ def _adding(wrong: list[Problem], arguments: list[Argument], origins: Mapping[st
 
 
 def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem]]:
-    """The values that were given, by dotted name, and the problems with words that cannot be read."""
+    """The given values, by dotted name, and the problems with words that cannot be read."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
     )
@@ -223,7 +206,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _typed(texts: str | list[str], hint: Any) -> Any:
-    """The words after a flag as its type; as they are where they are no value of it, or a number out of its range."""
+    """The words after a flag as its type; unchanged where they are no value of it, or as a number out of its range."""
     single = texts[0] if isinstance(texts, list) and len(texts) == 1 else texts
     readings: list[tuple[Any, Any]] = [(None, hint)] if single == "None" else []
     readings += [(single, hint), (texts, hint), (single, int), (single, float)]

@@ -52,7 +52,7 @@ class Prove:
 
 
 def run(words: Sequence[str]) -> int:
-    """Draw or load, convert, compare, print; status 1 where theory was wrong."""
+    """Draw or load, convert, compare, print; status 1 where a bound does not hold."""
     arguments = parse(Prove, words)
     if arguments.model is not None:
         return _prove_model(arguments)
@@ -75,7 +75,7 @@ def _prove_cases(arguments: Prove) -> int:
 
 
 def _print_hard(proofs: "list[Proof]") -> bool:
-    """Hard heads by dtype and way; whether all keep to what is allowed."""
+    """Print hard heads by dtype and way; return whether all are within the allowed difference."""
     from attnconv.convert.verify_theorem import ALLOWED, WAYS
 
     rows, holds = [], True
@@ -93,7 +93,7 @@ def _print_hard(proofs: "list[Proof]") -> bool:
 
 
 def _print_soft(proofs: "list[Proof]") -> bool:
-    """Soft heads by alpha: how much of the bound is reached."""
+    """Print how much of the bound soft heads reach, by alpha; return whether all are within it."""
     rows = []
     for low, high in pairwise((0.3, 1.0, 3.0, 10.0, 20.1)):
         chosen = [proof for proof in proofs if low <= proof.alpha < high]

@@ -44,7 +44,7 @@ class Prune:
 
 
 def run(words: Sequence[str]) -> int:
-    """Find, remove, count, write."""
+    """Find, remove and count heads; write the model."""
     arguments = parse(Prune, words)
     from attnconv.training.run_folder import RunFolder
     from attnconv.training.run_lock import writing
@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _prune(arguments: Prune) -> None:
-    """The work, with the folder held for writing."""
+    """Do the work, with the folder locked for writing."""
     from attnconv.models.model_loader import load
     from attnconv.models.settings import AttentionSettings
     from attnconv.surgery.head_pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
@@ -79,7 +79,7 @@ def _prune(arguments: Prune) -> None:
 
 
 def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse to take all heads of a layer, in the words of this command."""
+    """Reject a criterion that removes all heads of a layer, in terms of this command."""
     empty = [name for name, gone in removed.items() if len(gone) == heads[name]]
     if empty:
         requirement = "must leave at least one head in every layer"
@@ -94,7 +94,7 @@ def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapp
 def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
-    """Each layer's heads, and how near it comes to every 3 x 3 convolution."""
+    """Print each layer's heads, and its distance from every 3 x 3 convolution."""
     from attnconv.inspect.kernel_expressibility import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 
@@ -136,7 +136,7 @@ def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> No
 
 
 def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:
-    """A run that begins with the pruned weights: of the pruned run's settings, if it is known."""
+    """Write a run that starts from the pruned weights, with the settings of the pruned run if it is known."""
     import torch
 
     from attnconv.models.checkpoint import save_weights

@@ -83,7 +83,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
-    """The programs that run elsewhere, with any number of images."""
+    """Write the programs that run elsewhere, with any number of images."""
     import torch
 
     from attnconv.layers import SelfAttention

@@ -28,7 +28,7 @@ class Report:
 
 
 def run(words: Sequence[str]) -> int:
-    """Write the report and say where."""
+    """Write the report and print its path."""
     arguments = parse(Report, words)
     if arguments.out is not None:
         require_room("--out", arguments.out)

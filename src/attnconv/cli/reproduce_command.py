@@ -108,7 +108,7 @@ def _write(arguments: Reproduce, out: Path, notes: list[str]) -> None:
 
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
-    """Say how the runs in the folder were trained otherwise than a scale's: one sentence for all that differ alike."""
+    """Describe how the runs in the folder differ from a scale's settings: one sentence for runs that do so alike."""
     from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
 
 
 def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
-    """Estimate the seconds that a run of each model takes on this machine, of those that have one to train."""
+    """Estimate the seconds that a run of each model takes on this machine, for models with a run to train."""
     from rich.console import Console
 
     from attnconv.data.load_splits import load
@@ -142,7 +142,7 @@ def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
 
 
 def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> None:
-    """Print the runs as a table, with the time of those that were timed."""
+    """Print the runs as a table, with their times if these were measured."""
     columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
     rows = []
     for run in runs:
@@ -160,14 +160,14 @@ def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> Non
 
 
 def _duration(seconds: float) -> str:
-    """Such as `40 s`, `39 min` or `6.3 h`."""
+    """Format a time as `40 s`, `39 min` or `6.3 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _train(planned: PlannedRun, out: Path) -> list[str]:
-    """Train one run unless it is finished; return what the page says about it."""
+    """Train one run unless it is finished; return the notes on it for the page."""
     from attnconv.training.fitting import fit
     from attnconv.training.initial_model import measure_start
     from attnconv.training.run_checks import check_folder
@@ -179,12 +179,9 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
         settings, start, note = training_plan.pruned_start(planned, source)
         notes.append(note)
     if is_first_process():
-        epochs = (
-            "finished before."
-            if planned.state == "finished"
-            else f"{planned.state}, epochs: {settings.train.epochs} in all."
-        )
-        print(f"{folder.path.name}: {epochs}", flush=True)
+        finished = planned.state == "finished"
+        epochs = "finished before" if finished else f"{planned.state}, epochs: {settings.train.epochs} in all"
+        print(f"{folder.path.name}: {epochs}.", flush=True)
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
     else:
