@@ -119,7 +119,7 @@ class TestBrokenOff:
 
     def test_many_breaks_are_fine_as_long_as_bytes_arrive(self, server: Server, tmp_path: Path) -> None:
         server.breaks = [50_000] * 15
-        fetch(server.remote(), tmp_path / "file", attempts=1)
+        fetch(server.remote(), tmp_path / "file")
         assert (tmp_path / "file").read_bytes() == CONTENT
 
 
@@ -157,7 +157,7 @@ class TestFailures:
     def test_a_server_in_trouble_is_asked_again(self, server: Server, tmp_path: Path) -> None:
         server.status = 503
         with pytest.raises(ConnectionError, match=r"got 0 of 1,024,000 bytes \(HTTP Error 503"):
-            fetch(server.remote(), tmp_path / "file", attempts=3)
+            fetch(server.remote(), tmp_path / "file")
         assert len(server.asked) == 3
 
     def test_no_network_keeps_what_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

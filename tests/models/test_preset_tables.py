@@ -39,11 +39,6 @@ def test_table_4_is_the_papers() -> None:
     ]
 
 
-def test_table_4_with_accuracies_of_ones_own() -> None:
-    accuracies = [row[1] for row in table_4({"SA quadratic emb.": 0.9}).rows]
-    assert accuracies == ["-", "0.900", "-", "-", "-", "-"]
-
-
 def test_the_table_of_presets_has_every_preset() -> None:
     table = table_of_presets()
     assert [row[0] for row in table.rows] == list(PRESETS)

@@ -16,15 +16,12 @@ _FINE = (
     "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
     "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
-_CIFAR100_FINE = tuple(_FINE.split())
-
 _COARSE = (
     "aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices "
     "household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes "
     "large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees "
     "vehicles_1 vehicles_2"
 )
-_CIFAR100_COARSE = tuple(_COARSE.split())
 
 
 class Labels(NamedTuple):
@@ -88,7 +85,10 @@ CIFARS = {
         folder="cifar-100-python",
         train={"train": "16019d7e3df5f24257cddd939b257f8d"},
         test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-        labels={"fine": Labels("fine_label", _CIFAR100_FINE), "coarse": Labels("coarse_label", _CIFAR100_COARSE)},
+        labels={
+            "fine": Labels("fine_label", tuple(_FINE.split())),
+            "coarse": Labels("coarse_label", tuple(_COARSE.split())),
+        },
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     ),

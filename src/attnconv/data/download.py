@@ -22,6 +22,7 @@ from attnconv._util.file_lock import locked
 _LOG = logging.getLogger(__name__)
 _PIECE = 1 << 18
 _TIMEOUT = 15.0  # seconds without an answer before a request is given up
+_ATTEMPTS = 3  # requests in a row that may bring no new byte
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes that the file will have."""
@@ -50,8 +51,8 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
     return digest.hexdigest()
 
 
-def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress | None = None) -> None:
-    """Download a file unless it is there, with `attempts` requests in a row that may bring no new byte.
+def fetch(remote: Remote, target: Path, *, progress: Progress | None = None) -> None:
+    """Download a file unless it is there.
 
     Raises `ConnectionError` where the file cannot be downloaded; what has arrived is kept for the next time.
     Raises `ValueError` for a wrong size or checksum; the download is discarded.
@@ -59,7 +60,7 @@ def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress
     part = target.with_name(target.name + ".part")
     with locked(part, wait=True) as file:
         if not target.is_file():  # else another process downloaded it while this one waited
-            _complete(remote, file, attempts=attempts, progress=progress)
+            _complete(remote, file, progress=progress)
     if target.is_file():
         part.unlink(missing_ok=True)
         return
@@ -70,14 +71,14 @@ def fetch(remote: Remote, target: Path, *, attempts: int = 3, progress: Progress
             raise
 
 
-def _complete(remote: Remote, file: FileIO, *, attempts: int, progress: Progress | None) -> None:
+def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
     """Append what is missing and verify the whole; start again once if an old beginning does not fit."""
     resumed = file.seek(0, os.SEEK_END) > 0
-    _receive(remote, file, attempts=attempts, progress=progress)
+    _receive(remote, file, progress=progress)
     if resumed and sha256_of(file) != remote.sha256:
         _LOG.warning("what an earlier download left of %s does not fit, downloading all of it", remote.url)
         file.truncate(0)
-        _receive(remote, file, attempts=attempts, progress=progress)
+        _receive(remote, file, progress=progress)
     if (got := sha256_of(file)) != remote.sha256:
         file.truncate(0)
         fix = "The download was damaged, or the file has changed at its home; it was discarded."
@@ -85,7 +86,7 @@ def _complete(remote: Remote, file: FileIO, *, attempts: int, progress: Progress
     os.fsync(file.fileno())
 
 
-def _receive(remote: Remote, file: FileIO, *, attempts: int, progress: Progress | None) -> None:
+def _receive(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
     """Append what is missing, in as many requests as it takes while each brings something."""
     idle, restarted = 0, False
     while (have := file.seek(0, os.SEEK_END)) != remote.size:
@@ -102,7 +103,7 @@ def _receive(remote: Remote, file: FileIO, *, attempts: int, progress: Progress 
         if refused and have > 0 and not restarted:
             file.truncate(0)  # the server has less than what is here (416), or will not resume
             restarted = True
-        elif now != remote.size and (refused or idle >= attempts):
+        elif now != remote.size and (refused or idle >= _ATTEMPTS):
             got = f"{now:,} of {remote.size:,} bytes ({reason})"
             fix = "What has arrived is kept, and the next download continues from there." if now else ""
             raise ConnectionError(bad(remote.url, "must be within reach", got, fix))

@@ -17,7 +17,7 @@ FolderImageSize = Annotated[int, Meta(ge=4, le=1024)]  # of larger images a trai
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which images a run sees, and how they are divided.
+    """The images of a run, and how they are split.
 
     Attributes:
         name: The data set: digits (8 x 8, embedded, needs nothing), cifar10, cifar100, or folder (one folder per
@@ -26,8 +26,7 @@ class DataSettings:
             or parquet files in the hub's layout. Image folders: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png.
         validation: Training images held out to select models and draw curves; 0 trains on all and leaves nothing to
             select by. None: 5000 for CIFAR, 200 for digits, a tenth of a folder.
-        split_seed: Seed of the held-out split. It is apart from the training seed, so that runs compare on the same
-            images.
+        split_seed: Seed of the held-out split, separate from the training seed so that runs compare on the same images.
         stratify: Hold out the same share of every class.
         limit: Train on only this many images, chosen by the split's seed; validation and test stay whole. None takes
             all.
@@ -67,7 +66,7 @@ class AugmentSettings:
             reflected border, mirroring, cutout, colour jitter.
         padding: Largest shift of the crop, in pixels to each side. None: an eighth of the image (4 for CIFAR, 1 for
             digits).
-        border: What a shifted crop sees outside the image: zero (black, before normalisation) or reflect.
+        border: Pixels of a shifted crop outside the image: zero (black, before normalisation) or reflect.
         flip: Mirror left and right with probability 1/2. None: the recipe's, for colour images; digits are never
             mirrored.
         cutout: Side of a square that is set to the mean colour, in pixels; 0 turns it off. None: modern takes a

@@ -52,8 +52,7 @@ def _is_number(cell: str) -> bool:
 
 def pruned_settings() -> AttentionSettings:
     """The generalised quadratic model without the heads that the paper pruned."""
-    full = PRESETS["quadratic-generalized"]
-    assert isinstance(full, AttentionSettings)
+    full = AttentionSettings(encoding="quadratic-generalized")
     kept = (heads - pruned for heads, pruned in zip(full.heads_per_layer, PRUNED_HEADS, strict=True))
     return replace(full, heads=tuple(kept))
 
@@ -73,10 +72,7 @@ def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str,
 
     `training` holds names and values of further rows, about training.
     """
-    if settings is None:
-        preset = PRESETS["quadratic"]
-        assert isinstance(preset, AttentionSettings)
-        settings = preset
+    settings = settings or AttentionSettings()
     per_layer = settings.heads_per_layer
     heads = str(per_layer[0]) if len(set(per_layer)) == 1 else ", ".join(str(count) for count in per_layer)
     model = {
@@ -88,16 +84,12 @@ def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str,
         "dropout probability": f"{settings.dropout:g}",
         "layer normalization epsilon": f"{settings.norm_epsilon:g}",
     }
-    rows = {**model, **({} if training is None else training)}
+    rows = {**model, **(training or {})}
     return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))
 
 
-def table_4(accuracy: Mapping[str, float] | None = None) -> Table:
-    """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model.
-
-    `accuracy` is the test accuracy in 0 .. 1 by model, by default the paper's; a model without one shows a dash.
-    """
-    accuracy = PAPER_ACCURACY if accuracy is None else accuracy
+def table_4() -> Table:
+    """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model."""
     models: dict[str, ModelSettings] = {
         "ResNet18": PRESETS["resnet18"],
         "SA quadratic emb.": PRESETS["quadratic"],
@@ -109,17 +101,13 @@ def table_4(accuracy: Mapping[str, float] | None = None) -> Table:
     rows = [
         (
             name,
-            f"{accuracy[name]:.3f}" if name in accuracy else "-",
-            _short(parameters(settings), 1e6, "M"),
-            _short(flops_paper(settings), 1e9, "G"),
-            _short(flops_all(settings), 1e9, "G"),
+            f"{PAPER_ACCURACY[name]:.3f}",
+            f"{parameters(settings) / 1e6:.1f} M",
+            f"{flops_paper(settings) / 1e9:.1f} G",
+            f"{flops_all(settings) / 1e9:.1f} G",
         )
         for name, settings in models.items()
     ]
     title = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
     columns = ("Models", "accuracy", "# of params", "# of FLOPS", "# of FLOPS, everything counted")
     return Table(title, columns, tuple(rows))
-
-
-def _short(count: int, unit: float, letter: str) -> str:
-    return f"{count / unit:.1f} {letter}"
