@@ -39,7 +39,7 @@ class Explorer:
 
     Args:
         content: The payload's bytes.
-        height: Of the frame, in pixels, at least 200.
+        height: Height of the frame in pixels, at least 200.
 
     Attributes:
         content: The same bytes: `export(explorer.content, "folder")` writes them as a page.
@@ -62,7 +62,7 @@ class Explorer:
 
     @property
     def selection(self) -> Selection | None:
-        """The page's selection; None until the page has told it, and while it shows another payload."""
+        """The page's selection; None until the page has sent it, and while it shows another payload."""
         return selection_in(self._payload, self._opened().told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
@@ -184,7 +184,7 @@ def explore(
         images: Its input, (b, c, height, width); None for a model that looks at positions only. Each image adds its
             queries and keys to the notebook, so take few.
         title: Heading; empty for the model's class.
-        height: Of the frame, in pixels.
+        height: Height of the frame in pixels.
         options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `moments`, `budget`.
 
     Returns:

@@ -30,8 +30,8 @@ def attention_row(
         layer: Number of the layer, from 0.
         head: Number of the head, from 0.
         query: Flat index of the query's token, row-major.
-        image: Number of the image; without effect on tables of positions.
-        time: Moment of the training, the last one by default; without effect but on tables of positions.
+        image: Number of the image; ignored for tables of positions.
+        time: Moment of the training, the last one by default; ignored except for tables of positions.
         part: Scores in the softmax: `both`, `content` or `position`. Stored rows have `both` only.
 
     Returns:

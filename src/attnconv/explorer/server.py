@@ -72,7 +72,7 @@ def app(
         payload: What the page shows first; None for a page without a model.
         answer: From a picture's bytes and declared type to a new payload; raises ValueError with a message for the
             visitor. None where images cannot be taken.
-        port: Where it listens, which is part of the host and the origin that it accepts.
+        port: Port on which it listens, a part of the host and the origin that it accepts.
         page: HTML; None for the package's own.
 
     Raises:
@@ -99,14 +99,14 @@ def app(
 
 
 def listen(port: int) -> socket.socket:
-    """A listening socket on 127.0.0.1 that no other program has.
+    """Open a listening socket on 127.0.0.1.
 
     Args:
         port: 0 for any that is free; `listen(0).getsockname()[1]` says which.
 
     Raises:
         ValueError: There is no such port.
-        OSError: The port is taken or not to be had.
+        OSError: The port is not available.
     """
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # who comes too early waits

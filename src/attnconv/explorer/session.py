@@ -14,13 +14,13 @@ from attnconv.explorer.uploaded_images import read_upload
 
 @final
 class Session:
-    """How pictures become a payload of one model.
+    """Payloads of one model on any images.
 
     Args:
         model: Any module with attention that `visit_attention` reads.
         sizes: Height and width of its images, in pixels.
-        mean: Of each channel, for images in [0, 1]; one number for grey images, three for RGB.
-        std: Deviation of each channel.
+        mean: Mean of each channel, for images in [0, 1]; one number for grey images, three for RGB.
+        std: Standard deviation of each channel.
         options: Further arguments of `payload`: `title`, `moments`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:

@@ -20,7 +20,7 @@ from attnconv.training.settings import AcceleratorName, PrecisionName, RunSettin
 
 @dataclass(frozen=True)
 class Score:
-    """What a model reaches on a set of images.
+    """Loss and accuracy of a model on a set of images.
 
     Attributes:
         loss: Mean cross-entropy, without label smoothing.
@@ -69,11 +69,11 @@ def evaluate(
     Args:
         model: From normalised images (b, c, height, width) to logits (b, classes).
         images: At least one.
-        mean: Of each channel in the training set, for images in [0, 1].
-        std: Deviation of each channel.
-        batch_size: Images at once, at least 1.
+        mean: Mean of each channel in the training set, for images in [0, 1].
+        std: Standard deviation of each channel.
+        batch_size: Images per batch, at least 1.
         precision: As in training.
-        device: Where to compute.
+        device: Device to compute on.
 
     Raises:
         ValueError: There is no image, or the images or their classes do not fit the model.

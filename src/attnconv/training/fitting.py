@@ -42,14 +42,14 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model and leave everything about it in a folder.
+    """Train a model and write everything about it to a folder.
 
     Where torchrun has started several processes, each calls `fit`, the first one writes, and all return once the folder
     is complete.
 
     Args:
-        settings: Of the run.
-        run_dir: Its folder: new or empty, or with `resume` one that holds a run of the same settings.
+        settings: Settings of the run.
+        run_dir: Folder of the run: new or empty, or with `resume` one that holds a run of the same settings.
         resume: Continue after the last complete epoch of the run in the folder; begin where there is none.
         start_from: Checkpoint or run folder with the initial weights; None for fresh parameters. The run keeps a copy.
         progress: Show a bar (on a terminal) or a line per epoch on standard error.
@@ -59,10 +59,10 @@ def fit(
         The run's folder.
 
     Raises:
-        SettingsError: Settings are wrong; the message names all of them, and nothing was done.
+        SettingsError: Settings are wrong; the message lists all of them, and nothing was done.
         ValueError: Another process writes to the folder, it holds something else, its state is damaged or of another
             run, or the initial weights are not those of such a model.
-        OSError: The data are not there, or the folder cannot be written; what was saved before stays good.
+        OSError: The data are not there, or the folder cannot be written; what was saved before stays valid.
         DivergedError: The loss is no longer finite; the last good checkpoint stays.
         KeyboardInterrupt: At Ctrl-C; the last complete epoch is kept.
         SystemExit: At SIGTERM likewise, with status 143.

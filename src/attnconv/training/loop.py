@@ -27,8 +27,6 @@ from attnconv.training.processes import all_sum, rank, world_size
 from attnconv.training.schedules import factor
 from attnconv.training.settings import RunSettings
 
-_PART = 1 / 4  # of a GPU's free memory that a set of images may take
-
 
 @final
 class TrainingLoop:
@@ -162,7 +160,7 @@ def nearby(images: ImageSet, device: torch.device) -> ImageSet:
     if device.type != "cuda":
         return images
     free, _ = torch.cuda.mem_get_info(device)
-    return images.to(device) if images.images.nbytes + images.labels.nbytes <= _PART * free else images
+    return images.to(device) if images.images.nbytes + images.labels.nbytes <= free / 4 else images
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

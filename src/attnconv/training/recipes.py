@@ -14,8 +14,6 @@ from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSetti
 
 RecipeName = Literal["paper", "modern"]
 
-_SMALL_SUFFIXES = ("-small", "-digits")
-
 
 def default_recipe(preset: str) -> RecipeName:
     """The recipe of a preset.
@@ -24,7 +22,7 @@ def default_recipe(preset: str) -> RecipeName:
         >>> default_recipe("quadratic"), default_recipe("quadratic-small")
         ('paper', 'modern')
     """
-    return "modern" if preset.endswith(_SMALL_SUFFIXES) else "paper"
+    return "modern" if preset.endswith(("-small", "-digits")) else "paper"
 
 
 def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:

@@ -33,7 +33,7 @@ from attnconv.training.settings import RunSettings
 FORMAT = 1
 LOCK = ".writer"
 
-# Patterns of what a run leaves below its folder, and of what a kill leaves before the settings are there.
+# Patterns of what a run leaves below its folder; a kill before the settings are there leaves `start` only.
 _OWN = (
     "settings.json",
     "metrics.jsonl",
@@ -48,7 +48,6 @@ _OWN = (
     "report/figures/figure-*.png",
     "report/figures/figure-*.svg",
 )
-_BEFORE = ("checkpoints/start.safetensors",)
 
 
 class MetricsLine(TypedDict):
@@ -192,7 +191,7 @@ class RunFolder:
                     path.rmdir()
 
     def _own_files(self) -> set[Path]:
-        patterns = (LOCK, *(_OWN if self.exists() else _BEFORE))
+        patterns = (LOCK, *(_OWN if self.exists() else ("checkpoints/start.safetensors",)))
         return {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
 
     def _all_paths(self) -> list[Path]:

@@ -44,9 +44,9 @@ class OptimSettings:
         weight_decay: Strength of weight decay, at least 0.
         decay_vectors: Also decay biases and the scales of normalisation layers, as the paper's code does.
         position_rate: Learning rate of centres and spreads, as a multiple of the others'. Pixels are a larger unit than
-            weights: with AdamW 1 leaves heads almost where they began in a short run.
+            weights: with AdamW, 1 hardly moves the heads in a short run.
         clip: Scale the gradient down to this norm when it is longer; None never does.
-        label_smoothing: Part of each label that is spread over all classes, from 0 up to but not including 1.
+        label_smoothing: Share of each label that is spread over all classes, from 0 up to but not including 1.
     """
 
     name: OptimiserName = "sgd"
@@ -100,18 +100,17 @@ class TrainSettings:
         batch_size: Images of one optimiser step, over all processes and accumulated parts together.
         accumulate: Parts into which each process cuts its share of a batch, to need less memory; the step stays the
             same.
-        eval_batch_size: Images at once when measuring accuracy.
+        eval_batch_size: Images per batch of evaluation.
         precision: Numbers of 32 bits, bf16 in matrix products (mixed precision), or 64 bits.
-        accelerator: Where to train; "auto" takes a GPU when there is one.
+        accelerator: Device to train on; "auto" takes a GPU when there is one.
         seed: All randomness is a function of this, the epoch and the sample, at least 0.
         compile: Compile the model with torch.compile before training: slower to start, then faster.
-        test_curve: Also measure the test set after every epoch. The choice of an epoch never looks at it.
+        test_curve: Also measure the test set after every epoch. The choice of an epoch never depends on it.
         tensorboard: Write curves for TensorBoard beside metrics.jsonl. Where they cannot be written, training goes on.
-        log_every: Optimiser steps between two points of the training curve in TensorBoard, and between two looks at the
-            loss.
-        checkpoint_every: Epochs between two moments at which metrics, weights and what a resume needs are written. A
-            run that is killed loses at most so many; where an epoch takes seconds, writing every time takes a part of
-            them.
+        log_every: Optimiser steps between two points of the training curve in TensorBoard, and between two checks of
+            the loss.
+        checkpoint_every: Epochs between two checkpoints: metrics, weights and the training state. A run that is killed
+            loses at most so many; a larger number saves time where epochs take seconds.
     """
 
     ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes")  # of earlier versions; torchrun knows both
