@@ -23,9 +23,9 @@ COMMANDS = {
     "predict": "name the classes that a model sees in an image",
     "report": "draw the figures of a run, and one HTML page of them",
     "reproduce": "train the paper's models at a chosen scale, and draw its figures and tables",
-    "prove": "perform convolutions by attention and compare, drawn ones or a network's",
+    "prove": "perform convolutions by attention and compare, random ones or a network's",
     "recast": "write a network whose convolutions are attention",
-    "audit": "say how convolutional the attention of any model is, with figures",
+    "audit": "measure how convolutional the attention of any model is, with figures",
     "explore": "see what the heads of a model do, on a live page",
     "prune": "remove degenerate heads from a trained model",
     "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
@@ -109,5 +109,16 @@ def _help() -> str:
     usage = "usage: attnconv [-h] [--version] COMMAND ..."
     about = "Self-attention that performs convolution, and learns it."
     return "\n".join(
-        [usage, "", about, "", "commands:", *lines, "", "`attnconv COMMAND --help` says more.", "", _EXAMPLES]
+        [
+            usage,
+            "",
+            about,
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`attnconv COMMAND --help` lists its options.",
+            "",
+            _EXAMPLES,
+        ]
     )

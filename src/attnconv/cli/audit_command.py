@@ -36,18 +36,18 @@ class Audit:
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        data: Images to look at: a folder of pictures (or of folders of pictures), digits or cifar10. Only a model whose
-            attention looks at positions alone does without.
+        data: Images to run the model on: a folder of pictures (or of folders of pictures), digits or cifar10. None
+            takes noise, for a model whose attention depends on positions only.
         root: Folder that holds CIFAR-10.
-        images: How many images to look at, at most.
+        images: Largest number of images.
         size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
             Hugging Face are made for it where they are made for one size.
-        queries: How many queries of each image to look at, at most.
+        queries: Largest number of queries of each image.
         layers: Names of the modules to read, with commas between; None for all.
-        grid: Tokens of the image, N or HxW, for models that do not say it.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
-        skip_broken: Pass over files that cannot be read or are of one colour, instead of stopping; they are named
-            either way.
+        grid: Tokens of the image, N or HxW, for models that do not state it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not state it.
+        skip_broken: Skip files that cannot be read or are of one colour, instead of stopping; they are named either
+            way.
         skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
             named.
         pretrained: Fetch the trained weights of a model from a library.

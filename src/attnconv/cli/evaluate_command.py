@@ -29,9 +29,9 @@ class Evaluate:
         checkpoint: Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows.
         data: The images.
         split: Measure the test set, or the images held out of the training set.
-        batch_size: Images at once.
+        batch_size: Images per batch.
         precision: Numbers of 32 bits, bf16 in matrix products, or 64 bits.
-        accelerator: Where to compute; auto takes a GPU if torch finds one.
+        accelerator: Device to compute on; auto takes a GPU if torch finds one.
     """
 
     checkpoint: Positional[str]

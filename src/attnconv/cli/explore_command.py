@@ -34,22 +34,22 @@ class Explore:
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for
             the run of `attnconv demo`, or where there is none, for what such a run left in the package.
-        data: Images to begin with: a folder of pictures, digits or cifar10; None for the digits where a run was trained
-            on them. Only a model whose attention looks at positions alone does without.
+        data: Initial images: a folder of pictures, digits or cifar10. None takes the digits where a run was trained
+            on them, and noise for a model whose attention depends on positions only.
         root: Folder that holds CIFAR-10.
-        images: How many images to begin with, at most.
+        images: Largest number of initial images.
         size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
             Hugging Face are made for it where they are made for one size.
         layers: Names of the modules to show, with commas between; None for all.
-        grid: Tokens of the image, N or HxW, for models that do not say it.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
+        grid: Tokens of the image, N or HxW, for models that do not state it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not state it.
         moments: Most epochs of a run to show its heads at; 0 for none.
         budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
             an even lattice of queries are kept.
         pretrained: Fetch the trained weights of a model from a library.
         export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
             and can be hosted.
-        port: Where to serve it, on this machine alone; 0 for any port that is free.
+        port: Port of the server, on this machine only; 0 for any port that is free.
         browser: Open the page in a browser.
     """
 

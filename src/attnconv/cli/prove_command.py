@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Prove:
     """Perform convolutions by multi-head attention, and compare the outputs.
 
-    Drawn convolutions go through the softmax, dense (of all scores) and Kronecker (one per axis), with convolutions
+    Random convolutions go through the softmax, dense (of all scores) and Kronecker (one per axis), with convolutions
     forbidden meanwhile, and by shifts, the fast form of hard heads; the reference is the convolution of the same
     weights in float64. A network (--model) goes through the softmax per axis, convolutions forbidden, and is compared
     with itself in its own dtype.
@@ -33,9 +33,9 @@ class Prove:
         attnconv prove --model my_package.models:network --image-size 64 --alpha 6
 
     Attributes:
-        cases: How many convolutions to draw, over every option that PyTorch has.
-        seed: Where the draws begin.
-        model: Instead of drawn convolutions: a network, in any form that `attnconv.load` knows, layer by layer.
+        cases: Number of random convolutions, over every option that PyTorch has.
+        seed: Seed of the random convolutions.
+        model: Instead of random convolutions: a network, in any form that `attnconv.load` knows, layer by layer.
         pretrained: Fetch the trained weights of a network from a library.
         images: Pictures for the network; none for an image of noise.
         image_size: Height and width of the network's images; None for its own, or 224.

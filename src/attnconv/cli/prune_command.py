@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
     from attnconv.inspect.kernel_expressibility import KernelSpan
     from attnconv.models.model_loader import LoadedModel
-    from attnconv.models.settings import AttentionSettings
 
 
 @dataclass(frozen=True)
 class Prune:
-    """Remove heads that attend a thin stripe or everything alike (appendix E of the paper).
+    """Remove heads that attend to a thin stripe or to everything alike (appendix E of the paper).
 
     Prints what that saves, and which layers can then no longer express a 3 x 3 kernel.
 
@@ -35,7 +34,7 @@ class Prune:
         model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
         criterion: What counts as degenerate: condition number of the covariance above 1e5 (paper) or 1000 (the authors'
             code), or largest eigenvalue of its inverse below 1e-5 (both).
-        out: New folder for the pruned weights and settings; None only says what would be removed.
+        out: New folder for the pruned weights and settings; None only prints what would be removed.
     """
 
     model: Positional[str]
@@ -59,6 +58,7 @@ def run(words: Sequence[str]) -> int:
 def _prune(arguments: Prune) -> None:
     """Do the work, with the folder locked for writing."""
     from attnconv.models.model_loader import load
+    from attnconv.models.operation_counts import flops_all, flops_paper, parameters
     from attnconv.models.settings import AttentionSettings
     from attnconv.surgery.head_pruning import attention_layers, degenerate_heads, prune_heads, settings_after_pruning
 
@@ -73,7 +73,9 @@ def _prune(arguments: Prune) -> None:
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
     _print_layers(loaded.model, pruned, removed, side=before.image_size // before.downsampling)
-    _print_counts(before, after)
+    counts = {"parameters": parameters, "FLOPs, paper's way": flops_paper, "FLOPs, everything": flops_all}
+    for name, count in counts.items():
+        print(f"{name}: {count(before):,} -> {count(after):,}")
     if arguments.out is not None:
         _write(arguments, replace(loaded, model=pruned, settings=after), removed)
 
@@ -125,14 +127,6 @@ def _print_layers(
 
 def _missed(span: "KernelSpan") -> str:
     return "not known" if span.missed is None else f"{span.missed:.1e}"
-
-
-def _print_counts(before: "AttentionSettings", after: "AttentionSettings") -> None:
-    from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-
-    counts = {"parameters": parameters, "FLOPs, paper's way": flops_paper, "FLOPs, everything": flops_all}
-    for name, count in counts.items():
-        print(f"{name}: {count(before):,} -> {count(after):,}")
 
 
 def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:

@@ -20,7 +20,7 @@ from attnconv.training.run_folder import RunFolder
 class Reproduce:
     """Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4.
 
-    The paper's numbers stand beside ours. Finished runs are kept and interrupted ones continued: call it again.
+    The paper's numbers are listed next to ours. Finished runs are kept and interrupted ones continued: call it again.
 
     Examples:
         attnconv reproduce --scale tiny
@@ -44,8 +44,8 @@ class Reproduce:
         plan: Only print what would be trained.
         time: Only print what would be trained and how long that takes on this machine: every model is trained for some
             seconds. The pruned one is timed with all its heads.
-        draw: Train nothing: write figures and tables of the runs that are in the folder, and say where they were
-            trained in other ways than this scale's.
+        draw: Train nothing: write figures and tables of the runs that are in the folder, and report
+            settings that differ from this scale's.
     """
 
     scale: ScaleName = "tiny"

@@ -18,7 +18,7 @@ _SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no pr
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a model and leave a run folder: settings, metrics, heads, checkpoints.
+    """Train a model and write a run folder: settings, metrics, heads, checkpoints.
 
     The defaults below are those of the preset (quadratic-small where none is named).
 
@@ -36,13 +36,13 @@ class Train:
             is given.
         config: JSON file of settings that take the place of the recipe's, such as the settings.json of a run; flags
             override them. Groups and settings that it leaves out keep the recipe's values.
-        recipe: Where the defaults come from: the paper's hyper-parameters, or the modern recipe of the small presets.
-            None takes the one that the preset is made for.
+        recipe: Source of the defaults: the paper's hyper-parameters, or the modern recipe of the small presets. None
+            takes the one that the preset is made for.
         out: Run folder; None for runs/PRESET.
         resume: Continue the run in the folder after its last complete epoch, with the settings it has; begin it if
             there is none.
         start_from: Run folder or weights file (.safetensors) whose model to train on, as `attnconv prune` leaves;
-            PRESET then only says the recipe. None begins with fresh parameters.
+            PRESET then only names the recipe. None starts from fresh parameters.
         settings: All settings of the run.
     """
 
