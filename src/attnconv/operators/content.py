@@ -1,8 +1,8 @@
 """Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
 
-    score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
+score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
 
-The position part is one (queries x positions along the axis) array per axis; there is no n x n bias.
+There is no n x n bias.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import full_precision
+from attnconv.operators.base import LatticeOperator, full_precision
 from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
 from attnconv.operators.kernels.relative_bias import attend
-from attnconv.operators.lattice import LatticeOperator
 
 
 @final
