@@ -1,8 +1,4 @@
-"""Base classes of positional encodings: learned attention scores as a function of the shift, laid over a grid.
-
-For a custom encoding derive from `SeparableEncoding` where the score is a sum over axes (its operator is a `Kronecker`
-product, the fast case), else from `JointEncoding` (`Toeplitz`); see `docs/own-encoding.md`.
-"""
+"""Base classes of positional encodings: scores of shifts, laid over a grid. See `docs/own-encoding.md`."""
 
 import abc
 import copy
@@ -231,12 +227,7 @@ class JointEncoding(Encoding):
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
-    """The Gaussian heads of an encoding that was passed as `argument`.
-
-    Raises:
-        TypeError: It is no encoding.
-        ValueError: Its heads are no Gaussians.
-    """
+    """The Gaussian heads of an encoding that was passed as `argument`; other encodings are refused."""
     if not isinstance(encoding, Encoding):
         raise TypeError(bad(argument, "must be an encoding", type(encoding).__name__))
     heads = encoding.gaussians()
@@ -253,15 +244,9 @@ def separable_operator(
     scores: Callable[[], list[Float[Tensor, "h _ _"]]],
     tables: Callable[[], list[Float[Tensor, "h _"]]],
 ) -> Kronecker | Toeplitz:
-    """The operator of scores that are a sum over axes.
+    """The operator of scores that are a sum over axes: a Kronecker product of `scores`, (h, queries, lattice) per axis.
 
-    Args:
-        grid: Where the queries stand over the keys.
-        x: The image.
-        heads: Number of heads.
-        scores: Computes one (h, queries, lattice) for each axis, for a Kronecker product.
-        tables: Computes one (h, shifts) for each axis in the widest dtype, for one long axis, where a factor would be
-            the whole matrix.
+    For one long axis, where a factor would be the whole matrix, a table over shifts from `tables`, in the widest dtype.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count

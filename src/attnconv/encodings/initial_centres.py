@@ -1,9 +1,6 @@
 """Initialise heads as the taps of a small kernel: one on each of the shifts nearest to the query, and narrow.
 
-    Delta_h = the h-th shift in order of length, ties row-major;        alpha = s^2 / 2 = 2 in place of 1/2
-
-Nine heads on an image are the 3 x 3 kernel. On an unbounded image each gives its own shift
-(sum_k exp(-2 k^2))^-2 = 62 % of its attention; the paper's heads, of spread 1, give the nearest key 16 %.
+Nine heads on an image are the 3 x 3 kernel. Each gives its own shift 62 % of its attention, at spread 1 only 16 %.
 """
 
 import itertools
@@ -18,15 +15,7 @@ NEIGHBOUR_SPREAD = 2.0
 
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
-    """The `count` shifts over `dims` axes that are nearest to 0, shortest first and ties row-major.
-
-    Raises:
-        ValueError: Fewer than one of either.
-
-    Example:
-        >>> nearest_shifts(5, 2)
-        [(0, 0), (-1, 0), (0, -1), (0, 1), (1, 0)]
-    """
+    """The `count` shifts over `dims` axes that are nearest to 0, shortest first and ties row-major."""
     count, dims = whole("count", count, 1), whole("dims", dims, 1)
     # The ball of this radius holds more than count points, and the box around it holds the ball.
     radius = range(-math.ceil(count ** (1 / dims)), math.ceil(count ** (1 / dims)) + 1)
@@ -35,19 +24,7 @@ def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
 
 
 def start_at_neighbours(encoding: Encoding) -> None:
-    """Move Gaussian heads to the nearest shifts, in place, and double their spreads.
-
-    Raises:
-        TypeError: `encoding` is no encoding.
-        ValueError: Its heads are no Gaussians.
-
-    Example:
-        >>> from attnconv import Quadratic
-        >>> encoding = Quadratic(9)
-        >>> start_at_neighbours(encoding)
-        >>> sorted(map(tuple, encoding.centres.int().tolist()))[:4]
-        [(-1, -1), (-1, 0), (-1, 1), (0, -1)]
-    """
+    """Move Gaussian heads to the nearest shifts, in place, and double their spreads."""
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():
         found.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))

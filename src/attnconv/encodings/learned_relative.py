@@ -1,10 +1,9 @@
-"""Learned relative encodings: a table of vectors for row shifts and one for column shifts. Section 4.3 of the paper.
+"""Learned relative encodings: a table of vectors r_a for the shifts along each axis a. Section 4.3 of the paper.
 
     position only   score_h(delta) = sum_a  r_a[delta_a] . w_h,a
     with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
 
-where a runs over axes, r_a is the axis's table, and q_h,a is the a-th equal part of the query vector of e channels.
-A shift beyond the table takes its outermost row, so weights learned on one image size serve every size.
+q_h,a is the a-th equal part of the query vector. A shift beyond the table takes its outermost row.
 """
 
 import math

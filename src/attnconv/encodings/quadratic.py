@@ -4,12 +4,9 @@
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-The softmax does not see a constant, so scores are taken relative to a nearby shift d0:
+Scores are taken relative to a nearby shift d0, which changes no softmax, so that nothing overflows or cancels:
 
-    |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta).
-
-With d0 the row's nearest key nothing overflows or cancels, however far the centre lies or however sharp the head is.
-A full covariance has one table of scores for all rows, in float64; there d0 is the nearest shift of the table.
+    |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
 
 from typing import final
