@@ -1,10 +1,8 @@
-"""The weights with which given attention imitates a convolution best.
+"""The weights with which given attention imitates a convolution best, for white input.
 
-For white input the outputs of a layer and a convolution differ by
+    W_h = sum_j Phi[j, h] W_j   minimises   sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
 
-    sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
-
-which is smallest for the weights W_h = sum_j Phi[j, h] W_j, with the Phi of `can_express`.
+with the Phi of `can_express`.
 """
 
 import copy
@@ -155,11 +153,7 @@ def compare_outputs(
 def _operator_beside(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """The layer's attention, after checking that layer and convolution can be compared.
-
-    Raises:
-        TypeError, ValueError: As `imitation_error`.
-    """
+    """The layer's attention, after checking that layer and convolution can be compared."""
     check_convolution(conv)
     kind = type(conv).__name__
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:

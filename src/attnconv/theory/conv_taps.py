@@ -3,7 +3,7 @@
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
 
-Both are a sum over taps of shifted images times a matrix per tap; they differ in the positions of queries and keys.
+They differ in the positions of queries and keys.
 """
 
 import math
@@ -41,12 +41,7 @@ def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
-    """Refuse what cannot be written as attention; `name` is the module's name in messages.
-
-    Raises:
-        TypeError: It is no convolution, overrides its class's computation, is lazy or quantised, or has another dtype.
-        ValueError: Its weight or bias is parametrised or not finite, or it holds modules, such as observers.
-    """
+    """Refuse what cannot be written as attention; `name` is the module's name in messages."""
     kind = type(conv).__name__
     if not is_convolution(conv):
         known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
@@ -131,11 +126,6 @@ def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "
     """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
 
     The border rule continues beyond the grid's padding (`renormalise` as `replicate`, like hard heads).
-
-    Args:
-        grid: Where the queries stand over the keys.
-        shifts: Key minus query, one whole number per axis, for each tap.
-        queries: Flat, row-major.
     """
     keys = torch.zeros((queries.shape[0], len(shifts)), dtype=torch.long, device=queries.device)
     shown = torch.ones_like(keys, dtype=torch.bool)

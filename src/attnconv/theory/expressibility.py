@@ -271,11 +271,7 @@ def factorise(
 def layer_operator(
     layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only.
-
-    Raises:
-        ValueError: Neither or both of x and sizes are given, or sizes where attention depends on content.
-    """
+    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only."""
     if x is not None:
         if sizes is not None:
             raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))

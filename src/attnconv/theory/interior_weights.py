@@ -1,8 +1,6 @@
-"""The weights with which soft heads come nearest to a convolution, away from the border.
+"""The weights with which soft heads come nearest to a convolution, W_h = sum_j Phi[j, h] W_j, away from the border.
 
-Inside a large image all queries have the same Phi of Lemma 3: a small least-squares problem E = Phi A over the shifts
-that heads and taps reach. With W_h = sum_j Phi[j, h] W_j a soft layer is far nearer to the convolution than with the
-kernel's own slices.
+There all queries have the same Phi of Lemma 3: a small least-squares problem over the shifts that heads and taps reach.
 """
 
 import math
