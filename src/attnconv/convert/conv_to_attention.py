@@ -1,11 +1,8 @@
 """Convert a convolution to multi-head self-attention: the construction of Theorem 1.
 
-Head j attends the shift of kernel position j (its centre) with an alpha so large that the softmax is one-hot there; its
-matrix W_h is the kernel's slice:
-
     conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
-The border rule is the convolution's padding mode, so outputs are equal at every pixel, not only inside.
+Head j attends shift_j with a one-hot softmax. The border rule is the padding mode, so outputs are equal everywhere.
 """
 
 import math
@@ -139,10 +136,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
     """Return a layer with a convolution's geometry, bias, mode, device and dtype around other heads.
 
-    Args:
-        conv: The convolution.
-        encoding: The heads; it is moved to the convolution's device and dtype.
-        weight: One matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
+    `weight` has one matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
     """
     geometry: dict[str, Any] = {"border": "zero", "transposed": True}
     if isinstance(conv, Forward):
