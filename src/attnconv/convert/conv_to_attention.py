@@ -18,6 +18,7 @@ from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
 from attnconv.operators.base import score_dtype
+from attnconv.theory.best_weights import nearest_weights
 from attnconv.theory.conv_taps import (
     BORDERS,
     Convolution,
@@ -28,7 +29,6 @@ from attnconv.theory.conv_taps import (
     paddings,
     taps,
 )
-from attnconv.theory.interior_weights import nearest_weights
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.

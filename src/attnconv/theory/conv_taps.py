@@ -6,7 +6,6 @@
 They differ in the positions of queries and keys.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -114,8 +113,6 @@ def kernel(
     weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
 ) -> Float[Tensor, "..."]:
     """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
-    if math.prod(kernel_size) != weight.shape[0]:
-        raise ValueError(bad("kernel_size", f"must have {weight.shape[0]} positions, one per head", kernel_size))
     if not transposed:
         return weight.permute(2, 1, 0).unflatten(2, kernel_size)
     grouped = weight.unflatten(2, (groups, -1))  # (h, i, g, d / g)

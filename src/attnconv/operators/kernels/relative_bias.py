@@ -111,7 +111,11 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     room = _Room(2)
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        out[images, :, rows] = _times(_rows(query, key, bias, room), value)
+        weights = _rows(query, key, bias, room)
+        if value.shape[1] == 1:  # one for all heads
+            out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+        else:
+            out[images, :, rows] = weights @ value
     return out
 
 
@@ -196,12 +200,6 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     else:
         torch.matmul(queries, keys.mT, out=scores)
     return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
-
-
-def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
-    if values.shape[1] > 1:
-        return weights @ values
-    return (weights.flatten(1, 2) @ values[:, 0]).unflatten(1, weights.shape[1:3])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
