@@ -45,7 +45,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
-            raise ValueError(bad("border", "keys that stand apart need the border rule 'zero'", repr(self.border)))
+            raise ValueError(bad("border", "must be 'zero' where keys have gaps between them", repr(self.border)))
 
     @property
     def lattice_size(self) -> int:
@@ -277,7 +277,7 @@ class Grid:
         """The pixels under the queries: (..., *sizes, c) -> (..., *query sizes, c).
 
         Raises:
-            ValueError: A query stands outside the image, where it has no content.
+            ValueError: A query is outside the image, where it has no content.
         """
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset

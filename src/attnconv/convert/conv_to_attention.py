@@ -113,7 +113,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be transposed: its queries stand between pixels", type(conv).__name__))
+        raise TypeError(bad("conv", "must not be transposed: its queries lie between pixels", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv))

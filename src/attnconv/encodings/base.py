@@ -53,7 +53,7 @@ class Gaussians:
 
 
 class Encoding(nn.Module, abc.ABC):
-    """Attention scores of each head as a function of positions and perhaps of content.
+    """Attention scores of each head as a function of positions and, optionally, of content.
 
     `plan`, error bounds, pruning, head records and the explorer only use the methods below, so they work with a custom
     encoding.
@@ -87,7 +87,7 @@ class Encoding(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
-        """The encoding laid over a grid. Position-only encodings look at no value of x."""
+        """The encoding laid over a grid. Position-only encodings read no value of x."""
 
     @abc.abstractmethod
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:

@@ -69,8 +69,7 @@ class LearnedRelativeContent(Encoding):
         max_shift: Largest shift with a row of its own, in pixels.
 
     Attributes:
-        query: Linear(in_channels, heads * e), with bias.
-        key: Linear(in_channels, heads * e), with bias.
+        query, key: Linear(in_channels, heads * e), with bias.
         tables: One (2 * max_shift + 1, e / dims) for each axis, shared by the heads.
     """
 

@@ -33,7 +33,7 @@ class Quadratic(SeparableEncoding):
         spread_std: Standard deviation of the initial spreads s around 1.
 
     Attributes:
-        centres: Delta, the shift that a head looks at, (h, dims) in pixels.
+        centres: Delta, the shift that a head attends to, (h, dims) in pixels.
         spread: s, (h, 1) or (h, dims); alpha = s^2 / 2.
 
     Example:

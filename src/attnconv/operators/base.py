@@ -23,7 +23,7 @@ class AttentionOperator(abc.ABC):
     """Attention probabilities on a grid. Abstract: see `Dense`, `Kronecker`, `Shift`, `Toeplitz`, `Content`.
 
     Attributes:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         heads: Number of heads h.
         batch: 1 where all images share the probabilities, else the number of images b.
     """

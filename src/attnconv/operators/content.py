@@ -23,7 +23,7 @@ class Content(LatticeOperator):
     """Attention by content, with an optional position part that is a sum over axes.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         queries: Scaled query vectors, (1 or b, h, n, e).
         keys: (1 or b, h, lattice points, e).
         biases: Per axis a score (1 or b, h, n, lattice_a) that is added, or none.

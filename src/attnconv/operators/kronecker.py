@@ -24,7 +24,7 @@ class Kronecker(AttentionOperator):
     """Attention whose matrix is a Kronecker product of one factor per axis, for each head.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
         padding_masses: Mass of each factor's rows on lattice points that hold zeros, one (h, n_a) for each axis.
     """

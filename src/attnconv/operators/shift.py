@@ -30,7 +30,7 @@ class Shift(AttentionOperator):
     """Attention of hard heads: one key per query, at a fixed shift for each head.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         shifts: One whole-number shift (key minus query) per head and axis.
         anchor: A tensor with the dtype and device, which gets the zero gradients, such as the centres.
 
@@ -175,7 +175,7 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
 
 
 def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, groups: int) -> Tensor:
-    """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
+    """The same for spaced keys, without the zeros between them: key k adds to spacing k - shift."""
     grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
     kernel = grouped.flatten(0, 1).flip(2).unflatten(2, route.counts)  # the largest shift first
     spacings, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
@@ -188,7 +188,7 @@ def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, gro
     )
     edges: list[int] = []
     for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
-        start = axis.offset + first + step * (count - 1)  # where the first query's output stands
+        start = axis.offset + first + step * (count - 1)  # of the first query's output
         edges = [-start, start + axis.queries - size, *edges]
     return F.pad(out, edges).movedim(1, -1)
 
@@ -210,7 +210,7 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _far(grid: Grid, taps: Taps) -> bool:
-    """Whether heads look so far out that an image padded for them would be mostly padding."""
+    """Whether heads attend so far out that an image padded for them would be mostly padding."""
     if torch.compiler.is_compiling():
         return False
     return any(

@@ -24,7 +24,7 @@ class Toeplitz(LatticeOperator):
     """Attention from a table of scores over shifts.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
         dtype: Of the probabilities; None for the table's. A float64 table keeps the differences within a row exact
             where scores are large (a sharp head far from a row's keys).

@@ -89,7 +89,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
     Args:
         model: A module with `SelfAttention` layers, or such a layer (whose name is "").
-        heads: Name of the layer in the model -> indices of the heads to remove, perhaps none.
+        heads: Name of the layer in the model -> indices of the heads to remove, possibly none.
 
     Raises:
         ValueError: There is no such layer or head, no head would stay in a layer, or its encoding does not define which

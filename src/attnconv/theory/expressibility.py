@@ -328,7 +328,7 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         fix = "Leave it out: what depends on an image is in the rows."
         raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
     if sizes is None:
-        raise ValueError(bad("sizes", "must say over which pixels the attention rows stand", None))
+        raise ValueError(bad("sizes", "must be given with attention rows: pixels per axis", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)
 

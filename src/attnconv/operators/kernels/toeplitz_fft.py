@@ -2,7 +2,7 @@
 
     A V = correlation(V, exp s) / correlation(1, exp s)        by FFT in float64
 
-Rows whose sum is a tiny part of the whole (their centre is far outside the image) are computed apart.
+Rows whose sum is a tiny part of the whole (their centre is far outside the image) are computed separately.
 """
 
 import math
