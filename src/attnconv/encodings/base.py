@@ -67,12 +67,9 @@ class Encoding(nn.Module, abc.ABC):
         by_head: Names of the parameters and submodules whose first axis holds one equal part per head, in order; None
             where the class does not say.
         reads_content: Whether scores depend on the image, or on the shift only.
-        table_channels: Length of the vectors of shifts that a linear map takes to scores, 0 without such a table. The
-            paper's count of operations includes that map for all pairs of rows and of columns.
     """
 
     reads_content: bool = True
-    table_channels: int = 0
     undecayed: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[tuple[str, ...] | None] = None
     heads: int

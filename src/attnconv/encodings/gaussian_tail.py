@@ -26,10 +26,8 @@ def _others(alpha: Tensor, offset: Tensor) -> Tensor:
     # From alpha = 1 on, eight terms on either side reach float64; below, three of Poisson's formula.
     steps = torch.arange(1, 9, device=alpha.device, dtype=alpha.dtype)
     sharp, beside = alpha.clamp_min(1)[..., None], offset[..., None]
-    direct = (torch.exp(-sharp * steps * (steps - 2 * beside)) + torch.exp(-sharp * steps * (steps + 2 * beside))).sum(
-        -1
-    )
+    direct = torch.exp(-sharp * steps * (steps - 2 * beside)) + torch.exp(-sharp * steps * (steps + 2 * beside))
     blunt, waves = alpha.clamp_max(1), steps[:3]
     ripples = torch.exp(-(math.pi**2) * waves.square() / blunt[..., None]) * torch.cos(2 * math.pi * waves * beside)
     poisson = torch.exp(blunt * offset.square()) * (math.pi / blunt).sqrt() * (1 + 2 * ripples.sum(-1)) - 1
-    return torch.where(alpha < 1, poisson, direct)
+    return torch.where(alpha < 1, poisson, direct.sum(-1))

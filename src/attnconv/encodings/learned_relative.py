@@ -47,7 +47,7 @@ class LearnedRelative(SeparableEncoding):
     def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
         super().__init__(heads, dims)
         self.max_shift = whole("max_shift", max_shift, 0)
-        self.table_channels = whole("channels", channels, 1)
+        channels = whole("channels", channels, 1)
         self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
         self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
 
