@@ -33,29 +33,19 @@ Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid: `queries` query points over `size` keys.
+    """One axis of a grid: `queries` query points over `size` keys."""
 
-    Attributes:
-        size: Number of image keys m, at least 1.
-        queries: Number of queries n, at least 1.
-        stride: Distance between neighbouring queries, at least 1.
-        offset: Position of the first query.
-        padding: Lattice points before the first and after the last key; without effect under `renormalise`.
-        spacing: Distance between neighbouring keys (above 1 for transposed convolutions), at least 1.
-        border: What the lattice points that are not image keys hold.
-    """
-
-    size: int
-    queries: int
-    stride: int = 1
-    offset: int = 0
-    padding: tuple[int, int] = (0, 0)
-    spacing: int = 1
-    border: Border = "renormalise"
+    size: int  # number of image keys m, at least 1
+    queries: int  # number of queries n, at least 1
+    stride: int = 1  # distance between neighbouring queries
+    offset: int = 0  # position of the first query
+    padding: tuple[int, int] = (0, 0)  # lattice points before the first and after the last key
+    spacing: int = 1  # distance between neighbouring keys; above 1 for transposed convolutions
+    border: Border = "renormalise"  # what the lattice points that are not image keys hold
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
-            raise ValueError(bad("border", "keys that stand apart need the border rule 'zero'", repr(self.border)))
+            raise ValueError(bad("border", "must be 'zero' where keys have gaps between them", repr(self.border)))
 
     @property
     def lattice_size(self) -> int:
@@ -287,7 +277,7 @@ class Grid:
         """The pixels under the queries: (..., *sizes, c) -> (..., *query sizes, c).
 
         Raises:
-            ValueError: A query stands outside the image, where it has no content.
+            ValueError: A query is outside the image, where it has no content.
         """
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnconv import GeneralizedQuadratic, Grid, LearnedRelative, Quadratic
-from attnconv.encodings.initial_centres import nearest_shifts, start_at_neighbours
+from attnconv.encodings.quadratic import nearest_shifts, start_at_neighbours
 
 
 @pytest.mark.parametrize("encoding", [Quadratic(9, spread_std=0.1), GeneralizedQuadratic(9, spread_std=0.1)])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnconv.encodings import LearnedRelative
 from attnconv.encodings.registry_names import EncodingName
 from attnconv.layers import SelfAttention
 from attnconv.models.factory import build
@@ -59,8 +60,8 @@ def measured(settings: ModelSettings) -> tuple[int, int]:
             sides = output.shape[2:]
             weights = [module.weight, module.value_weight, module.output_weight]
             linear += math.prod(sides) * sum(weight.numel() for weight in weights if weight is not None)
-            # The learned encoding's linear maps meet all pairs of query and key rows and columns.
-            linear += sum(side**2 for side in sides) * module.encoding.table_channels * module.heads
+            if isinstance(module.encoding, LearnedRelative):  # its linear maps meet all pairs of rows and of columns
+                linear += sum(side**2 for side in sides) * module.encoding.tables[0].shape[1] * module.heads
 
     for module in model.modules():
         module.register_forward_hook(watch)

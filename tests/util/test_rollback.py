@@ -11,7 +11,7 @@ from torch import nn
 from attnconv import LearnedRelative, from_conv
 from attnconv._util.rollback import all_or_nothing
 from attnconv.convert import plan_shifts
-from attnconv.encodings.initial_centres import start_at_neighbours
+from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.factory import build

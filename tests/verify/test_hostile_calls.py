@@ -22,7 +22,7 @@ from torch import nn
 from attnconv import SelfAttention2d, from_conv, recast, restore, to_conv
 from attnconv.convert import compare, low_rank, place_heads, plan_shifts
 from attnconv.encodings import GeneralizedQuadratic, Quadratic
-from attnconv.encodings.initial_centres import start_at_neighbours
+from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights

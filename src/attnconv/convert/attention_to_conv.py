@@ -1,12 +1,10 @@
 """Convert attention to a convolution: exactly for hard heads, in the least-squares sense for others.
 
-A layer of hard heads is a convolution whose kernel holds W_h at head h's shift. For other heads `to_conv` solves, over
-all queries of an image of a given size,
+With A_q the attention rows and E_q the keys of the taps, the best convolution for white input minimises over V
 
-    minimise over V   sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2            (E_q: the taps' keys, A_q: the rows)
+    sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2,
 
-which is the best convolution for white input. W_h enters linearly, so V_j = sum_h Psi[j, h] W_h with one Psi for all
-channels, the solution of (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T. Only these sums are stored.
+so V_j = sum_h Psi[j, h] W_h with one Psi for all channels: (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T.
 """
 
 import math

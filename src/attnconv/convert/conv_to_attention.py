@@ -1,11 +1,8 @@
 """Convert a convolution to multi-head self-attention: the construction of Theorem 1.
 
-Head j attends the shift of kernel position j (its centre) with an alpha so large that the softmax is one-hot there; its
-matrix W_h is the kernel's slice:
-
     conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
-The border rule is the convolution's padding mode, so outputs are equal at every pixel, not only inside.
+Head j attends shift_j with a one-hot softmax. The border rule is the padding mode, so outputs are equal everywhere.
 """
 
 import math
@@ -21,6 +18,7 @@ from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
 from attnconv.operators.base import score_dtype
+from attnconv.theory.best_weights import nearest_weights
 from attnconv.theory.conv_taps import (
     BORDERS,
     Convolution,
@@ -31,7 +29,6 @@ from attnconv.theory.conv_taps import (
     paddings,
     taps,
 )
-from attnconv.theory.interior_weights import nearest_weights
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.
@@ -116,7 +113,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be transposed: its queries stand between pixels", type(conv).__name__))
+        raise TypeError(bad("conv", "must not be transposed: its queries lie between pixels", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv))
@@ -139,10 +136,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
     """Return a layer with a convolution's geometry, bias, mode, device and dtype around other heads.
 
-    Args:
-        conv: The convolution.
-        encoding: The heads; it is moved to the convolution's device and dtype.
-        weight: One matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
+    `weight` has one matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
     """
     geometry: dict[str, Any] = {"border": "zero", "transposed": True}
     if isinstance(conv, Forward):

@@ -1,8 +1,7 @@
 """Replace every convolution of a network by the attention layer that equals it, and back.
 
-All layers are converted before the model is copied. `copy.deepcopy` then puts the new layer wherever it finds the old
-one: as a child module, in a list, or bound in a hook. All else stays: batch norms, hooks, modes, frozen parameters,
-modules used at several places, shared parameters. Models that cannot be copied so are refused.
+Layers are converted first. `copy.deepcopy` of the model then puts the new layer wherever it finds the old one: as a
+child module, in a list, or bound in a hook. All else stays.
 """
 
 import copy

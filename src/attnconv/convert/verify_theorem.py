@@ -1,7 +1,4 @@
-"""Verify Theorem 1 on random convolutions: compute each by attention, and compare it with its error bound.
-
-While attention runs, convolutions are forbidden (`no_convolutions`), so that outputs come from the softmax of scores.
-"""
+"""Verify Theorem 1 on random convolutions: compute each by attention, and compare it with its error bound."""
 
 import copy
 import random

@@ -1,4 +1,4 @@
-"""Encodings: how much a query likes a shift."""
+"""Positional encodings: attention scores as a function of the shift, key minus query."""
 
 from attnconv._util.exports import attach
 

@@ -2,8 +2,7 @@
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
-Its four terms (content or position on either side) are equation (7). Values stay x. The layer is not translation
-equivariant.
+Values stay x.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Base classes of positional encodings: learned attention scores as a function of the shift, laid over a grid.
-
-For a custom encoding derive from `SeparableEncoding` where the score is a sum over axes (its operator is a `Kronecker`
-product, the fast case), else from `JointEncoding` (`Toeplitz`); see `docs/own-encoding.md`.
-"""
+"""Base classes of positional encodings: scores of shifts, laid over a grid. See `docs/own-encoding.md`."""
 
 import abc
 import copy
@@ -57,7 +53,7 @@ class Gaussians:
 
 
 class Encoding(nn.Module, abc.ABC):
-    """Attention scores of each head as a function of positions and perhaps of content.
+    """Attention scores of each head as a function of positions and, optionally, of content.
 
     `plan`, error bounds, pruning, head records and the explorer only use the methods below, so they work with a custom
     encoding.
@@ -71,12 +67,9 @@ class Encoding(nn.Module, abc.ABC):
         by_head: Names of the parameters and submodules whose first axis holds one equal part per head, in order; None
             where the class does not say.
         reads_content: Whether scores depend on the image, or on the shift only.
-        table_channels: Length of the vectors of shifts that a linear map takes to scores, 0 without such a table. The
-            paper's count of operations includes that map for all pairs of rows and of columns.
     """
 
     reads_content: bool = True
-    table_channels: int = 0
     undecayed: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[tuple[str, ...] | None] = None
     heads: int
@@ -91,7 +84,7 @@ class Encoding(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
-        """The encoding laid over a grid. Position-only encodings look at no value of x."""
+        """The encoding laid over a grid. Position-only encodings read no value of x."""
 
     @abc.abstractmethod
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
@@ -231,12 +224,7 @@ class JointEncoding(Encoding):
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
-    """The Gaussian heads of an encoding that was passed as `argument`.
-
-    Raises:
-        TypeError: It is no encoding.
-        ValueError: Its heads are no Gaussians.
-    """
+    """The Gaussian heads of an encoding that was passed as `argument`; other encodings are refused."""
     if not isinstance(encoding, Encoding):
         raise TypeError(bad(argument, "must be an encoding", type(encoding).__name__))
     heads = encoding.gaussians()
@@ -253,15 +241,9 @@ def separable_operator(
     scores: Callable[[], list[Float[Tensor, "h _ _"]]],
     tables: Callable[[], list[Float[Tensor, "h _"]]],
 ) -> Kronecker | Toeplitz:
-    """The operator of scores that are a sum over axes.
+    """The operator of scores that are a sum over axes: a Kronecker product of `scores`, (h, queries, lattice) per axis.
 
-    Args:
-        grid: Where the queries stand over the keys.
-        x: The image.
-        heads: Number of heads.
-        scores: Computes one (h, queries, lattice) for each axis, for a Kronecker product.
-        tables: Computes one (h, shifts) for each axis in the widest dtype, for one long axis, where a factor would be
-            the whole matrix.
+    For one long axis, where a factor would be the whole matrix, a table over shifts from `tables`, in the widest dtype.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count

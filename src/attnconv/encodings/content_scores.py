@@ -39,10 +39,7 @@ def position_scores(
     dim: int,
     grid: Grid,
 ) -> Float[Tensor, "#b h n lattice"]:
-    """q . r[shift along axis `dim`], with the index into `vectors` for each (query, lattice point) in `rows`.
-
-    Every query is multiplied with every vector once and picks those of its own shifts.
-    """
+    """q . vectors[row] for every (query, lattice point), with their `rows` along axis `dim`."""
     with full_precision(query.device):
         products = query @ vectors.mT  # (b, h, n, t)
         picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)

@@ -1,10 +1,9 @@
-"""Learned relative encodings: a table of vectors for row shifts and one for column shifts. Section 4.3 of the paper.
+"""Learned relative encodings: a table of vectors r_a for the shifts along each axis a. Section 4.3 of the paper.
 
     position only   score_h(delta) = sum_a  r_a[delta_a] . w_h,a
     with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
 
-where a runs over axes, r_a is the axis's table, and q_h,a is the a-th equal part of the query vector of e channels.
-A shift beyond the table takes its outermost row, so weights learned on one image size serve every size.
+q_h,a is the a-th equal part of the query vector. A shift beyond the table takes its outermost row.
 """
 
 import math
@@ -48,7 +47,7 @@ class LearnedRelative(SeparableEncoding):
     def __init__(self, heads: int, dims: int = 2, *, channels: int = 400, max_shift: int = 15) -> None:
         super().__init__(heads, dims)
         self.max_shift = whole("max_shift", max_shift, 0)
-        self.table_channels = whole("channels", channels, 1)
+        channels = whole("channels", channels, 1)
         self.tables = nn.ParameterList(torch.randn(2 * max_shift + 1, channels) for _ in range(dims))
         self.projections = nn.ModuleList(nn.Linear(channels, heads, bias=False) for _ in range(dims))
 
@@ -70,8 +69,7 @@ class LearnedRelativeContent(Encoding):
         max_shift: Largest shift with a row of its own, in pixels.
 
     Attributes:
-        query: Linear(in_channels, heads * e), with bias.
-        key: Linear(in_channels, heads * e), with bias.
+        query, key: Linear(in_channels, heads * e), with bias.
         tables: One (2 * max_shift + 1, e / dims) for each axis, shared by the heads.
     """
 

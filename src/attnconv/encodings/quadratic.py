@@ -4,14 +4,13 @@
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-The softmax does not see a constant, so scores are taken relative to a nearby shift d0:
+Scores are taken relative to a nearby shift d0, which changes no softmax, so that nothing overflows or cancels:
 
-    |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta).
-
-With d0 the row's nearest key nothing overflows or cancels, however far the centre lies or however sharp the head is.
-A full covariance has one table of scores for all rows, in float64; there d0 is the nearest shift of the table.
+    |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
 
+import itertools
+import math
 from typing import final
 
 import torch
@@ -19,8 +18,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.encodings.base import Gaussians, JointEncoding, SeparableEncoding
+from attnconv._util.value_checks import whole
+from attnconv.encodings.base import Encoding, Gaussians, JointEncoding, SeparableEncoding, gaussians_of
 from attnconv.operators.base import score_dtype
+
+NEIGHBOUR_SPREAD = 2.0
 
 
 @final
@@ -36,7 +38,7 @@ class Quadratic(SeparableEncoding):
         spread_std: Standard deviation of the initial spreads s around 1.
 
     Attributes:
-        centres: Delta, the shift that a head looks at, (h, dims) in pixels.
+        centres: Delta, the shift that a head attends to, (h, dims) in pixels.
         spread: s, (h, 1) or (h, dims); alpha = s^2 / 2.
 
     Example:
@@ -138,3 +140,23 @@ class GeneralizedQuadratic(JointEncoding):
         left = (shifts - near).flatten(1, -2) @ root  # (h, points, dims): S^T (delta - d0)
         right = (shifts + near - 2 * centre).flatten(1, -2) @ root
         return (-0.5 * (left * right).sum(-1)).unflatten(1, shifts.shape[:-1])
+
+
+def start_at_neighbours(encoding: Encoding) -> None:
+    """Move Gaussian heads to the shifts nearest to the query, in place, and double their spreads.
+
+    On an image each gives its own shift 62 % of its attention; at spread 1 it would be 16 %.
+    """
+    found = gaussians_of(encoding, "encoding")
+    with torch.no_grad():
+        found.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))
+        found.spread.mul_(NEIGHBOUR_SPREAD)
+
+
+def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
+    """The `count` shifts over `dims` axes that are nearest to 0, shortest first and ties row-major."""
+    count, dims = whole("count", count, 1), whole("dims", dims, 1)
+    # The ball of this radius holds more than count points, and the box around it holds the ball.
+    radius = range(-math.ceil(count ** (1 / dims)), math.ceil(count ** (1 / dims)) + 1)
+    box = itertools.product(radius, repeat=dims)
+    return sorted(box, key=lambda shift: (sum(step * step for step in shift), shift))[:count]

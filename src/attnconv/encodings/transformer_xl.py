@@ -5,9 +5,7 @@
                               + u_h . x_k W_key                position-content
                               + v_h . W^_key r_delta )         position-position
 
-The vectors r_delta are fixed sums over axes, r_delta = sum_a phi_a(delta_a): sinusoids, one part of the vector for each
-axis, or the quadratic (|delta|^2, delta_1, delta_2) of equation (9). Each term can be left out, with its parameters;
-with only the last one the scores are a sum over axes and no image enters them.
+r_delta = sum_a phi_a(delta_a) is fixed. Each term can be left out, with its parameters.
 """
 
 import abc

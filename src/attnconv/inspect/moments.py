@@ -26,9 +26,8 @@ from torch import Tensor
 
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.query_sampling import BLOCK, query_blocks
-from attnconv.operators.base import AttentionOperator, Queries
+from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries
 from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.lattice import LatticeOperator
 from attnconv.operators.shift import Shift
 
 

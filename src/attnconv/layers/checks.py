@@ -37,19 +37,7 @@ def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> N
 def channels_last(
     x: object, *, dims: int, channels: int, dtype: torch.dtype, called: str = ""
 ) -> Float[Tensor, "b *sizes c"]:
-    """Check a layer's input and return it channels last; one image becomes a batch of one.
-
-    Args:
-        x: The input.
-        dims: Axes of an image.
-        channels: Of the layer's input.
-        dtype: Of the layer's parameters.
-        called: The layer's name, for messages.
-
-    Raises:
-        ValueError: Wrong rank or channels, or an axis without a pixel.
-        TypeError: It is no tensor, or has another dtype than the layer and no autocast is on.
-    """
+    """Check a layer's input and return it channels last; one image becomes a batch of one. `called` names the layer."""
     kind = f"SelfAttention{dims}d"
 
     def wrong(requirement: str, got: str, fix: str = "") -> str:

@@ -1,17 +1,10 @@
 """Gated positional self-attention, exact and without an n x n tensor of either softmax (d'Ascoli et al., 2021).
 
-Each head weighs attention by content against attention by position, with one learned number g_h = sigmoid(gamma_h):
-
     out_q = sum_h ( (1 - g_h) softmax_k(q_q . k_k / sqrt(e)) v_k + g_h softmax_k(p_h(k - q)) v_k ) W_out,h + b
-    p_h(dx, dy) = w_1 dx + w_2 dy + w_3 (dx^2 + dy^2) + b_h
+    p_h(dx, dy) = ( w_2 dy + w_3 dy^2 ) + ( w_1 dx + w_3 dx^2 ) + b_h,        g_h = sigmoid(gamma_h)
 
-The two matrices are never added: each is applied in its own fast form. Content is `scaled_dot_product_attention`. The
-position score is a sum over axes,
-
-    p_h = ( w_2 dy + w_3 dy^2 ) + ( w_1 dx + w_3 dx^2 ) + b_h,
-
-so its softmax is a Kronecker product of two small factors. The rows of both softmaxes sum to 1, and so do those of the
-mixture: dividing by the sum of the row, as is usual, changes rounding only.
+Content is `scaled_dot_product_attention`; the softmax of p_h, a sum over axes, is a Kronecker product. Rows of the
+mixture sum to 1, so dividing by their sum, as is usual, would change rounding only.
 """
 
 import math

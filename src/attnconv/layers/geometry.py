@@ -18,11 +18,7 @@ _known_grid = functools.lru_cache(Grid.make)
 @final
 @dataclass(frozen=True)
 class Geometry:
-    """Validated geometry of a layer; see `SelfAttention` for the arguments.
-
-    Raises:
-        ValueError: A value is out of range, or two of them do not go together.
-    """
+    """Validated geometry of a layer; see `SelfAttention` for the arguments."""
 
     dims: int
     stride: tuple[int, ...]

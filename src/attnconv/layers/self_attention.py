@@ -1,9 +1,8 @@
 """SelfAttention1d/2d/3d: multi-head self-attention over images, a drop-in for nn.Conv1d/2d/3d.
 
-    out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b                                        equations (11) and (12)
+    out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b        equations (11) and (12)
 
-W_h is one matrix (merged) or W_val,h W_out,h through `head_channels` numbers (factored). Images are (b, c, *sizes)
-outside and channels last inside; a tensor in channels-last memory format is not copied.
+Images are (b, c, *sizes) outside and channels last inside; those in channels-last memory format are not copied.
 """
 
 import abc

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnconv._util.settings import check
 from attnconv.encodings import Encoding, encoding_named
-from attnconv.encodings.initial_centres import start_at_neighbours
+from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.layers import SelfAttention2d
 from attnconv.models.image_size_checks import check_images
 from attnconv.models.settings import AttentionSettings

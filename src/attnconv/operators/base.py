@@ -1,18 +1,10 @@
-"""The attention operator: one row-stochastic matrix A_h per head, known by its structure.
-
-    contract(x, W) = sum_h A_h X W_h        equation (12) of the paper without its bias
-    apply(V)       = (A_h V_h)_h            per-head values, for factored weights W_h = W_val,h W_out,h
-    rows(queries)                           the probabilities of chosen queries over the image's keys
-    padding_mass(queries)                   the mass of those rows on lattice points that hold zeros
-
-Everything else (the dense matrix, statistics, figures) is computed from these.
-"""
+"""The attention operator: one row-stochastic matrix A_h per head, known by its structure."""
 
 import abc
 import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +23,7 @@ class AttentionOperator(abc.ABC):
     """Attention probabilities on a grid. Abstract: see `Dense`, `Kronecker`, `Shift`, `Toeplitz`, `Content`.
 
     Attributes:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         heads: Number of heads h.
         batch: 1 where all images share the probabilities, else the number of images b.
     """
@@ -78,6 +70,24 @@ class AttentionOperator(abc.ABC):
         return self.rows(all_queries(self.grid, self.device))
 
 
+class LatticeOperator(AttentionOperator):
+    """An operator defined by its rows over the lattice. Abstract: implement `lattice_rows`, and how to contract."""
+
+    @abc.abstractmethod
+    def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
+        """Probabilities of chosen queries over all lattice points, those that hold zeros included."""
+
+    @final
+    def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
+        queries = query_indices(queries, self.grid, self.device)
+        return self.grid.fold(self.lattice_rows(queries))
+
+    @final
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
+        return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
+
+
 def all_queries(grid: Grid, device: torch.device) -> Int[Tensor, "n"]:
     """Every query of the grid, flat and row-major."""
     return torch.arange(grid.query_count, device=device)
@@ -110,12 +120,7 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Tensor, "r"]:
-    """Query indices as a tensor on an operator's device; only those on the CPU are checked, without synchronising.
-
-    Raises:
-        TypeError: The indices are no whole numbers.
-        ValueError: An index is negative or not below the number of queries.
-    """
+    """Query indices as a tensor on `device`; checked only on the CPU, where reading them does not synchronise."""
     if isinstance(queries, Sequence) and all(map(is_index, queries)):
         queries = torch.tensor(list(map(operator.index, queries)), dtype=torch.int64)
     if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):

@@ -1,8 +1,8 @@
 """Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
 
-    score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
+score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
 
-The position part is one (queries x positions along the axis) array per axis; there is no n x n bias.
+There is no n x n bias.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import full_precision
+from attnconv.operators.base import LatticeOperator, full_precision
 from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
 from attnconv.operators.kernels.relative_bias import attend
-from attnconv.operators.lattice import LatticeOperator
 
 
 @final
@@ -24,7 +23,7 @@ class Content(LatticeOperator):
     """Attention by content, with an optional position part that is a sum over axes.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         queries: Scaled query vectors, (1 or b, h, n, e).
         keys: (1 or b, h, lattice points, e).
         biases: Per axis a score (1 or b, h, n, lattice_a) that is added, or none.

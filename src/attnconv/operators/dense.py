@@ -16,7 +16,7 @@ class Dense(AttentionOperator):
     """Attention by a stored matrix.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         probabilities: Over the image's keys, (1 or b, h, n, m).
         padding_mass: Mass of the rows on lattice points that hold zeros, (1 or b, h, n), or an operator that computes
             it; None for zero.

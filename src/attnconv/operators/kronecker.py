@@ -1,15 +1,9 @@
 """Kronecker: one small factor per axis, for scores that are a sum over axes.
 
-The softmax of a sum over axes is the product of the axes' softmaxes,
+    softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)
 
-    softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)        (exactly)
-
-under every border rule, because lattices are products of axes too. So A_h = F_h,1 (x) F_h,2, and A_h X takes
-n * (height + width) multiply-adds per channel instead of n^2.
-
-Band: a key whose weight is below eps^2 of the row's largest is left out of the sum (eps of the score's dtype). That
-changes rows and gradients by less than rounding, and avoids denormal numbers, which slow a CPU several times. Rows of
-three axes and more are cut to what is not denormal themselves.
+This is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys with a weight below eps^2 of the row's largest are
+left out: that changes less than rounding does, and avoids denormal numbers, which slow a CPU several times.
 """
 
 from collections.abc import Sequence
@@ -30,7 +24,7 @@ class Kronecker(AttentionOperator):
     """Attention whose matrix is a Kronecker product of one factor per axis, for each head.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
         padding_masses: Mass of each factor's rows on lattice points that hold zeros, one (h, n_a) for each axis.
     """

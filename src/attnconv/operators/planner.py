@@ -1,12 +1,8 @@
-"""Predict the fastest form of a position-only operator by a cost model of a few measured constants.
+"""Predict the fastest form of a position-only operator from a few constants of the machine.
 
-    seconds = flops of large products / rate  +  flops of thin products / rate  +  bytes moved / bandwidth
-              +  calls * overhead of one
+    seconds = flops of large products / rate + flops of thin products / rate + bytes / bandwidth + calls * overhead
 
-The dense form takes 2 h n m c b flops in large products and passes over h n m probabilities; the structured form takes
-2 h n (k_1 + k_2 + ..) c b in thin products and passes over the mixed values; both have the same projection. Training
-takes the dense form three products of each kind, the structured form four (it mixes again). The constants below are
-those of a two-core x86 machine; `attnconv calibrate` measures those of another one.
+The defaults are those of a two-core x86 machine; `attnconv calibrate` measures those of another one.
 """
 
 import functools
@@ -60,15 +56,7 @@ def seconds(
 ) -> dict[Form, float]:
     """Predicted seconds of mixing by each form.
 
-    Args:
-        grid: Where the queries stand over the keys.
-        heads: Number of heads.
-        channels: The smaller of a layer's input and output channels.
-        batch: Number of images.
-        low: Products in bf16 or float16.
-        training: With gradients.
-        machine: The device's speed.
-        block: Bytes that the structured form mixes at a time.
+    `channels` is the smaller of a layer's two numbers of channels, `low` means 16-bit products, `block` is in bytes.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count
@@ -125,11 +113,7 @@ def calibrate(device: str = "cpu") -> Machine:
 
 
 def keep(machine: Machine, device: str = "cpu") -> Path:
-    """Save measured constants for this process and later ones.
-
-    Raises:
-        OSError: The user's cache folder cannot be written.
-    """
+    """Save measured constants for this process and later ones."""
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n"

@@ -1,8 +1,7 @@
-"""Shift: every query of a head attends a single key, at one shift: condition (10) of Lemma 1.
+"""Shift: every query of a head attends a single key, at one shift: condition (10) of Lemma 1. It runs as a convolution.
 
-Then sum_h A_h X W_h is a convolution whose kernel holds W_h at the head's shift, and runs as one. A shift that leaves
-the lattice attends its nearest point, as the softmax of a hard head does; under `renormalise` that equals replicate
-padding. The probabilities do not depend on small changes of centre or width, so those get gradients of zero.
+A shift that leaves the lattice attends its nearest point, as the softmax of a hard head does. The probabilities do not
+depend on small changes of centre or width, so those get gradients of zero.
 """
 
 import functools
@@ -31,7 +30,7 @@ class Shift(AttentionOperator):
     """Attention of hard heads: one key per query, at a fixed shift for each head.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         shifts: One whole-number shift (key minus query) per head and axis.
         anchor: A tensor with the dtype and device, which gets the zero gradients, such as the centres.
 
@@ -116,25 +115,15 @@ class Shift(AttentionOperator):
 @final
 @dataclass(frozen=True)
 class _Route:
-    """How heads at fixed shifts run as one convolution.
+    """How heads at fixed shifts run as one convolution."""
 
-    Attributes:
-        apart: Not as a convolution: its kernel, or the image padded for it, would be mostly empty.
-        transposed: As a transposed convolution.
-        taps: First shift, step and count per axis: the progression on which the heads' shifts lie.
-        counts: The kernel's size.
-        steps: Its dilation.
-        places: Each head's index in the kernel, row-major; None where heads fill the kernel in order.
-        paddings: See `_own_padding`.
-    """
-
-    apart: bool
+    apart: bool  # not as a convolution: its kernel, or the image padded for it, would be mostly empty
     transposed: bool
-    taps: Taps
-    counts: tuple[int, ...]
-    steps: tuple[int, ...]
-    places: tuple[int, ...] | None
-    paddings: tuple[int, ...] | None
+    taps: Taps  # the progression per axis on which the heads' shifts lie
+    counts: tuple[int, ...]  # the kernel's size
+    steps: tuple[int, ...]  # its dilation
+    places: tuple[int, ...] | None  # each head's index in the kernel, row-major; None where heads fill it in order
+    paddings: tuple[int, ...] | None  # see `_own_padding`
 
     @staticmethod
     def of(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> "_Route":
@@ -186,7 +175,7 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
 
 
 def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, groups: int) -> Tensor:
-    """The same over keys that stand apart, without the zeros between them: key k adds to spacing k - shift."""
+    """The same for spaced keys, without the zeros between them: key k adds to spacing k - shift."""
     grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
     kernel = grouped.flatten(0, 1).flip(2).unflatten(2, route.counts)  # the largest shift first
     spacings, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
@@ -199,7 +188,7 @@ def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, gro
     )
     edges: list[int] = []
     for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
-        start = axis.offset + first + step * (count - 1)  # where the first query's output stands
+        start = axis.offset + first + step * (count - 1)  # of the first query's output
         edges = [-start, start + axis.queries - size, *edges]
     return F.pad(out, edges).movedim(1, -1)
 
@@ -221,7 +210,7 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _far(grid: Grid, taps: Taps) -> bool:
-    """Whether heads look so far out that an image padded for them would be mostly padding."""
+    """Whether heads attend so far out that an image padded for them would be mostly padding."""
     if torch.compiler.is_compiling():
         return False
     return any(
@@ -244,11 +233,8 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
-    """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice.
-
-    Not if compiled: inductor fails on transposed convolutions of symbolic sizes with these strides.
-    """
-    if torch.compiler.is_compiling():
+    """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice."""
+    if torch.compiler.is_compiling():  # inductor fails on them for symbolic sizes with these strides
         return False
     axes = grid.axes
     if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
@@ -261,10 +247,8 @@ def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
 
 
 def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farthest: int) -> Tensor:
-    """What the lattice shows at start, start + 1, ..: by padding with zeros where there is nothing else outside.
-
-    A shift beyond a side without padding sees that side's pixel; on the last side only a positive shift does.
-    """
+    """What the lattice shows at start, start + 1, ..: by padding with zeros where there is nothing else outside."""
+    # A shift beyond a side without padding sees that side's pixel; on the last side only a positive shift does.
     zeros_before, zeros_after = axis.padding[0] > 0 or start >= 0, axis.padding[1] > 0 or farthest <= 0
     padded = axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after
     if padded and (torch.compiler.is_compiling() or (start < axis.size and start + length > 0)):  # some image is left
@@ -273,14 +257,10 @@ def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farth
 
 
 def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
-    """Return an image or a kernel, channels second, with the strides that PyTorch gives to its memory format.
+    """An image or a kernel, channels second, with the strides that PyTorch gives to its memory format.
 
-    The stride of an axis of size 1 is arbitrary, so a view can be contiguous and channels-last at once, or neither in
-    name. Given such strides, oneDNN leaves part of the output or of the weight's gradient unwritten where the last
-    output axis has size 1 (compare PyTorch issue 82060), and other backward passes raise. Flattening resets them,
-    without a copy where memory is contiguous.
-
-    A compiled convolution gets row-major memory: inductor cannot order other strides of symbolic sizes.
+    The stride of an axis of size 1 is arbitrary. With some strides oneDNN leaves part of its results unwritten (compare
+    PyTorch issue 82060), other backward passes raise, and inductor cannot order those of symbolic sizes.
     """
     if torch.compiler.is_compiling() or grid.axes[-1].queries == 1:
         return tensor.flatten().view(tensor.shape)

@@ -1,10 +1,8 @@
-"""Toeplitz: scores that depend on the shift alone but not as a sum over axes, such as those of a full covariance.
+"""Toeplitz: scores that depend on the shift only but not as a sum over axes, such as those of a full covariance.
 
     A_h[q, k] = softmax_k s_h(k - q)
 
-The scores of all shifts are a table with (n - 1) * stride + lattice entries along each axis; a row of the matrix is the
-softmax of a window of the table. Small problems compute all rows at once; larger ones go head by head without them
-(`operators/kernels/toeplitz_mixing.py`).
+Small problems compute all rows at once; larger ones go head by head without them (`kernels.toeplitz_mixing`).
 """
 
 from typing import final
@@ -14,12 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.base import LatticeOperator, all_queries, full_precision, has_values, product_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 from attnconv.operators.kernels.toeplitz_fft import shift_rows
 from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
-from attnconv.operators.lattice import LatticeOperator
 
 
 @final
@@ -27,7 +24,7 @@ class Toeplitz(LatticeOperator):
     """Attention from a table of scores over shifts.
 
     Args:
-        grid: Where the queries stand over the keys.
+        grid: Positions of queries and keys.
         table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
         dtype: Of the probabilities; None for the table's. A float64 table keeps the differences within a row exact
             where scores are large (a sharp head far from a row's keys).

@@ -1,16 +1,14 @@
 """Initialise a vision transformer so that its attention is a convolution: each head attends a fixed shift.
 
-The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0, as LayerNorm
-wants). Everything else that writes to the stream is projected off it. With a unit vector per row and per column,
+The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0); everything
+else that writes to the stream is projected off it. Up to LayerNorm's scale, with a unit vector per row and per column,
 
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
-
-up to LayerNorm's scale; q k is largest at the key i + delta_h, or beyond the border at the key nearest to it. Where phi
-is not an orthonormal basis (`AxisFeatures`, small heads), two constants a and b make the score <phi(i + delta), phi(k)>
-- 2 <= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold both, class tokens
-only b, so that their queries stay 0. Values and `proj` hold the filters, of rank at most the dimensions of a head:
-
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
+
+Where phi is not an orthonormal basis (`AxisFeatures`, small heads), two constants a and b make the score <phi(i +
+delta), phi(k)> - 2 <= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold
+both, class tokens only b, so that their queries stay 0.
 """
 
 import warnings

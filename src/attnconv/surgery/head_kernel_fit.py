@@ -1,11 +1,10 @@
 """Fit to each head the fixed mixing of values that is nearest to its output on given images.
 
-Per head, with regressors R (values at the K x K shifts times r of `window_taps`, their mean over the image or window,
-values of class tokens), coefficients z = (w, g, u) of `partly_convolved_attention` and the head's own output y,
+With regressors R (values at the K x K shifts times r of `window_taps`, their mean, values of class tokens), the
+coefficients z = (w, g, u) of `partly_convolved_attention` and the head's own output y,
 
     least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
-    mean             z0: the mean attention per shift, over the queries that can read it, and per class token. The rest
-                     of 1 is the weight of the image's mean; where the shifts sum to more than 1, all are scaled down.
+    mean             z0: the mean attention per shift and per class token; the image's mean has the rest of 1
 
 The ridge t decides where values do not: on images without contrast all kernels of the same sum are equally good.
 """
@@ -27,15 +26,10 @@ _RIDGE = 1e-4  # of the mean diagonal entry of R^T R
 @final
 @dataclass(frozen=True, eq=False)
 class HeadMixing:
-    """The fixed weights of the heads of one layer.
+    """The fixed weights of the heads of one layer."""
 
-    Attributes:
-        weights: z: the K x K shifts row by row, the mean, the tokens before the image.
-        profile: Mean attention per shift, not negative.
-    """
-
-    weights: Float[Tensor, "h z"]
-    profile: Float[Tensor, "h K K"]
+    weights: Float[Tensor, "h z"]  # the K x K shifts row by row, the mean, the tokens before the image
+    profile: Float[Tensor, "h K K"]  # mean attention per shift, not negative
 
     @property
     def kernel_size(self) -> int:

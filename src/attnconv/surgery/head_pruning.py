@@ -1,13 +1,11 @@
 """Find degenerate heads, and remove heads from a model. Appendix E.
 
-A head of a quadratic encoding is a Gaussian with precision P (the inverse covariance; its eigenvalues are l_1 >= .. >=
-l_n >= 0). It is degenerate in one of two ways:
+With l_1 >= .. >= l_n the eigenvalues of its Gaussian's precision, a head is degenerate as
 
-    a stripe       l_1 / l_n above a limit: it attends a line of pixels; in the extreme P is singular
-    everything     l_1 below 1e-5: its scores are constant, so it averages the image
+    a stripe      l_1 / l_n above 1e5 (the paper) or 1000 (its code): it attends a line of pixels
+    a constant    l_1 below 1e-5: it averages the image
 
-The paper's text sets the first limit to 1e5, the authors' code to 1000. The output of a pruned layer is that of the
-unpruned layer with the weights of the removed heads set to zero.
+and removing it leaves the output of the layer with the head's weights set to zero.
 """
 
 import copy
@@ -34,7 +32,7 @@ LEAST_EIGENVALUE = 1e-5  # of the precision, in 1 / pixel^2
 
 
 def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion = "paper") -> tuple[int, ...]:
-    """Return the heads whose Gaussian is a stripe or constant, by the eigenvalues of the precision (formulas above).
+    """Return the heads whose Gaussian is a stripe or constant, by the eigenvalues of the precision.
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
@@ -91,7 +89,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
     Args:
         model: A module with `SelfAttention` layers, or such a layer (whose name is "").
-        heads: Name of the layer in the model -> indices of the heads to remove, perhaps none.
+        heads: Name of the layer in the model -> indices of the heads to remove, possibly none.
 
     Raises:
         ValueError: There is no such layer or head, no head would stay in a layer, or its encoding does not define which
@@ -133,10 +131,7 @@ def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
 
 
 def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor, "h"], Float[Tensor, "h"]]:
-    """Square roots of l_1 and l_n of each head, in float64 on the CPU (not every device has float64).
-
-    They are singular values of S, P = S S^T: rounding of the product would hide condition numbers above 1 / eps.
-    """
+    """Square roots of l_1 and l_n of each head: singular values of S, since P = S S^T would round large ratios off."""
     heads = gaussians_of(attention.encoding if isinstance(attention, SelfAttention) else attention, "attention")
     if heads.root_precision.is_meta:
         raise ValueError(bad("attention", "must have values", "a parameter on the meta device"))

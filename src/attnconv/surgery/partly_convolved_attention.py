@@ -1,17 +1,12 @@
 """An attention module in which some heads are a fixed mixing of values: a small depthwise kernel without a softmax.
 
-For a replaced head with values v, an image token at q and class tokens or registers p,
-
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
-where delta runs over the K x K shifts, v is 0 outside the image (or window), and w, g and u are parameters. r
-(`window_taps`) gives the weight of shifts outside the image to the others, by the head's mean attention per shift when
-it was fitted. It is not trained: a trained kernel has signs, and its sum may vanish.
+at an image token q, over the K x K shifts and the class tokens or registers p; v is 0 outside the image (or window). r
+(`window_taps`) is not trained: a trained kernel has signs, and its sum may vanish.
 
-Class tokens and registers keep their attention, exactly, since they read the whole image by its content. Where keys are
-neither normalised nor rotated, their scores need no keys, and image tokens neither queries nor keys,
-
-    q (x W_k)^T = (q W_k^T) x^T        (the keys' bias adds the same to all scores of a row)
+Class tokens and registers keep their attention. Where keys are neither normalised nor rotated, their scores need no
+keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all scores of a row.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """Find the attention modules whose heads can be replaced, and record what each of them computes on given images.
 
-A module qualifies if it attends once over the tokens of an image, or of each of its windows, and its output is that of
-the parts that `attention_parts` finds. Any other module, such as a pooling head with one query, is passed over.
+A module qualifies if it attends once over the tokens of an image, or of each window, as its `attention_parts` say.
 """
 
 from collections import defaultdict
@@ -36,29 +35,17 @@ _BLOCK = 2**25  # numbers held at once
 @final
 @dataclass(frozen=True, eq=False)
 class LayerTokens:
-    """One attention module, its input and output, and where its tokens are in the image.
-
-    Attributes:
-        attention: A module that `attention_parts` accepts.
-        inputs: Its input, (sequences, tokens, c). Sequences of one image are consecutive.
-        outputs: Its output, shaped like the input.
-        grid: Tokens of the image or of a window, (height, width).
-        prefix: Number of tokens before them.
-        sequences: Number of sequences (windows) per image.
-        terms: Modifiers of its scores; of one image, or the same for all sequences.
-        call: How the module is called.
-        constancy: `ShiftProfile.constancy` of its heads.
-    """
+    """One attention module, its input and output, and where its tokens are in the image."""
 
     attention: nn.Module
-    inputs: Float[Tensor, "b n c"]
+    inputs: Float[Tensor, "b n c"]  # b sequences; those of one image are consecutive
     outputs: Float[Tensor, "b n c"]
-    grid: tuple[int, int]
-    prefix: int
-    sequences: int
-    terms: ScoreTerms
+    grid: tuple[int, int]  # tokens of the image or of a window
+    prefix: int  # number of tokens before them
+    sequences: int  # number of sequences (windows) per image
+    terms: ScoreTerms  # modifiers of its scores; of one image, or the same for all sequences
     call: CallForm
-    constancy: Float[Tensor, "h"]
+    constancy: Float[Tensor, "h"]  # `ShiftProfile.constancy`
 
     @property
     def parts(self) -> AttentionParts:
@@ -104,9 +91,6 @@ def replaceable(
     """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
 
     Arguments are those of `visit_attention`.
-
-    Raises:
-        ValueError: No module can be replaced, or not one that `layers` names.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {

@@ -1,9 +1,8 @@
 """The K x K shifts of every token of an image or window, and which of them it can read.
 
-A shift may leave the image, or lead to a token that a mask blocks, as in the shifted windows of Swin. The weight of
-such shifts goes to the others: with the mean attention per shift a(delta),
-
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
+
+gives the weight of shifts that leave the image, or lead to a masked token, to the others by their mean attention a.
 """
 
 from collections.abc import Iterator
@@ -19,17 +18,11 @@ from torch import Tensor
 @final
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """The shifts of a K x K kernel, row by row, at the tokens of a grid.
+    """The shifts of a K x K kernel, row by row, at the tokens of a grid."""
 
-    Attributes:
-        index: Token at each shift, plus 1; 0 outside the grid.
-        inside: 1 where a shift can be read, else 0; for each sequence of an image, or one for all.
-        spread: Weights of an even mean over the keys that a query can read; None for the mean over all keys.
-    """
-
-    index: Int[Tensor, "taps n"]
-    inside: Float[Tensor, "w taps n"]
-    spread: Float[Tensor, "w n n"] | None
+    index: Int[Tensor, "taps n"]  # token at each shift, plus 1; 0 outside the grid
+    inside: Float[Tensor, "w taps n"]  # 1 where a shift can be read, else 0; per sequence of an image, or one for all
+    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None if all
 
     @classmethod
     def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
@@ -45,12 +38,7 @@ class Taps:
         return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
 
     def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
-        """r of the formula above, with the profile a.
-
-        Example:
-            >>> Taps.of((3, 3), 3, torch.zeros(())).ratio(torch.ones(1, 3, 3))[0, 0].reshape(3, 3).tolist()
-            [[2.25, 1.5, 2.25], [1.5, 1.0, 1.5], [2.25, 1.5, 2.25]]
-        """
+        """r of the module's formula, with the profile a."""
         mass = profile.flatten(1)
         total = mass.sum(1)[:, None]
         inside = torch.einsum("wtn,ht->whn", self.inside, mass)

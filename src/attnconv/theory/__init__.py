@@ -1,4 +1,4 @@
-"""What the theorem says of given heads: Lemmas 1 to 3 decided, error bounds, and where heads stand best."""
+"""Lemmas 1 to 3 for given heads: which convolutions they express, error bounds, and best weights."""
 
 from attnconv._util.exports import attach
 

@@ -1,18 +1,18 @@
-"""The weights with which given attention imitates a convolution best.
+"""The weights with which given attention imitates a convolution best, for white input.
 
-For white input the outputs of a layer and a convolution differ by
+    W_h = sum_j Phi[j, h] W_j   minimises   sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
 
-    sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
-
-which is smallest for the weights W_h = sum_j Phi[j, h] W_j, with the Phi of `can_express`.
+with the Phi of `can_express`.
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -30,7 +30,9 @@ from attnconv.theory.conv_taps import (
 )
 from attnconv.theory.error_bounds import merged_weight
 from attnconv.theory.expressibility import layer_operator
-from attnconv.theory.lemma3_phi import Reduction, Residuals, fit, relative
+from attnconv.theory.lemma3_phi import Reduction, Residuals, fit, matrices, rank_tolerance, relative, solve
+
+_FARTHEST = 32  # pixels beyond the taps at most, however blunt the heads
 
 
 def imitate(
@@ -137,6 +139,28 @@ def imitation_error(
     return compare_outputs(layer, conv, x, sizes, relative)
 
 
+def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
+    """W_h = sum_j Phi[j, h] W_j with the best Phi far from the border, for Gaussian heads of the same geometry.
+
+    There all queries have the same Phi: a small least-squares problem over the shifts that heads and taps reach.
+    """
+    shifts = taps(conv)
+    encoding = layer.encoding
+    heads = encoding.gaussians()
+    assert heads is not None
+    with torch.no_grad():
+        blunt = float(torch.linalg.eigvalsh(heads.precision).min()) / 2
+        beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
+        sizes = [_size(layer, dim, max(abs(shift[dim]) for shift in shifts) + beyond) for dim in range(layer.dims)]
+        grid = layer.grid(sizes)
+        pixels = next(layer.parameters()).new_zeros(1, *sizes, layer.in_channels)
+        operator = encoding.operator(grid, pixels)
+        stack = matrices(operator, shifts, "zeros", _central(grid)).flatten(0, 2)
+        phi, _ = solve(stack, layer.heads, rank_tolerance(operator))
+        weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
+        return weight.to(conv.weight)
+
+
 def compare_outputs(
     layer: SelfAttention,
     conv: Convolution,
@@ -155,11 +179,7 @@ def compare_outputs(
 def _operator_beside(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """The layer's attention, after checking that layer and convolution can be compared.
-
-    Raises:
-        TypeError, ValueError: As `imitation_error`.
-    """
+    """The layer's attention, after checking that layer and convolution can be compared."""
     check_convolution(conv)
     kind = type(conv).__name__
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
@@ -192,3 +212,20 @@ def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
         return grouped
     blocks = grouped.unflatten(2, (conv.groups, -1)).unbind(2)  # per group (j, c / groups, d / groups)
     return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
+
+
+def _size(layer: SelfAttention, dim: int, reach: int) -> int:
+    """Keys along an axis so that the central queries see `reach` positions on either side."""
+    spacing = layer.stride[dim] if layer.transposed else 1
+    return 2 * -(-reach // spacing) + 2 * layer.stride[dim] + 1
+
+
+def _central(grid: Grid) -> Int[Tensor, "r"]:
+    """The query in the middle of the keys, and those before it until the gaps between keys repeat; row-major."""
+    chosen = []
+    for axis in grid.axes:
+        distance = (axis.query_positions() - axis.spacing * (axis.size - 1) // 2).abs()
+        middle = int(distance.argmin())
+        chosen.append(range(middle - axis.spacing + 1, middle + 1))
+    flat = torch.arange(grid.query_count).reshape(grid.query_sizes)
+    return torch.stack([flat[place] for place in product(*chosen)])

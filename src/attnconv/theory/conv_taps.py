@@ -3,10 +3,9 @@
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
 
-Both are a sum over taps of shifted images times a matrix per tap; they differ in the positions of queries and keys.
+They differ in the positions of queries and keys.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -41,12 +40,7 @@ def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
-    """Refuse what cannot be written as attention; `name` is the module's name in messages.
-
-    Raises:
-        TypeError: It is no convolution, overrides its class's computation, is lazy or quantised, or has another dtype.
-        ValueError: Its weight or bias is parametrised or not finite, or it holds modules, such as observers.
-    """
+    """Refuse what cannot be written as attention; `name` is the module's name in messages."""
     kind = type(conv).__name__
     if not is_convolution(conv):
         known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
@@ -119,8 +113,6 @@ def kernel(
     weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
 ) -> Float[Tensor, "..."]:
     """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
-    if math.prod(kernel_size) != weight.shape[0]:
-        raise ValueError(bad("kernel_size", f"must have {weight.shape[0]} positions, one per head", kernel_size))
     if not transposed:
         return weight.permute(2, 1, 0).unflatten(2, kernel_size)
     grouped = weight.unflatten(2, (groups, -1))  # (h, i, g, d / g)
@@ -131,11 +123,6 @@ def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "
     """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
 
     The border rule continues beyond the grid's padding (`renormalise` as `replicate`, like hard heads).
-
-    Args:
-        grid: Where the queries stand over the keys.
-        shifts: Key minus query, one whole number per axis, for each tap.
-        queries: Flat, row-major.
     """
     keys = torch.zeros((queries.shape[0], len(shifts)), dtype=torch.long, device=queries.device)
     shown = torch.ones_like(keys, dtype=torch.bool)

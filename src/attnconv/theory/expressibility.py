@@ -6,9 +6,7 @@ positions x keys). A layer with matrices W_h equals the convolution with matrice
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     and for every kernel if and only if     E_q = Phi A_q     for ALL q,
 
 with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper asks that row(E_q) lie inside
-row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but not sufficient. With two pixels and two
-heads, one always on pixel 1 and one always on pixel 2, each query's rows span its own pixel, and yet both queries get
-the same output.
+row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but not sufficient (see `can_express`).
 """
 
 from collections.abc import Sequence
@@ -187,8 +185,7 @@ def can_express(
             and 2e-2 in bfloat16. Rounding of the rows leaves a few eps, times the norm of Phi where heads are alike.
 
     Returns:
-        Both conditions with their residuals inside and at the border, Phi, and ranks. A singular value of the rows up
-        to `rank_tolerance` = eps sqrt(heads) of the largest counts as zero: rounding can move it so far.
+        Both conditions with their residuals inside and at the border, Phi, and ranks.
 
     Raises:
         TypeError: attention is neither a layer nor a tensor of a floating dtype.
@@ -271,11 +268,7 @@ def factorise(
 def layer_operator(
     layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only.
-
-    Raises:
-        ValueError: Neither or both of x and sizes are given, or sizes where attention depends on content.
-    """
+    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only."""
     if x is not None:
         if sizes is not None:
             raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))
@@ -335,7 +328,7 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         fix = "Leave it out: what depends on an image is in the rows."
         raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
     if sizes is None:
-        raise ValueError(bad("sizes", "must say over which pixels the attention rows stand", None))
+        raise ValueError(bad("sizes", "must be given with attention rows: pixels per axis", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)
 

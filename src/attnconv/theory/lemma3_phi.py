@@ -1,10 +1,8 @@
 """The matrix Phi of Lemma 3: the mixture of heads that comes nearest to each kernel position.
 
-With A_q the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel positions x
-keys), Phi minimises sum_q ||E_q - Phi A_q||^2 over a set of queries, and has the smallest norm of all that do.
-
-Each [A_q^T | E_q^T] (keys x columns) is reduced to its triangular QR factor; the factors of all queries are stacked and
-reduced again, a block at a time. Nothing of size n x m is stored, and no Gram matrix squares the condition number.
+Phi is the shortest that minimises sum_q ||E_q - Phi A_q||^2, with the attention rows A_q (heads x keys) and indicators
+E_q of the kernel positions of query q. The [A_q^T | E_q^T] are reduced to triangular QR factors, block by block, so
+nothing of size n x m is stored and no Gram matrix squares the condition number.
 """
 
 import math
@@ -82,19 +80,9 @@ class Fit:
 def fit(
     operator: AttentionOperator, shifts: Shifts, padding_mode: str, *, transposed: int | None = None
 ) -> tuple[Fit, Fit | None, Residuals]:
-    """Phi for all queries, Phi for those inside (None if there is none), and each query by itself.
+    """Phi for all queries, Phi for those inside (None if there is none), and the residuals of a Phi_q for each query.
 
-    Args:
-        operator: The attention; where images have rows of their own, all images count as more queries.
-        shifts: Key minus query of each kernel position, one whole number per axis.
-        padding_mode: What kernel positions outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
-        transposed: See `Fit`.
-
-    Returns:
-        The two fits, and the largest residual that a query leaves with a Phi_q of its own.
-
-    Raises:
-        ValueError: Rows are not finite, or there is no such padding mode.
+    Where images have rows of their own, all images count as more queries.
     """
     reduction, heads = Reduction.of(operator, shifts, padding_mode), operator.heads
     factors = [place for place in (reduction.everywhere, reduction.inside) if place is not None]
@@ -116,21 +104,13 @@ def fit(
 @final
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """[A_q^T | E_q^T] of all queries, stacked and reduced to triangles of heads + kernel positions columns.
+    """[A_q^T | E_q^T] of all queries, stacked and reduced to triangles of heads + kernel positions columns."""
 
-    Attributes:
-        inside: R factor of the queries all of whose taps lie in the image; None if there is none.
-        border: That of the others; None if there is none.
-        everywhere: That of all queries.
-        each_query: The largest residual that a query leaves with a Phi_q of its own.
-        cut: Singular values of A up to this part of the largest count as zero.
-    """
-
-    inside: Float[Tensor, "_ columns"] | None
-    border: Float[Tensor, "_ columns"] | None
+    inside: Float[Tensor, "_ columns"] | None  # of the queries all of whose taps lie in the image
+    border: Float[Tensor, "_ columns"] | None  # of the others
     everywhere: Float[Tensor, "_ columns"]
-    each_query: Residuals
-    cut: float
+    each_query: Residuals  # the largest that a query leaves with a Phi_q of its own
+    cut: float  # singular values of A up to this part of the largest count as zero
 
     @staticmethod
     def of(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> "Reduction":
@@ -169,10 +149,7 @@ def _blocks(operator: AttentionOperator, shifts: Shifts) -> tuple[Int[Tensor, "r
 def matrices(
     operator: AttentionOperator, shifts: Shifts, padding_mode: str, queries: Int[Tensor, "r"]
 ) -> Float[Tensor, "b r m columns"]:
-    """[A_q^T | E_q^T] of some queries, in float64: the heads' columns, then those of the kernel positions.
-
-    A kernel position's column holds a one at the key that it sees under the padding mode, or only zeros.
-    """
+    """[A_q^T | E_q^T] in float64. A kernel position's column has a one at the key that it sees, or only zeros."""
     rows = operator.rows(queries).double().permute(0, 2, 3, 1)  # (b, r, m, h)
     if not bool(torch.isfinite(rows).all()):
         raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
@@ -184,10 +161,7 @@ def matrices(
 def solve(
     stack: Float[Tensor, "*lead rows columns"], heads: int, cut: float
 ) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
-    """The shortest Phi that minimises ||E^T - A^T Phi^T|| for [A^T | E^T], and the singular values of A.
-
-    Singular values up to `cut` times the largest count as zero.
-    """
+    """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values; zero are those up to `cut`."""
     left, values, right = torch.linalg.svd(stack[..., :heads], full_matrices=False)
     kept = values > cut * values[..., :1]
     inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
@@ -212,8 +186,7 @@ def relative(
 def rank_tolerance(operator: AttentionOperator) -> float:
     """How far rounding can move a singular value of the rows, relative to the largest: eps sqrt(h), eps of their dtype.
 
-    A relative error of eps in each probability is a matrix of norm at most eps ||A||_F, and ||A||_F is at most sqrt(h)
-    times the largest singular value. For float64 the rounding of the decompositions takes the place of eps.
+    Relative errors of eps make a matrix of norm at most eps ||A||_F, and ||A||_F <= sqrt(h) times the largest value.
     """
     return max(torch.finfo(rows_dtype(operator)).eps, _ROUNDING) * math.sqrt(operator.heads)
 

@@ -1,11 +1,4 @@
-"""Functions with their own derivatives, each with its plain form: a few differentiable operations.
-
-    recomputing             keeps only its inputs, and computes what the backward pass needs again
-    twice_differentiable    keeps what a fused kernel keeps, whose backward pass has no derivative
-
-Autograd would keep every intermediate tensor of the products that `recomputing` replaces. Second derivatives,
-`torch.func` and forward-mode derivatives of both go through the plain form.
-"""
+"""Autograd functions with their own derivatives; second and forward-mode derivatives use their plain form."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
@@ -25,12 +18,9 @@ def recomputing(
     forward: Callable[..., Tensor],
     gradients: Callable[[Sequence[Tensor], Tensor, Sequence[bool]], Gradients],
 ) -> Callable[..., Tensor]:
-    """A differentiable function of tensors.
+    """A function of tensors that keeps only its inputs, and computes what the backward pass needs again.
 
-    Args:
-        plain: The function in differentiable operations, which compilers and tensors without values get.
-        forward: The fast form; nothing inside is recorded.
-        gradients: From the inputs, the gradient of the output and which inputs want one, their gradients.
+    Compilers get `plain`, its differentiable form. `gradients` takes inputs, the output's gradient, which are wanted.
     """
 
     @final
@@ -51,13 +41,9 @@ def recomputing(
 
 
 def twice_differentiable(plain: Callable[..., Tensor], fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function whose backward pass is that of `fast`, except where that is differentiated again.
+    """A function whose backward pass is that of `fast`; where that is differentiated again, that of `plain`.
 
     The graph of `fast` is freed after its first backward pass; a second one records it again.
-
-    Args:
-        plain: The function in operations that can be differentiated any number of times.
-        fast: The same, differentiable once.
     """
 
     @final

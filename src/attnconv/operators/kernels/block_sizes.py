@@ -1,7 +1,6 @@
-"""The sizes by which kernels split their work or change their form.
+"""Sizes by which kernels split their work or change their form. They decide time and memory, never results.
 
-Blocks are in bytes. All were measured on a two-core x86 machine with 4 MiB of cache, except those of a GPU, which come
-from data sheets. They decide time and memory, never results.
+Blocks are in bytes, measured on a two-core x86 machine with 4 MiB of cache; those of a GPU come from data sheets.
 """
 
 # Kronecker factors. Mixed values of all heads that are held at a time; on a CPU they stay in cache.

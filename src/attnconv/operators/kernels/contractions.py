@@ -9,10 +9,7 @@ from torch import Tensor
 
 
 def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "*lead d"]:
-    """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product over heads and channels.
-
-    With groups, i = c / groups and the j-th d / groups outputs see the j-th i inputs, as in a grouped convolution.
-    """
+    """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product; groups as in a grouped convolution."""
     heads, inputs, outputs = weight.shape
     if groups == 1:
         return mixed.flatten(-2) @ weight.reshape(heads * inputs, outputs)
@@ -101,10 +98,7 @@ def contract_rows(
 
 
 def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
-    """A product for every image: with a shared left side, in the form that copies fewer numbers.
-
-    `@` computes the gradient of a shared left side from copies of b i k numbers, `bmm` from b i j.
-    """
+    """A product per image. `@` differentiates a shared left side by copies of b i k numbers, `bmm` of b i j."""
     if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # there sizes may be free
         return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)

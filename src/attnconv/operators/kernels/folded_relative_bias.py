@@ -69,13 +69,10 @@ def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> T
 
 
 def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The bias as a sum of numbers of the queries' dtype: itself where it has it, else two.
-
-    Only the rest carries the gradient: both meet the same one-hot channels, so their gradients are equal.
-    """
+    """The bias as a sum of numbers of the queries' dtype: itself where it has it, else two."""
     if torch.promote_types(bias.dtype, dtype) == dtype:
         return (bias.to(dtype),)
-    high = bias.detach().to(dtype)
+    high = bias.detach().to(dtype)  # both meet the same one-hot channels, so the rest carries the gradient
     return high, (bias - high.to(bias.dtype)).to(dtype)
 
 

@@ -1,8 +1,4 @@
-"""sum_h A_h X W_h for Kronecker products A_h = F_h,1 (x) F_h,2 .., without a tensor of heads x channels per position.
-
-Nothing of the mixed pixels A_h X is kept: the backward pass mixes again, a small part of the work. `short_axes` makes
-large products for all heads, `long_axes` goes head by head over bands of keys.
-"""
+"""sum_h A_h X W_h for Kronecker products A_h = F_h,1 (x) F_h,2 .., without keeping the mixed pixels A_h X."""
 
 from collections.abc import Sequence
 
@@ -20,14 +16,7 @@ from attnconv.operators.kernels.tiling import are_short
 def contract_factors(
     x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], factors: Sequence[Float[Tensor, "h _ _"]]
 ) -> Float[Tensor, "b *queries d"]:
-    """sum_h (F_h,1 (x) F_h,2 ..) X W_h.
-
-    Args:
-        x: Images, channels last.
-        weight: One matrix per head; of c / i groups of channels if it has fewer rows than x has channels.
-        factors: One (h, queries, keys) for each axis. On long axes, entries that are zero get no gradient, which a
-            softmax would not pass on.
-    """
+    """sum_h (F_h,1 (x) F_h,2 ..) X W_h. On long axes zeros of a factor get no gradient: a softmax passes none on."""
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
@@ -82,10 +71,7 @@ def _groups(x: Tensor, weight: Tensor) -> int:
 
 
 def _narrows(x: Tensor, weight: Tensor) -> bool:
-    """Whether there are fewer channels after the projection, so that mixing comes second: sum_h A_h (X W_h).
-
-    That is the adjoint of the other order, dX = sum_h A_h^T (G W_h^T), with X for G and all matrices transposed.
-    """
+    """Whether to mix after the projection, as it leaves fewer channels: the adjoint of the other order."""
     return weight.shape[2] < x.shape[-1]
 
 

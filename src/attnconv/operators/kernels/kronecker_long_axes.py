@@ -1,9 +1,6 @@
 """sum_h A_h X W_h where an axis is long: head by head, over the keys that hold the head's weights.
 
-    mix      M_h = A_h X        axis by axis, a few images or a few rows of queries at a time, so that it stays in cache
-    project  out = sum_h M_h W_h
-
-With G the gradient of out,
+With M_h = A_h X, out = sum_h M_h W_h and G the gradient of out,
 
     dW_h = M_h^T G,      dM_h = G W_h^T,      dX = sum_h A_h^T dM_h,      dF_h,a = dM_h (x) M_h along the other axes.
 """
@@ -159,10 +156,7 @@ def _back_along(gradient: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[
 def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
-    """Add the sum of left right^T over the parts, a block's bytes of products at a time.
-
-    Where channels are few these are more numbers than the mixed values.
-    """
+    """Add the sum of left right^T over the parts, a block's bytes of products at a time."""
     most = max(block_bytes(left.device.type) // (left.element_size() * right.shape[1]), 1)  # rows of products
     queries = left.shape[1]
     for rows in spans(queries, most):

@@ -1,14 +1,10 @@
 """sum_h A_h X W_h over short axes, for all heads at once: in an order that keeps products large.
 
-    inner     Y_h = (F_h,2 (x) ..) X             all axes but the first; its keys lead, and images follow
-    project   U_h = Y_h W_h                      one product per head
-    outer     out = sum_h F_h,1 U_h              the first axis: one product over heads and its keys
+    Y_h = (F_h,2 (x) ..) X      all axes but the first; its keys lead, and images follow
+    U_h = Y_h W_h               one product per head
+    out = sum_h F_h,1 U_h       the first axis: one product over heads and its keys
 
-With G the gradient of out, V_h = G W_h^T and U_h's gradient F_h,1^T G,
-
-    dW_h = Y_h^T (F_h,1^T G),     dF_h,1 = V_h Y_h^T,     dY_h = F_h,1^T V_h,     and dX, dF_h,2 .. from dY.
-
-Neither Y nor U nor V is kept or ever whole: images, or columns of one, go in parts that stay in cache.
+With G the gradient of out and V_h = G W_h^T,  dW_h = Y_h^T (F_h,1^T G),  dF_h,1 = V_h Y_h^T,  dY_h = F_h,1^T V_h.
 """
 
 import math

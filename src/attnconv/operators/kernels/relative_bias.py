@@ -1,13 +1,8 @@
-"""softmax(Q K^T + position) V where the position part is a sum over axes, without an n x n array.
+"""softmax(Q K^T + sum_a B_a) V with one bias per axis, a block of rows at a time, without an n x n array.
 
-    S[q, k] = Q_q . K_k + sum over axes a of B_a[q, k_a],      P = softmax_k S,      O = P V
+The backward pass computes the probabilities P of a block again and uses, with G the gradient of the output,
 
-Queries go in blocks of rows that stay in a processor's cache. The backward pass computes the probabilities of a block
-again and uses, with G the gradient of O,
-
-    dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes.
-
-On CUDA fused kernels do the same (`attnconv.operators.kernels.folded_relative_bias`).
+    dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
 """
 
 import math
@@ -97,13 +92,9 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """softmax(Q K^T + sum_a B_a) V: by fused kernels on CUDA, elsewhere a block of rows at a time.
+    """softmax(Q K^T + sum_a B_a) V for scaled queries: by fused kernels on CUDA, elsewhere a block of rows at a time.
 
-    Scores and softmax are at least float32. On CUDA queries and keys in half precision are multiplied as they are: the
-    fused kernels sum their products in float32, and `attend_folded` keeps the digits of the biases.
-
-    Queries are scaled; keys and values are those of all lattice points, row-major; values may be shared by all heads.
-    `biases` are the scores of the positions along each axis of the lattice, or none.
+    Scores are at least float32; fused kernels multiply in the dtype of the values, and sum in float32.
     """
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact
@@ -120,7 +111,11 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     room = _Room(2)
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        out[images, :, rows] = _times(_rows(query, key, bias, room), value)
+        weights = _rows(query, key, bias, room)
+        if value.shape[1] == 1:  # one for all heads
+            out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+        else:
+            out[images, :, rows] = weights @ value
     return out
 
 
@@ -205,12 +200,6 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
     else:
         torch.matmul(queries, keys.mT, out=scores)
     return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
-
-
-def _times(weights: Float[Tensor, "#b h r lattice"], values: Float[Tensor, "b #h lattice f"]) -> Tensor:
-    if values.shape[1] > 1:
-        return weights @ values
-    return (weights.flatten(1, 2) @ values[:, 0]).unflatten(1, weights.shape[1:3])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -1,7 +1,4 @@
-"""How a contraction with long axes is cut: strips of wide images, blocks that stay in cache, bands of keys per head.
-
-Nothing is approximated: what lies outside a band is zero.
-"""
+"""How a contraction with long axes is split: strips of wide images, blocks that fit in cache, bands per head."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
 """Spectrum: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), for heads that attend everywhere.
 
-    A V = correlation(V, exp s) / correlation(1, exp s)                     both by FFT; work per pixel: its logarithm
+    A V = correlation(V, exp s) / correlation(1, exp s)        by FFT in float64
 
-An FFT is exact relative to its largest result. It runs in float64 for values of at most 32 bits, and rows whose sum is
-a tiny part of the whole (their centre is far outside the image) are computed apart.
+Rows whose sum is a tiny part of the whole (their centre is far outside the image) are computed separately.
 """
 
 import math

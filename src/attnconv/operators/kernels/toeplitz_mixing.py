@@ -1,7 +1,4 @@
-"""Mixing by scores that depend on the shift only, A[q, k] = softmax_k s(k - q), without the matrix.
-
-By windows where a head attends to keys nearby, by its spectrum where it attends everywhere: whichever costs less.
-"""
+"""Mixing by scores of shifts, A[q, k] = softmax_k s(k - q): by windows or by FFT, whichever costs less."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +27,7 @@ def contract_by_shift(
     tables: Float[Tensor, "h *shifts"],
     groups: int,
 ) -> Float[Tensor, "b *queries d"]:
-    """sum_h A_h V W_h over the values of all lattice points, head by head, each in the order that mixes fewer channels.
-
-    Tables are as in `mix_by_shift`, one per head; weight and groups as in `AttentionOperator.contract`.
-    """
+    """sum_h A_h V W_h over all lattice points, head by head, each in the order that mixes fewer channels."""
     dtype = values.dtype
 
     def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:

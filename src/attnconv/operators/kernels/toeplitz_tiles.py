@@ -1,8 +1,7 @@
-"""Windows: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), where a head looks at a part of the image.
+"""Windows: mixing by scores of shifts, A[q, k] = softmax_k s(k - q), where a head attends to a part of the image.
 
-Neighbouring queries form tiles. A tile only meets the box of keys that holds its weights (all above eps^2 of their
-row's largest, as in `Kronecker`'s bands), and tiles with the same box relative to them share their probabilities: one
-product serves them all. Work per pixel: the area of the box, whatever the image's size.
+A tile of neighbouring queries meets only the box of keys that holds its weights (all above eps^2 of their row's
+largest), and tiles with the same relative box share their probabilities.
 """
 
 import functools
@@ -167,11 +166,7 @@ def _axis_runs(
 ) -> list[Run]:
     """The tiles of an axis, neighbours with the same relative keys joined.
 
-    Args:
-        axis: The axis.
-        reach: The largest score of each of its shifts, for every tile of the other axes.
-        floors: Least score with a weight, for every tile.
-        length: Queries of a tile.
+    `reach` is the largest score of each shift for every tile of the other axes, `floors` the least score with a weight.
     """
     runs: list[Run] = []
     for tile, floor in enumerate(floors):
