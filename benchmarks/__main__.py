@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
-from attnconv._util.allocator import keep_freed_memory
+from attnconv._util.glibc_malloc import keep_freed_memory
 from attnconv.training.environment import environment
 from benchmarks.measure import measuring_on
 from benchmarks.results import QUESTIONS, Results

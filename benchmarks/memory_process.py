@@ -3,7 +3,7 @@
     python -m benchmarks.memory_process MODULE CASE THREADS DEVICE
 
 A first case is built and run before, so that what libraries load and keep at a first call is not counted. Freed blocks
-are returned to the system (`attnconv._util.allocator`).
+are returned to the system (`attnconv._util.glibc_malloc`).
 
 On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is reset once the inputs are built.
 `getrusage` (ru_maxrss) would not do there: a child inherits its parent's. Other systems only have ru_maxrss, which
@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch.profiler import profile
 
-from attnconv._util.allocator import give_back, map_large_blocks
+from attnconv._util.glibc_malloc import give_back, map_large_blocks
 from benchmarks.measure import measuring_on
 
 Prepare: TypeAlias = Callable[[], Callable[[], object]]

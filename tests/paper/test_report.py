@@ -16,8 +16,8 @@ from attnconv.models.preset_tables import PAPER_ACCURACY, table_4
 from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
+from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.models import PAPER_MODELS
-from attnconv.paper.study_run import StudyRun
 from attnconv.paper.tables import (
     ENCODINGS_OF,
     PAPER_TABLE_2,

@@ -22,8 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attnconv._util.allocator import give_back
 from attnconv._util.errors import bad
+from attnconv._util.glibc_malloc import give_back
 from attnconv._util.value_checks import whole
 from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer.html_page import find_page, with_server

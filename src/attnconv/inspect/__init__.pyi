@@ -12,7 +12,7 @@ from .conv_score import (
     convolution_score as convolution_score,
     grid_coverage as grid_coverage,
 )
-from .head_arrangement import (
+from .head_similarity import (
     MirrorSymmetry as MirrorSymmetry,
     TurnedHeads as TurnedHeads,
     mirror_partners as mirror_partners,

@@ -13,8 +13,8 @@ from attnconv._util.errors import bad
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.grid import Grid
 from attnconv.inspect.query_maps import mean_query_maps
+from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.models import CONTENT, PAPER_MODELS, PRUNED, SOURCE
-from attnconv.paper.study_run import StudyRun
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
 from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
 from attnconv.report.centres_over_training import draw_centres_over_training

@@ -10,10 +10,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.head_arrangement import mirror_partners, mirror_symmetry
+from attnconv.inspect.head_similarity import mirror_partners, mirror_symmetry
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.inspect.layer_trends import LEVEL, layer_trend
-from attnconv.paper.study_run import StudyRun
+from attnconv.paper.finished_run import StudyRun
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 
 LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift

@@ -17,10 +17,10 @@ from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import Table, pruned_settings, table_2
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
+from attnconv.paper.finished_run import Runs, StudyRun
 from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, at_fixed_shift
 from attnconv.paper.models import PAPER_MODELS
 from attnconv.paper.number_format import spoken
-from attnconv.paper.study_run import Runs, StudyRun
 from attnconv.training.recipes import recipe, table_rows
 
 # Table 2 of the paper, as printed.

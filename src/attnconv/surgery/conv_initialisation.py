@@ -32,7 +32,7 @@ from attnconv.inspect.shift_profiles import at_shift
 from attnconv.inspect.vit_adapters import VitBlock, VitParts, vit_parts
 from attnconv.layers.checks import check_finite
 from attnconv.surgery.head_kernel_fit import relative_size
-from attnconv.surgery.position_features import AxisFeatures, cosines
+from attnconv.surgery.position_vectors import AxisFeatures, cosines
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 LOST = 0.01  # relative error of the given filters above which it warns

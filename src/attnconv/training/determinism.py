@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnconv._util.allocator import freed_memory_kept
+from attnconv._util.glibc_malloc import freed_memory_kept
 
 
 @contextmanager

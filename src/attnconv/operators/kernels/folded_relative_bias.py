@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
-from attnconv.operators.kernels.autograd import twice_differentiable
 from attnconv.operators.kernels.contractions import attend_plainly
+from attnconv.operators.kernels.recompute_in_backward import twice_differentiable
 
 ALIGNED = 8  # half-precision kernels take multiples of so many channels only
 

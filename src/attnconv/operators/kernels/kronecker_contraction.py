@@ -6,10 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import full_precision, product_dtype
-from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import project, project_heads, transposed
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
 from attnconv.operators.kernels.kronecker_short_axes import contract_short, pull_short
+from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 from attnconv.operators.kernels.tiling import are_short
 
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
-from attnconv.operators.kernels.autograd import Gradients
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
+from attnconv.operators.kernels.recompute_in_backward import Gradients
 from attnconv.operators.kernels.tiling import Block, Tile, View, block_bytes, blocks, spans, strips, within
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.autograd import Gradients
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
+from attnconv.operators.kernels.recompute_in_backward import Gradients
 from attnconv.operators.kernels.tiling import block_bytes, spans
 
 

@@ -17,9 +17,9 @@ from attnconv._util.errors import bad
 from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.autograd import Gradients, recomputing
 from attnconv.operators.kernels.contractions import attend_plainly
 from attnconv.operators.kernels.folded_relative_bias import attend_folded
+from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 from attnconv.operators.kernels.tiling import spans
 
 

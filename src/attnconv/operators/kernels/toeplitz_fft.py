@@ -14,8 +14,8 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.autograd import checkpointed
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest
+from attnconv.operators.kernels.recompute_in_backward import checkpointed
 
 TRUSTED = 1e-4  # least part of all weights in a row for which float64's rounding is below float32's
 

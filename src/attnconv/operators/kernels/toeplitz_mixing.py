@@ -10,8 +10,8 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.autograd import Gradients, checkpointed, recomputing
 from attnconv.operators.kernels.contractions import project, project_heads
+from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing
 from attnconv.operators.kernels.tiling import spans
 from attnconv.operators.kernels.toeplitz_fft import mix_spectrum, points, rows_apart, shift_rows
 from attnconv.operators.kernels.toeplitz_tiles import Runs, mix_windows, runs_of, window_gradients, work_of

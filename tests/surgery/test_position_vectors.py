@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from attnconv.surgery.position_features import AxisFeatures, cosines
+from attnconv.surgery.position_vectors import AxisFeatures, cosines
 from tests.tolerances import tolerance
 
 

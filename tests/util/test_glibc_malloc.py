@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from attnconv._util.allocator import freed_memory_kept
+from attnconv._util.glibc_malloc import freed_memory_kept
 
 SCRIPT = """
 import sys
 import numpy
-from attnconv._util import allocator as allocator
+from attnconv._util import glibc_malloc as allocator
 for name in sys.argv[1:]:
     getattr(allocator, name)()
 def resident():
@@ -45,7 +45,7 @@ def test_freed_memory_is_kept_or_mapped_on_request() -> None:
 
 WHILE = """
 import resource, torch
-from attnconv._util.allocator import freed_memory_kept
+from attnconv._util.glibc_malloc import freed_memory_kept
 NUMBERS = 2**24  # 64 MiB, more than glibc ever keeps by itself
 PAGES = 4 * NUMBERS // resource.getpagesize()
 def resident():
