@@ -37,6 +37,11 @@ def assert_makes(module: nn.Module, x: Tensor) -> None:
     refuse_other_formula(module, x, expected)
 
 
+def test_first_tensor_of_a_mapping() -> None:
+    logits = torch.ones(2)
+    assert first_tensor({"loss": None, "logits": logits}) is logits
+
+
 def test_parts_are_the_module_s_own_weights() -> None:
     for module in (Attention(24, 3), PairAttention(Attention(24, 3))):
         parts = attention_parts(module)

@@ -306,6 +306,10 @@ def test_lattice_queries_leave_no_query_far_from_them(sizes: tuple[int, int], co
     assert len(chosen[0].unique()) * len(chosen[1].unique()) == len(chosen[0])
 
 
+def test_lattice_queries_are_the_middles_of_their_cells() -> None:
+    assert lattice_queries(Grid.make((4, 6)), 6).tolist() == [7, 9, 11, 19, 21, 23]
+
+
 def test_sampled_queries_are_those_of_the_seed() -> None:
     grid = Grid.make((30, 40))
     assert torch.equal(sample_queries(grid, 50), sample_queries(grid, 50))

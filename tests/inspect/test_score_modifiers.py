@@ -129,7 +129,7 @@ class TestCalls:
 
     def test_of_a_plain_module(self) -> None:
         form = CallForm.of(Attention(8, 2))
-        assert (form.names, form.torchs, form.batch_first, form.pair) == (("x",), False, True, False)
+        assert (form.names, form.torch_style, form.batch_first, form.pair) == (("x",), False, True, False)
         assert form.give(X) is X
 
 

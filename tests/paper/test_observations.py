@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
+from attnconv.inspect.auditing import json_values
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.model_loader import load as load_model
@@ -20,7 +21,6 @@ from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.measures import Found
 from attnconv.paper.models import DROPPED, PRUNED, SOURCE
 from attnconv.paper.observations import Observation, no_gain, observe, table_of_layers, table_of_observations, vote
-from attnconv.paper.tables import finite
 from attnconv.paper.training_plan import ALL_RUNS
 from attnconv.report import run_data
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
@@ -249,7 +249,7 @@ class TestTables:
 
     def test_values_are_json(self, kernels: dict[str, Observation]) -> None:
         broken = Observation(CLAIMS[0], {42: Found(math.nan, {"chance": math.inf}, None, (math.nan,))})
-        text = json.dumps(finite(table_of_observations([*kernels.values(), broken]).values), allow_nan=False)
+        text = json.dumps(json_values(table_of_observations([*kernels.values(), broken]).values), allow_nan=False)
         rows = {row["observation"]: row for row in json.loads(text)["rows"]}
         assert rows["overlap: 9 heads"]["seeds"]["43"]["meets"] is True
         assert rows[CLAIMS[0].key]["mean"] is None

@@ -59,12 +59,15 @@ def test_runs_are_found_by_their_names_and_of_a_seed_the_longest(tmp_path: Path)
 
 def test_the_pruned_model_brings_its_source(tmp_path: Path) -> None:
     assert [run.name for run in plan_runs("tiny", tmp_path, names=[PRUNED])] == [SOURCE, PRUNED]
+    small = plan_runs("small", tmp_path, names=[PRUNED])
+    assert [run.settings.preset for run in small] == [f"{SOURCE}-small", f"{PRUNED}-small"]
 
 
 def test_the_mini_residual_network_has_the_budget_of_quadratic() -> None:
     attention, residual = settings_at("mini", "quadratic"), settings_at("mini", "resnet18")
     assert (flops_all(attention.model), flops_all(residual.model)) == (48_628_992, 46_814_944)
     assert attention.train == residual.train
+    assert attention.train.epochs == 10
 
 
 def test_attention_dropout_is_trained_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.patches import Ellipse
 
-from attnconv.report.centres_over_training import choose_epochs, draw_centres_over_training
 from attnconv.report.figure_style import colour_of, shape_of
 from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres
+from attnconv.report.head_centres import choose_epochs, draw_centres, draw_centres_over_training
 from tests.report.making import outside, overlaps
 
 
@@ -75,6 +74,10 @@ def test_chosen_epochs(last: int, count: int) -> None:
     assert chosen == sorted(set(chosen))
     assert chosen[-1] == last
     assert chosen[0] == 0 or count == 1
+
+
+def test_steps_between_chosen_epochs_grow() -> None:
+    assert choose_epochs(range(301), 6) == [0, 2, 9, 30, 95, 300]
 
 
 def test_marks_repeat_late() -> None:

@@ -46,7 +46,7 @@ def moments_of(run: RunFolder, count: int = 24) -> tuple[Moment, ...]:
     Raises:
         ValueError: `count` is below 1.
     """
-    from attnconv.report.centres_over_training import choose_epochs
+    from attnconv.report.head_centres import choose_epochs
 
     count = whole("count", count, 1)
     recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}

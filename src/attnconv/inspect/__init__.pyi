@@ -3,10 +3,10 @@ from .auditing import (
     LayerAudit as LayerAudit,
     audit as audit,
 )
-from .capture import visit_attention as visit_attention
-from .capture_operators import (
+from .capture import (
     attention_operators as attention_operators,
     content_layers as content_layers,
+    visit_attention as visit_attention,
 )
 from .conv_score import (
     convolution_score as convolution_score,

@@ -1,12 +1,4 @@
-"""Attention rows of one call, computed when they are asked for.
-
-    product_rows     softmax_k(scale q_i . k_j + mask_ij)                      the arguments of a fused kernel
-    score_rows       softmax_k(s_ij)                                           the scores of an unfused model
-    gated_rows       (1 - g) A_ij + g P_ij, divided by its sum over j          ConViT: content A, positions P, gate g
-    operator_rows    the rows of an operator, the same for every sequence      positions of this library's layers
-
-The model's own tensors are held by reference; no matrix of tokens x tokens is computed.
-"""
+"""Attention rows of one call, computed when they are asked for from the model's own tensors, held by reference."""
 
 from collections.abc import Callable
 from typing import TypeAlias, final
@@ -29,11 +21,7 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities among the tokens of one call.
 
-    Args:
-        compute: The function behind `rows`.
-        shape: Sequences (windows count as such), heads, queries and keys.
-        device: Where the tensors are.
-        transient: Whether the tensors are as large as the matrix, so that `release` has to drop them.
+    `shape` is (sequences, heads, queries, keys); windows are sequences. `transient` tensors are as large as the matrix.
     """
 
     def __init__(
@@ -46,7 +34,7 @@ class TokenRows:
     def rows(
         self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None
     ) -> Float[Tensor, "b h r tokens"]:
-        """Probabilities of some queries in some sequences, or in all (None), in at least float32."""
+        """Probabilities of some queries in some sequences (None for all), at least in float32."""
         if self._compute is None:
             requirement = "the rows of a model that runs unfused must be asked for inside `visit`"
             fix = "Its scores are queries x keys and are not kept. Use visit_attention, or turn its fused attention on."
@@ -54,7 +42,7 @@ class TokenRows:
         return self._compute(queries, sequences)
 
     def release(self) -> None:
-        """Drop tensors that are as large as the matrix."""
+        """Drop transient tensors."""
         if self.transient:
             self._compute = None
 
@@ -67,7 +55,7 @@ def product_rows(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> TokenRows:
-    """Rows from the arguments of `scaled_dot_product_attention`."""
+    """Rows softmax_k(scale q_i . k_j + mask_ij), from the arguments of `scaled_dot_product_attention`."""
     every_mask = None if mask is None else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     dtype, shared = score_dtype(query.dtype), query.shape[1] // key.shape[1]
@@ -91,7 +79,7 @@ def product_rows(
 
 
 def score_rows(scores: Float[Tensor, "b h n m"]) -> TokenRows:
-    """Rows from scores that the model has computed."""
+    """Rows softmax_k(s_ij), from the scores s of a model that runs unfused."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         with full_precision(scores.device):
@@ -101,7 +89,7 @@ def score_rows(scores: Float[Tensor, "b h n m"]) -> TokenRows:
 
 
 def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
-    """Attention by content and by position; the gate is the share of positions (d'Ascoli et al., 2021, equation 6)."""
+    """(1 - g) A + g P, normalised: ConViT's content A, positions P and gate g (d'Ascoli et al., 2021, equation 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)

@@ -6,7 +6,7 @@ so that the memory of one layer is enough.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -55,8 +55,8 @@ class LayerAudit:
 
     def numbers(self) -> dict[str, Any]:
         """Everything except the profile as JSON values; NaN is null."""
-        values = {**_fields(self), **_fields(self.statistics)}
-        return {name: _plain(value) for name, value in values.items() if name not in ("statistics", "profile")}
+        values = {**vars(self), **vars(self.statistics)}
+        return {name: json_values(value) for name, value in values.items() if name not in ("statistics", "profile")}
 
 
 @final
@@ -229,14 +229,12 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
             yield from some.split(batch)
 
 
-def _fields(entry: Any) -> dict[str, Any]:
-    return {part.name: getattr(entry, part.name) for part in fields(entry)}
-
-
-def _plain(value: Any) -> Any:
-    """A tensor or number as a JSON value."""
+def json_values(value: Any) -> Any:
+    """Lists in place of tensors, and None in place of numbers that JSON does not have."""
     if isinstance(value, Tensor):
-        return _plain(value.tolist())
+        return json_values(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: json_values(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_values(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

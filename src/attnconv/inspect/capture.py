@@ -1,9 +1,7 @@
-"""Attention of any model, read while it runs; no code of the model is changed.
+"""Attention of any model, read by hooks and intercepted calls (`capture_calls`) while it runs, one layer at a time.
 
-Hooks record which modules are running. Layers of this library give their operator; in other models PyTorch's calls of
-attention are intercepted (`capture_calls`) and their tokens located (`token_grid`). Operators are handed over one at a
-time, so that the memory of one layer is enough. What cannot be read is refused by the module's name, and so are modules
-named as attention in which none was seen: no map of a model may be missed silently.
+What cannot be read is refused by the module's name, as are modules named as attention in which none was seen: no map of
+a model may be missed silently.
 """
 
 import inspect
@@ -22,13 +20,14 @@ from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
 from attnconv.inspect.attention_rows import TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.capture_calls import AttentionCalls
+from attnconv.inspect.image_checks import blaming_images
 from attnconv.inspect.token_grid import Running, layout_of
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
-# Classes whose probabilities are not the softmax that they compute, and what they do instead.
+# Classes whose probabilities are not the softmax that they compute.
 _DIFFERENCE = "it attends by the difference of two softmaxes"
 _TALKING = "it mixes its heads after the softmax"
 _CHANNELS = "it attends among channels, not among tokens"
@@ -86,7 +85,7 @@ def visit_attention(
     for name, function in (("visit", visit), ("unreadable", unreadable)):
         if not callable(function) and (name == "visit" or function is not None):
             raise TypeError(bad(name, "must be a function", type(function).__name__))
-    _check_words(grid, prefix, layers)
+    _check_arguments(grid, prefix, layers)
     call_options = checked_options(model, images, options)
     state = _Visit(images, visit, grid, prefix, layers, unreadable)
     handles: list[RemovableHandle] = []
@@ -104,7 +103,51 @@ def visit_attention(
     state.check(model)
 
 
-def _check_words(grid: object, prefix: object, layers: Any) -> None:
+def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
+    """Return the operators of all attention layers of a model, by the layers' names in the order in which they run.
+
+    Operators of content-based layers hold queries and keys of every image; use `visit_attention` to see one at a time,
+    and for models of other libraries that run unfused. A layer that runs several times has its last operator.
+
+    Args:
+        model: Any module that `visit_attention` reads.
+        images: Input of the model, (b, c, height, width).
+
+    Raises:
+        TypeError: `model` is no module, or `images` no tensor.
+        ValueError: The model has no attention that runs, or does not accept `images`.
+
+    Example:
+        >>> from attnconv import SelfAttention2d
+        >>> layer = SelfAttention2d(3, 4, heads=2)
+        >>> operators = attention_operators(nn.Sequential(layer, nn.ReLU()), torch.zeros(1, 3, 5, 6))
+        >>> {name: operator.grid.sizes for name, operator in operators.items()}
+        {'0': (5, 6)}
+    """
+    found: dict[str, AttentionOperator] = {}
+    with blaming_images(model, images):
+        visit_attention(model, images, found.__setitem__)
+    return found
+
+
+def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
+    """Return the names of the layers whose probabilities depend on the image, not on positions only.
+
+    Args:
+        model: Any module that `visit_attention` reads.
+        images: (b, c, height, width), b at least 2; their values do not matter.
+
+    Raises:
+        TypeError, ValueError: Fewer than two images, or as for `attention_operators`.
+    """
+    check_tensor(images)
+    if len(images) < 2:
+        raise ValueError(bad("images", "must hold at least two images", len(images)))
+    operators = attention_operators(model, images)
+    return tuple(name for name, operator in operators.items() if operator.batch > 1)
+
+
+def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
     if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
         raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))
     if prefix is not None:
@@ -115,12 +158,7 @@ def _check_words(grid: object, prefix: object, layers: Any) -> None:
 
 
 def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
-    """Check keyword arguments (or None) of a model's call against the signature of its forward pass.
-
-    Raises:
-        TypeError: `options` is no mapping from names.
-        ValueError: The forward pass does not accept them, or requires others.
-    """
+    """Check keyword arguments (or None) of a model's call against the signature of its forward pass."""
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise TypeError(bad("options", "must be a mapping from names to values, or None", repr(options)))
     given: dict[str, object] = {} if options is None else dict(options)
@@ -243,7 +281,7 @@ class _Visit:
         self._visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
-        """Record what cannot be read; the pass goes on to see what can be."""
+        """Record what cannot be read; the pass continues in order to see what can be."""
         if name in self._refused:
             return
         self._refused[name] = (module, reason)
@@ -277,7 +315,7 @@ class _Visit:
 
 
 def _frame(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
-    """A module that begins, with what its inputs say of its tokens."""
+    """A module that begins, with what its inputs tell about its tokens."""
     first = next(iter((*args, *named.values())), None)
     second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
     shape = tuple(first.shape) if isinstance(first, Tensor) else None

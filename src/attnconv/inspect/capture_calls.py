@@ -1,9 +1,4 @@
-"""Calls of attention, intercepted while a model runs.
-
-    scaled_dot_product_attention       queries, keys, mask and scale, after rotary embeddings and norms
-    multi_head_attention_forward       what nn.MultiheadAttention runs; its projections are computed once more
-    softmax over the last of 4 axes    the scores of models that run unfused
-    softmax over the last of 3 axes    the scores of a single head, if the last two axes are equally long
+"""Calls of attention, intercepted while a model runs: PyTorch's kernels, and softmax over keys in unfused models.
 
 Under a `TorchFunctionMode` nn.MultiheadAttention and nn.TransformerEncoder leave their inference shortcuts for the same
 formula in `multi_head_attention_forward`.
@@ -26,11 +21,7 @@ KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causa
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Hands every call of attention to a function, just before it runs.
-
-    Args:
-        seen: Called with a function that returns the call's rows, or raises `UnreadableError`.
-    """
+    """Passes to `seen`, before each call of attention, a function that returns its rows or raises `UnreadableError`."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()
@@ -51,7 +42,7 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
-    """Whether a softmax may be one of attention: without 4 axes it may be anything, but queries x keys is a square."""
+    """Whether a softmax may be one of attention: without 4 axes only if queries x keys is a square."""
     if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
         return False
     return input.dim() == 4 or input.shape[-1] == input.shape[-2]
@@ -82,7 +73,7 @@ def _read_kernel(*args: Any, **named: Any) -> TokenRows:
 
 
 def _read_multihead(*args: Any, **named: Any) -> TokenRows:
-    """Projected queries and keys of nn.MultiheadAttention, with the sum of its masks."""
+    """Queries and keys of nn.MultiheadAttention, projected once more, with the sum of its masks."""
     given = inspect.signature(F.multi_head_attention_forward).bind(*args, **named)
     given.apply_defaults()
     call = given.arguments

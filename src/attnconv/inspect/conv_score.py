@@ -68,24 +68,12 @@ def grid_coverage(profile: ShiftProfile) -> float:
 
 
 def tap_residual(profile: ShiftProfile) -> float:
-    """Compute how far the taps of `grid_coverage` lie outside the span of the heads' profiles, 0 to 1.
+    """How far the taps of `grid_coverage` lie outside the span of the heads' profiles, 0 to 1 (Lemma 3).
 
         sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t one at its tap and zero elsewhere
 
-    is 0 where weights can make every such kernel of the mean patterns (Lemma 3). The span is that of the singular
-    vectors of p with singular values above the largest that noise has,
-
-        max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2),      v the profile's `noise`.
-
-    Args:
-        profile: The layer's attention per shift.
-
-    Example:
-        >>> from attnconv import Grid, Shift
-        >>> from attnconv.inspect import shift_profile
-        >>> taps = [(1,), (0,), (-1,)]
-        >>> tap_residual(shift_profile(Shift(Grid.make((8,)), taps, torch.zeros(()))))
-        0.0
+    Singular vectors of p count where their value is above that of noise of variance v,
+    max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
     """
     _, values, directions = torch.linalg.svd(profile.mass.flatten(1), full_matrices=False)
     noise = profile.noise.flatten(1)
@@ -109,12 +97,7 @@ def heads_per_shift(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """The most mass that heads hold when each is assigned a shift, and each shift to at most so many heads.
-
-    Args:
-        shares: Mass of each head at each shift.
-        heads_per_shift: How many heads may share a shift, at least 1. Heads beyond all shifts' are left out.
-    """
+    """The most mass of heads that are assigned a shift each, `heads_per_shift` at most to one; the rest hold none."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # a shift has as many columns as heads
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())

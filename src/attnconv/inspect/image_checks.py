@@ -11,22 +11,12 @@ from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 
 # Errors of this library about an argument; all other errors in a forward pass are the model's own.
-_OWN_WORDS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
+_OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
 _OTHER_ARGUMENTS = re.compile("unexpected keyword|missing .* required")
 
 
 def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse images that say nothing of a model, by their index among all.
-
-    Args:
-        images: The batch first.
-        least: Smallest number of images.
-        before: Number of images that were checked before.
-        shape: Shape of each of them; None for the first batch.
-
-    Raises:
-        TypeError, ValueError: As `check_dense`, or an image is constant, holds NaN or infinity, or has another shape.
-    """
+    """Raise an error that names the images that are constant, not finite or not of `shape`, counted from `before`."""
     check_dense(images, least=least)
     if shape is not None and tuple(images.shape[1:]) != shape:
         got = f"{tuple(images.shape[1:])} after {shape}"
@@ -45,15 +35,14 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
 def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
     """Report errors of a model's forward pass as errors of `images`, or of `options` if it wants other arguments.
 
-    Raises:
-        ValueError: The model failed; its message is included. Errors of this library stay as they are.
+    Errors of this library stay as they are.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, ValueError | TypeError) and _OWN_WORDS.match(str(error)):
+        if isinstance(error, ValueError | TypeError) and _OWN_ERRORS.match(str(error)):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         also = f", with {', '.join(options)}" if options else ""
@@ -65,6 +54,6 @@ def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, objec
 
 
 def _indices(flags: Tensor, before: int) -> str:
-    """Indices of the images that are flagged, the first few."""
+    """Indices of the flagged images, at most five."""
     numbers = [before + index for index in flags.nonzero().flatten().tolist()]
     return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")

@@ -1,7 +1,4 @@
-"""How much of 3 x 3 kernels no weights of a layer reach, on an image that is just large enough to tell.
-
-`can_express` computes a QR decomposition per query, so that at most `MOST_POSITIONS` per axis are taken.
-"""
+"""How much of 3 x 3 kernels no weights of a layer reach, on an image that is just large enough to tell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,26 +8,18 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.expressibility import can_express
 
 KERNEL = 3
-MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes
+MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes: each query takes a QR decomposition
 
 
 @final
 @dataclass(frozen=True)
 class KernelSpan:
-    """How near one layer comes to every 3 x 3 convolution.
+    """How near one layer comes to every 3 x 3 convolution."""
 
-    Attributes:
-        missed: The relative part of such kernels that no weights of the layer reach, away from the border; None where
-            it is not known.
-        expresses: Whether that is 0 to rounding.
-        sizes: Positions per axis of the image.
-        reason: Why it is not known, as the layer reports it; empty where it is.
-    """
-
-    missed: float | None
-    expresses: bool
-    sizes: tuple[int, ...]
-    reason: str
+    missed: float | None  # relative part of kernels that no weights reach, away from the border
+    expresses: bool  # whether that is 0 to rounding
+    sizes: tuple[int, ...]  # positions per axis of the image
+    reason: str  # why `missed` is None, else empty
 
 
 def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:

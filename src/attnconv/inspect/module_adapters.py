@@ -1,18 +1,9 @@
-"""The parts of an attention module, by the names that other libraries give them.
+"""The parts of an attention module, by the names that timm, Hugging Face and nn.MultiheadAttention give them.
 
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases left out
 
-with scores as in `score_modifiers` and norms that may be absent. A plain module has no N_o, and only s N_q(q) N_k(k)^T
-in its scores. Four layouts are known:
-
-    qkv, proj                        one map for all three, as in timm's Attention; q_bias and v_bias may be separate
-    q_proj, k_proj, v_proj, o_proj   three maps, as in Hugging Face's ViT family
-    attention.query, .key, .value,   the same family in earlier versions, including 5.0
-    output.dense
-    in_proj_weight, out_proj         nn.MultiheadAttention
-
-A bias by relative position is a relative_position_bias_table with a relative_position_index, in the module or in one of
-`BIAS_HOLDERS`. Parts known to change the formula are refused by name; `refuse_other_formula` catches the rest.
+with scores as in `score_modifiers` and norms that may be absent. Parts known to change the formula are refused by name;
+`refuse_other_formula` catches the rest.
 """
 
 import inspect
@@ -63,69 +54,50 @@ FIX_PLAIN = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 ha
 @final
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Outputs `start` to `stop` of a linear map.
+    """Outputs `start` to `stop` of a linear map."""
 
-    Attributes:
-        matrix: Weight of the whole map, (outputs, c).
-        vector: Bias of the whole map or of these outputs only; None for none.
-    """
-
-    matrix: Tensor
-    vector: Tensor | None
+    matrix: Tensor  # weight of the whole map, (outputs, c)
+    vector: Tensor | None  # bias of the whole map or of these outputs only
     start: int
     stop: int
 
     @property
     def weight(self) -> Float[Tensor, "d c"]:
-        """Its rows of the weight, a view."""
         return self.matrix[self.start : self.stop]
 
     @property
     def bias(self) -> Float[Tensor, "d"] | None:
-        """Its part of the bias, a view."""
         if self.vector is None or len(self.vector) == self.stop - self.start:
             return self.vector
         return self.vector[self.start : self.stop]
 
     def of(self, x: Float[Tensor, "*b c"]) -> Float[Tensor, "*b d"]:
-        """The outputs for an input."""
         return F.linear(x, self.weight, self.bias)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class AttentionParts:
-    """The parts of one attention module; they share its weights.
+    """The parts of one attention module; they share its weights."""
 
-    Attributes:
-        query, key, value: W_q, W_k and W_v of all heads, one head after another.
-        out: W_o.
-        heads, head_dim: Number of heads, and dimensions of each.
-        scale: s.
-        query_norm, key_norm, out_norm: N_q and N_k, applied to each head, and N_o, applied to all heads at once.
-        bias: B.
-        dropout: Probability of dropping an attention probability in training.
-        out_dropout: The module after W_o.
-    """
-
-    query: Projection
+    query: Projection  # all heads, one after another, as for keys and values
     key: Projection
     value: Projection
     out: nn.Linear
     heads: int
     head_dim: int
-    scale: float
-    query_norm: nn.Module
+    scale: float  # s
+    query_norm: nn.Module  # N_q, applied to each head, as N_k
     key_norm: nn.Module
-    out_norm: nn.Module
+    out_norm: nn.Module  # N_o, applied to all heads at once
     bias: PositionBias | None
-    dropout: float
-    out_dropout: nn.Module
+    dropout: float  # probability of dropping an attention probability in training
+    out_dropout: nn.Module  # after W_o
 
     def maps_and_values(
         self, x: Float[Tensor, "b n c"], terms: ScoreTerms | None = None
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
-        """Attention and values of all heads for an input, without dropout."""
+        """Attention and values of all heads, without dropout."""
         query, key, value = (
             part.of(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
@@ -144,21 +116,9 @@ class AttentionParts:
 
 
 def attention_parts(attention: nn.Module, name: str = "attention", *, plain: bool = False) -> AttentionParts:
-    """Find the parts of an attention module.
+    """Find the parts of an attention module; raise a ValueError if it lacks some or has others that change the formula.
 
-    Args:
-        attention: The module.
-        name: Its name in errors.
-        plain: Refuse what is more than softmax(s N_q(q) N_k(k)^T) v and an output projection.
-
-    Raises:
-        ValueError: The module lacks parts, has others that change the formula, or has heads of different widths for
-            keys and values.
-
-    Example:
-        >>> parts = attention_parts(nn.MultiheadAttention(8, 2))
-        >>> (parts.key.start, parts.key.stop), tuple(parts.key.weight.shape)
-        ((8, 16), (8, 8))
+    `plain` refuses all but softmax(s N_q(q) N_k(k)^T) v and an output projection. `name` is the module's in errors.
     """
     split, found = _split(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
@@ -208,18 +168,9 @@ def refuse_other_formula(
     terms: ScoreTerms | None = None,
     name: str = "attention",
 ) -> None:
-    """Compare the formula of a module's parts with the output of the module in evaluation mode.
+    """Compare the formula of a module's parts with its output in evaluation mode.
 
-    Args:
-        attention: A module that `attention_parts` accepts.
-        x: Its input.
-        out: Its output.
-        terms: Its other arguments; None for none.
-        name: Its name in errors.
-
-    Raises:
-        ValueError: The formula cannot be computed, or `|formula - out| / |out|` is above the square root of the dtype's
-            epsilon, 3e-4 in float32.
+    Raises a ValueError where |formula - out| / |out| is above the square root of the dtype's epsilon, 3e-4 in float32.
     """
     parts, kind = attention_parts(attention, name), type(attention).__name__
     requirement = "must compute what its parts say"
@@ -235,12 +186,7 @@ def refuse_other_formula(
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """The first tensor of a module's input or output: a tensor, a mapping or a sequence; None where there is none.
-
-    Example:
-        >>> first_tensor({"loss": None, "logits": torch.ones(2)})
-        tensor([1., 1.])
-    """
+    """The first tensor of a module's input or output: a tensor, a mapping or a sequence; None if there is none."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     entries = output if isinstance(output, (tuple, list)) else (output,)
@@ -248,7 +194,7 @@ def first_tensor(output: object) -> Tensor | None:
 
 
 def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
-    """The first of some attributes, with dots between names, that is there and not None."""
+    """The first of some attributes, with dots between names, that exists and is not None."""
     for path in paths:
         found: Any = module
         for name in path.split("."):
@@ -277,7 +223,7 @@ def _misfits(parts: AttentionParts) -> list[str]:
 
 
 def _probability(drop: object) -> float:
-    """Of dropout, given as a module, as a number or not at all."""
+    """Of dropout, given as a module, a number or None."""
     if isinstance(drop, nn.Module):
         return drop.p if isinstance(drop, nn.Dropout) else 0.0
     return float(drop) if isinstance(drop, (int, float)) else 0.0

@@ -130,15 +130,13 @@ def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m
 def _row_moments(
     grid: Grid, queries: Int[Tensor, "r"], rows: Float64[Tensor, "b h r m"]
 ) -> tuple[Float64[Tensor, "b h r moments"], Bool[Tensor, "b h r"]]:
-    """Each row's centre, covariance (row-major), distance and entropy, zero for rows without mass; and which have mass.
-
-    Second moments are taken about the row's own centre, from marginals over axes: nothing cancels.
-    """
+    """Each row's centre, covariance (row-major), distance and entropy, zero without mass; and which rows have mass."""
     weights, has_mass = _weights(rows)
     joint = weights.unflatten(-1, grid.sizes)
     shifts = [_shifts(axis, index).double() for axis, index in zip(grid.axes, grid.unravel(queries), strict=True)]
     lines = [_along(joint, axis) for axis in range(grid.dims)]
     centres = [(line * shift).sum(-1) for line, shift in zip(lines, shifts, strict=True)]
+    # Second moments are taken about the row's own centre, so that nothing cancels.
     off = [shift - centre[..., None] for shift, centre in zip(shifts, centres, strict=True)]  # (b, h, r, m_a) each
     entries: dict[tuple[int, int], Tensor] = {}
     for a in range(grid.dims):

@@ -36,19 +36,12 @@ def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.devic
 
 
 def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """Choose the middle query of each cell of `sample_queries`; the arguments are the same.
-
-    Every query is near one of them, as a picture needs. To measure attention, use `sample_queries`.
-
-    Example:
-        >>> lattice_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
-        [7, 9, 11, 19, 21, 23]
-    """
+    """The middle query of each cell of `sample_queries`, as a picture needs: every query is near one of them."""
     return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
 
 
 def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "_"]]:
-    """Split queries (None for all) into blocks of `block` (None for what fits in memory), with the checks of both."""
+    """Check queries (None for all) and split them into blocks of `block` rows, or of as many as fit in memory."""
     if block is None:
         block = BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count)
     else:

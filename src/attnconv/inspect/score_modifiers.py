@@ -2,12 +2,8 @@
 
     scores(q, k) = s (R_q N_q(x_q W_q)) . (R_k N_k(x_k W_k)) + B(q, k) + A(q, k)        per head
 
-    B    a learned number for each relative position and head, read from a table
-    R    rotary positions: planes of the image's queries and keys, turned by angles that depend on the position
-    A    a term of the call: the mask of shifted windows, or a bias that several layers share
-
-R and A are arguments of the forward pass, known by name. Rotations are sines and cosines in one tensor (timm) or
-cosines and sines in a pair (Hugging Face).
+with a learned bias B by relative position. Rotary positions R and the term A (a mask of shifted windows, or a bias that
+several layers share) are arguments of the forward pass, known by name.
 """
 
 import inspect
@@ -28,12 +24,7 @@ BLOCKED = -50.0  # terms below this block a key: Swin adds -100, others -infinit
 
 @final
 class PositionBias(nn.Module):
-    """B: a number for each relative position and head.
-
-    Args:
-        table: One row for each relative position, (positions, heads); not copied.
-        index: Row of the table for each query and key, (queries, keys).
-    """
+    """B, from a table (positions, heads), not copied, and the row of each query and key in it."""
 
     def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
         super().__init__()
@@ -42,7 +33,6 @@ class PositionBias(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self) -> Float[Tensor, "h r n"]:
-        """B of all heads, queries and keys."""
         return self.table[self.index].permute(2, 0, 1)
 
     def of(self, heads: Sequence[int], queries: slice = slice(None)) -> "PositionBias":
@@ -54,18 +44,12 @@ class PositionBias(nn.Module):
 @final
 @dataclass(frozen=True, eq=False)
 class ScoreTerms:
-    """R and A of one call.
+    """R and A of one call."""
 
-    Attributes:
-        cos, sin: Cosines and sines for the image's tokens, which are the last; None without rotations.
-        neighbours: Whether planes have channels 2i and 2i + 1 or (False) i and i + d / 2.
-        added: A for each sequence of one image, or for every sequence.
-    """
-
-    cos: Float[Tensor, "#h m d"] | None = None
+    cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which are the last
     sin: Float[Tensor, "#h m d"] | None = None
-    neighbours: bool = False
-    added: Float[Tensor, "w #h n n"] | None = None
+    neighbours: bool = False  # whether planes have channels 2i and 2i + 1, not i and i + d / 2
+    added: Float[Tensor, "w #h n n"] | None = None  # A for each sequence of one image, or for every sequence
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
         """The terms of some heads."""
@@ -106,11 +90,7 @@ class ScoreTerms:
         return allowed is not None and not bool(allowed.all())
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
-        """The same with A for the `sequences` of one image, or for one.
-
-        Raises:
-            ValueError: A differs from image to image; the error has the module's name.
-        """
+        """The terms with A of one image of `sequences`; raises a ValueError if A differs from image to image."""
         if self.added is None or len(self.added) in (1, sequences):
             return self
         images = self.added.unflatten(0, (-1, sequences))
@@ -122,44 +102,31 @@ class ScoreTerms:
 @final
 @dataclass(frozen=True)
 class CallForm:
-    """How an attention module is called.
+    """How an attention module is called."""
 
-    Attributes:
-        names: Names of the arguments of its forward pass, in order. The first holds the tokens.
-        torchs: Whether it is called like `nn.MultiheadAttention`, with queries, keys and values.
-        batch_first: Whether sequences come before tokens.
-        neighbours: As in `ScoreTerms`.
-        pair: Whether it returns maps, or None in their place, after the output.
-    """
-
-    names: tuple[str, ...]
-    torchs: bool = False
-    batch_first: bool = True
-    neighbours: bool = False
-    pair: bool = False
+    names: tuple[str, ...]  # arguments of the forward pass; the first holds the tokens
+    torch_style: bool = False  # whether it is called as `nn.MultiheadAttention`, with queries, keys and values
+    batch_first: bool = True  # whether sequences come before tokens
+    neighbours: bool = False  # as in `ScoreTerms`
+    pair: bool = False  # whether it returns maps, or None in their place, after the output
 
     @classmethod
     def of(cls, attention: nn.Module) -> "CallForm":
         """The form of a module."""
-        torchs = isinstance(attention, nn.MultiheadAttention)
+        torch_style = isinstance(attention, nn.MultiheadAttention)
         return cls(
             tuple(inspect.signature(type(attention).forward).parameters)[1:],
-            torchs=torchs,
-            batch_first=not torchs or bool(attention.batch_first),
+            torch_style=torch_style,
+            batch_first=not torch_style or bool(attention.batch_first),
             neighbours=not getattr(attention, "rotate_half", True),  # timm's say it; Hugging Face's turn halves
-            pair=torchs,
+            pair=torch_style,
         )
 
     def read(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Float[Tensor, "b n c"], ScoreTerms]:
-        """Tokens and score terms of one call, from its positional and keyword arguments.
-
-        Raises:
-            ValueError: Tokens are no sequences, queries are not keys and values, attention is causal, or there is a
-                tensor of unknown meaning.
-        """
+        """Tokens and score terms of one call; raises a ValueError for causal attention and unknown tensors."""
         given = {**dict(zip(self.names, args, strict=False)), **named}
         x = given.pop(self.names[0], None)
-        if self.torchs and any(given.pop(name, x) is not x for name in ("key", "value")):
+        if self.torch_style and any(given.pop(name, x) is not x for name in ("key", "value")):
             raise ValueError(bad("key, value", "must be the queries", "others"))
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _shape_of(x)))
@@ -184,16 +151,16 @@ class CallForm:
         """A as (sequences, heads, n, n)."""
         if mask is None:
             return None
-        if mask.dim() not in ((2,) if self.torchs else (2, 3, 4)):
+        if mask.dim() not in ((2,) if self.torch_style else (2, 3, 4)):
             raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _shape_of(mask)))
         if mask.dtype == torch.bool:  # nn.MultiheadAttention marks blocked keys, others the allowed ones
-            blocked = mask if self.torchs else ~mask
+            blocked = mask if self.torch_style else ~mask
             mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)
         return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
 
 
 def _rotation(given: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Cosines and sines, (heads or 1, tokens, d)."""
+    """Cosines and sines, (heads or 1, tokens, d): timm has sines and cosines in one tensor, Hugging Face a pair."""
     if given is None:
         return None, None
     cos, sin = reversed(given.chunk(2, -1)) if isinstance(given, Tensor) else given

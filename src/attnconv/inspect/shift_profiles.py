@@ -164,13 +164,7 @@ class RunningShiftProfile:
 def at_shift(
     rows: Float[Tensor, "*lead n n"], grid: tuple[int, int], shift: tuple[int, int]
 ) -> Float[Tensor, "*lead q"]:
-    """A[q, q + delta] for the queries q in Q(delta), from all rows of an image of height x width; p(delta) is the mean.
-
-    Example:
-        >>> rows = torch.arange(16.0).reshape(4, 4)
-        >>> at_shift(rows, (2, 2), (0, 1)).tolist()  # from the left column to the right
-        [1.0, 11.0]
-    """
+    """A[q, q + delta] for the queries q in Q(delta), from all rows of an image of some height and width."""
     (height, width), (down, right) = grid, shift
     index = torch.arange(height * width, device=rows.device).reshape(height, width)
     lines = slice(max(0, -down), max(0, height - max(0, down)))
@@ -195,12 +189,10 @@ def _reach(axis: Axis) -> tuple[int, int]:
 
 
 def _middle(axis: Axis) -> tuple[int, int]:
-    """The range of shifts that contains the middle of a query's field.
-
-    Twice the middle is the number of pixels after the last query minus that before the first. A stride may leave up to
-    stride - 1 of them unused, and spaced keys hide as many the other way.
-    """
+    """The range of shifts that contains the middle of a query's field."""
     positions = axis.query_positions()
+    # Pixels after the last query minus those before the first: a stride leaves up to stride - 1 of them unused, and
+    # spaced keys hide as many the other way.
     twice = _extent(axis) - 1 - int(positions[0]) - int(positions[-1])
     least, most = -((axis.stride - 1 - twice) // 2), (twice + axis.spacing - 1) // 2
     if least > most:  # half a pixel: an even kernel, which has a tap on either side

@@ -1,16 +1,6 @@
-"""Positions of the tokens of any model, from what its modules say.
+"""Positions of the tokens of any model, from the first module, attention outwards, whose attributes tell them.
 
-From the attention outwards, the first module that knows decides:
-
-    window_size, shift_size           shifted windows (Swin of timm, torchvision, Hugging Face)
-    patch_embed, num_prefix_tokens    timm: patches of the image, class tokens and registers before them
-    config.patch_size                 Hugging Face: the same, with num_register_tokens after the class token
-    config.num_detection_tokens       Hugging Face's YOLOS: after a class token and the patches
-    patch_size                        torchvision
-
-A model of images that says nothing has square patches after no token or one. For other inputs the user passes the grid.
-One token more than that grid is before the image; for several, the model or the user has to say how many are, and the
-others are after it. A wrong guess would move every map, so what does not fit is refused.
+A wrong guess would move every map, so what does not fit is refused.
 """
 
 import math
@@ -27,28 +17,20 @@ from attnconv.inspect.token_operator import TokenLayout, window_layout
 @final
 @dataclass
 class Running:
-    """A module whose forward pass is under way.
+    """A module whose forward pass is under way."""
 
-    Attributes:
-        name, module: Its name in the model, and the module.
-        shape: Shape of its first input, if that is a tensor.
-        resolution: Its second input, where that is a (height, width) of tokens.
-        calls: Calls of attention seen inside so far.
-        pending: The first of two attentions that the module mixes.
-    """
-
-    name: str
+    name: str  # in the model
     module: nn.Module
-    shape: tuple[int, ...] | None
-    resolution: tuple[int, int] | None
-    calls: int = 0
-    pending: TokenRows | None = None
+    shape: tuple[int, ...] | None  # of the first input, if that is a tensor
+    resolution: tuple[int, int] | None  # the second input, if that is a (height, width) of tokens
+    calls: int = 0  # of attention seen inside so far
+    pending: TokenRows | None = None  # the first of two attentions that the module mixes
 
 
 @final
 @dataclass(frozen=True)
 class _Hint:
-    """What a module says of its tokens: those of the image, how many may be before, how many are after."""
+    """Tokens of the image according to a module, how many may be before them, and how many are after."""
 
     sizes: tuple[int, int]
     prefixes: frozenset[int]
@@ -62,17 +44,9 @@ class _Hint:
 def layout_of(
     running: Sequence[Running], rows: TokenRows, images: Tensor, grid: tuple[int, ...] | None, prefix: int | None
 ) -> TokenLayout:
-    """The layout of one call.
+    """The layout of a call inside the modules `running`, outermost first; `grid` and `prefix` are the user's.
 
-    Args:
-        running: The modules that the call runs in, outermost first.
-        rows: The call.
-        images: The model's input.
-        grid: Tokens of the image as the user gives them, or None.
-        prefix: Number of tokens before them, likewise.
-
-    Raises:
-        UnreadableError: The positions of the tokens cannot be determined.
+    Raises an `UnreadableError` if the positions of the tokens cannot be determined.
     """
     tokens, shape = rows.keys, tuple(images.shape)
     if rows.queries != tokens:
@@ -103,7 +77,7 @@ def layout_of(
 
 
 def _model_layout(hints: Sequence[_Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
-    """The grid by the model's hints or, without any, of square patches; None if none fits."""
+    """The grid by the model's hints or, without any, of square patches after no token or one; None if none fits."""
     for hint in hints:
         before = hint.prefix(tokens)
         if before in (hint.prefixes if prefix is None else {prefix}):
@@ -144,7 +118,7 @@ def _user_layout(
 
 
 def _hints(module: nn.Module, images: Tensor) -> Iterator[_Hint]:
-    """What a module says of the tokens of some images."""
+    """Hints of a module: patches of timm, Hugging Face and torchvision."""
     if images.dim() != 4:
         return
     height, width = images.shape[2:]
@@ -163,7 +137,7 @@ def _hints(module: nn.Module, images: Tensor) -> Iterator[_Hint]:
 
 
 def _other_tokens(module: Any) -> tuple[int, int] | None:
-    """How many tokens are before and after those of the image, where a module says so."""
+    """Tokens before and after the image's, if a module says so: timm's prefix, Hugging Face's registers and YOLOS."""
     if getattr(module, "patch_embed", None) is not None and getattr(module, "num_prefix_tokens", None) is not None:
         return int(module.num_prefix_tokens), 0
     config = getattr(module, "config", None)
@@ -202,8 +176,8 @@ def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
         raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not known")
     # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of
     # timm and of Hugging Face say for which resolution they were built, torchvision's do not.
-    timms = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
-    pad_first = hasattr(block, "maybe_pad") or not timms
+    from_timm = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
+    pad_first = hasattr(block, "maybe_pad") or not from_timm
     if pad_first:
         shift = (shift[0] * (sizes[0] > window[0]), shift[1] * (sizes[1] > window[1]))
     layout = window_layout(sizes, window, shift=shift, pad_first=pad_first)

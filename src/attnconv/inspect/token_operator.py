@@ -25,21 +25,13 @@ BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
 @final
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Positions of the tokens of one call in the image.
+    """Positions of the tokens of one call in the image."""
 
-    Attributes:
-        sizes: Tokens of the image, (height, width).
-        prefix: Number of tokens before the image's, such as class tokens and registers.
-        suffix: Number of tokens after them, such as those of detectors.
-        window: Tokens of a window, (height, width); None where an image is one sequence.
-        tokens: Image token at each place of each window, -1 for padding; None where there are no windows.
-    """
-
-    sizes: tuple[int, ...]
-    prefix: int = 0
-    suffix: int = 0
-    window: tuple[int, int] | None = None
-    tokens: Int[Tensor, "windows places"] | None = None
+    sizes: tuple[int, ...]  # tokens of the image, (height, width)
+    prefix: int = 0  # number of tokens before the image's: class tokens, registers
+    suffix: int = 0  # number of tokens after them: those of detectors
+    window: tuple[int, int] | None = None  # tokens of a window, (height, width); None if an image is one sequence
+    tokens: Int[Tensor, "windows places"] | None = None  # image token at each place, -1 for padding
 
     @property
     def parts(self) -> int:
@@ -50,13 +42,9 @@ class TokenLayout:
 def window_layout(
     sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
 ) -> TokenLayout:
-    """The layout of images that are shifted cyclically and cut into windows, row by row.
+    """The layout of images that are shifted up and left cyclically and cut into windows, row by row.
 
-    Args:
-        sizes: Tokens of the image, (height, width).
-        window: Tokens of a window, (height, width).
-        shift: How far tokens move up and left before they are cut, (rows, columns).
-        pad_first: Whether tokens are padded to whole windows before they move or (False) after.
+    Tokens are padded to whole windows before they move (`pad_first`) or after.
     """
     counts = [math.ceil(size / length) for size, length in zip(sizes, window, strict=True)]
     axes = []  # the token at each place along an axis after shift and padding, -1 for padding

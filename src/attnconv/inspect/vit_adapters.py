@@ -1,11 +1,4 @@
-"""The parts of a vision transformer, by the names that other libraries give them.
-
-Two layouts are known:
-
-    patch_embed, pos_embed, blocks[i].attn, .norm1, .mlp       timm's VisionTransformer
-    embeddings.patch_embeddings, .position_embeddings,         Hugging Face's ViT, DeiT and DINOv2, with or without
-    layers[i] or encoder.layer[i] .attention, .mlp             registers and heads on top
-"""
+"""The parts of a vision transformer, by the names that timm and Hugging Face (ViT, DeiT, DINOv2) give them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,48 +10,33 @@ from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import AttentionParts, attention_parts
 from attnconv.inspect.token_grid import pair_of
 
-FIX = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are taken."
+FIX = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class VitBlock:
-    """One block that normalises before its attention.
+    """One block that normalises before its attention."""
 
-    Attributes:
-        name, attention, parts: Its attention: the module's name in the model, the module, and its parts.
-        norm: The norm before the attention.
-        writers: The linear maps at the end of the attention and of the MLP, which write to the residual stream.
-    """
-
-    name: str
+    name: str  # of the attention module in the model
     attention: nn.Module
     parts: AttentionParts
-    norm: nn.Module
-    writers: tuple[nn.Linear, nn.Linear]
+    norm: nn.Module  # before the attention
+    writers: tuple[nn.Linear, nn.Linear]  # the last maps of attention and MLP, which write to the residual stream
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class VitParts:
-    """The parts of a vision transformer; they share its weights.
-
-    Attributes:
-        embed, patches: Patch embedding and its convolution.
-        positions: (1, tokens, c), with or without those before the image's.
-        tokens: Class tokens and registers, (1, p, c) each.
-        grid: Tokens of the image, (height, width).
-        image_shape: (channels, height, width) of images.
-        blocks: The blocks, in order.
-    """
+    """The parts of a vision transformer; they share its weights."""
 
     embed: nn.Module
     patches: nn.Conv2d
-    positions: nn.Parameter
-    tokens: tuple[nn.Parameter, ...]
-    grid: tuple[int, int]
-    image_shape: tuple[int, int, int]
+    positions: nn.Parameter  # (1, tokens, c), with or without those before the image's
+    tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
+    grid: tuple[int, int]  # tokens of the image, (height, width)
+    image_shape: tuple[int, int, int]  # (channels, height, width)
     blocks: tuple[VitBlock, ...]
 
     @property
@@ -68,12 +46,7 @@ class VitParts:
 
 
 def vit_parts(model: nn.Module) -> VitParts:
-    """Find the parts of a vision transformer of timm or Hugging Face.
-
-    Raises:
-        ValueError: The model has other parts, blocks that are not attention and MLP one after the other, or layer
-            scales that are not one number.
-    """
+    """Find the parts of a vision transformer; raise a ValueError for others and for layer scales per channel."""
     named: dict[str, Any] = {}
     full_names: dict[str, str] = {}
     for name, part in (*model.named_parameters(), *model.named_modules()):
@@ -103,7 +76,7 @@ def vit_parts(model: nn.Module) -> VitParts:
 
 
 def _grid(embed: nn.Module, patches: nn.Conv2d) -> tuple[int, int]:
-    """Tokens of the image, as the patch embedding says it or from the size of the image."""
+    """Tokens of the image, from the patch embedding or from the size of the image."""
     grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
     if grid is None and size is not None:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
@@ -132,7 +105,7 @@ def _block(name: str, block: nn.Module) -> VitBlock:
 
 
 def _first(parts: Mapping[str, Any], *names: str) -> tuple[str, Any]:
-    """The first part of these names that is there, with its name; None where there is none."""
+    """The first part with one of these names, and its name; None if there is none."""
     return next(((name, parts[name]) for name in names if name in parts), ("", None))
 
 

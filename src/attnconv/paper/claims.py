@@ -15,7 +15,7 @@ from attnconv.inspect.layer_trends import LEVEL
 from attnconv.paper import measures
 from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, RECOVERED, Found
 from attnconv.paper.models import CONTENT, DROPPED, PRUNED, SOURCE
-from attnconv.paper.number_format import Unit
+from attnconv.paper.tables import Unit
 
 MARGIN = 0.005  # smallest gain of accuracy that counts
 
@@ -23,31 +23,18 @@ MARGIN = 0.005  # smallest gain of accuracy that counts
 @final
 @dataclass(frozen=True)
 class Claim:
-    """One observation of the paper and how it is judged.
-
-    Attributes:
-        key: Short name.
-        models: Names of the models whose runs it needs.
-        paper: What the paper says, in other words.
-        measured: What the number is.
-        criterion: When one seed meets the claim; of a claim of `no_gain`, when all seeds together do.
-        measure: Function of the runs of one seed, one for each model.
-        unit: `share` and `points` are printed in percent and percentage points.
-        by_layer: What `Found.layers` is; empty for nothing.
-        layer_unit: Unit of `Found.layers`.
-        no_gain: Whether the claim is that a difference of accuracies is no gain.
-    """
+    """One observation of the paper and how it is judged."""
 
     key: str
-    models: tuple[str, ...]
-    paper: str
+    models: tuple[str, ...]  # whose runs it needs
+    paper: str  # what the paper says, in other words
     measured: str
-    criterion: str
-    measure: Callable[..., Found]
-    unit: Unit = "number"
-    by_layer: str = ""
+    criterion: str  # when one seed meets the claim, or for `no_gain` when all seeds together do
+    measure: Callable[..., Found]  # of the runs of one seed, one for each model
+    unit: Unit = "number"  # `share` and `points` are printed in percent and percentage points
+    by_layer: str = ""  # what `Found.layers` is; empty for nothing
     layer_unit: Unit = "number"
-    no_gain: bool = False
+    no_gain: bool = False  # whether the claim is that a difference of accuracies is no gain
 
 
 def _fixed_shifts(title: str, name: str, layers: tuple[int, int], paper: str) -> Claim:

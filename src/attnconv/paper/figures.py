@@ -17,31 +17,23 @@ from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.models import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
 from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
-from attnconv.report.centres_over_training import draw_centres_over_training
 from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres
+from attnconv.report.head_centres import draw_centres, draw_centres_over_training
 from attnconv.report.head_mixture import draw_mixture
 from attnconv.report.kernel_factorisation import draw_factorisation
 from attnconv.report.run_data import curves_of, heads_of, normalised, positions_of, test_data
+from attnconv.report.run_figures import PAPER_LAYER, ZOOM
 from attnconv.theory.expressibility import factorise
-
-ZOOM, LAYER = 7, 4  # positions of Figure 5, layer of Figure 3
 
 
 @final
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure of the paper.
-
-    Attributes:
-        models: Names of the models whose runs it shows.
-        caption: How to read it.
-        draw: Function of the title and a run of each model; figures of several models are drawn of those with a run.
-    """
+    """One figure of the paper: the models whose runs it shows, how to read it, and how it is drawn."""
 
     models: tuple[str, ...]
     caption: str
-    draw: Callable[..., Figure]
+    draw: Callable[..., Figure]  # of the title and a run of each model; with several models, of those that have a run
 
 
 def _accuracy(title: str, *runs: StudyRun) -> Figure:
@@ -63,7 +55,7 @@ def _accuracy(title: str, *runs: StudyRun) -> Figure:
 def _movement(title: str, run: StudyRun) -> Figure:
     """Figure 3: the heads of one layer during training."""
     history = _heads(run)
-    layer = min(LAYER, len(history))
+    layer = min(PAPER_LAYER, len(history))
     title = f"{title}: heads of layer {layer} during training"
     return draw_centres_over_training(history[layer - 1], title=title, sizes=positions_of(run.folder))
 

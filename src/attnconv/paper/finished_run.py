@@ -15,25 +15,20 @@ from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator
 from attnconv.report.run_data import images_for
+from attnconv.report.run_figures import PLACES
 from attnconv.training.initial_model import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
 BATCH = 10
-PLACES = ((0.5, 0.5), (0.25, 0.75))  # the queries of Figures 6 and 7, as fractions of height and width
 
 
 @final
 @dataclass(frozen=True)
 class StudyRun:
-    """A run whose heads are measured once, when they are first asked for.
+    """A run whose heads are measured once, over all queries of its `images`, when they are first asked for.
 
-    Statistics are over all queries: of a blank image where attention depends on positions only, else over the first
-    100 test images. Nothing is downloaded.
-
-    Attributes:
-        name: One of `ALL_RUNS`.
-        folder: Run folder.
+    `name` is one of `ALL_RUNS`. Nothing is downloaded.
     """
 
     name: str
@@ -54,9 +49,9 @@ class StudyRun:
         return self.folder.result() or {}
 
     def score(self, state: str) -> float | None:
-        """Test accuracy of the weights `start`, `last` or `best`; None where it was not measured.
+        """Test accuracy of the weights `start`, `last` or `best`; None if it was not measured.
 
-        `chosen` is `best` where images were held out to choose the epoch by, else `last`.
+        `chosen` is `best` if images were held out to choose the epoch by, else `last`.
         """
         if state == "chosen":
             return self.score("best" if self.result.get("best") else "last")
@@ -64,7 +59,7 @@ class StudyRun:
         return None if test is None else float(test["accuracy"])
 
     def trained(self) -> LoadedModel:
-        """Load the model after the last complete epoch. It is not cached: the models of all runs are large."""
+        """Load the model after the last complete epoch; not cached, since the models of all runs are large."""
         return load_model(self.folder.last_weights)
 
     def initial(self) -> nn.Module:
@@ -72,7 +67,6 @@ class StudyRun:
 
     @cached_property
     def images(self) -> Tensor:
-        """The images that attention is averaged over."""
         return images_for(self.folder, self.trained())[0]
 
     @cached_property
@@ -91,7 +85,6 @@ class StudyRun:
 
     @cached_property
     def maps(self) -> list[QueryMaps]:
-        """Mean attention of the queries at `PLACES`, layer by layer."""
         return mean_query_maps(self.trained().model, self.images, places=PLACES)
 
 

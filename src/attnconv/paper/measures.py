@@ -1,4 +1,4 @@
-"""What is measured of each claim: one number for each seed, the numbers to compare it with, and the same by layer."""
+"""Measures of the claims: one number for each seed, the numbers to compare it with, and the same by layer."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -23,19 +23,12 @@ RECOVERED = 0.005  # largest loss of accuracy after which a pruned model has rec
 @final
 @dataclass(frozen=True)
 class Found:
-    """One number of one seed.
-
-    Attributes:
-        value: The number.
-        beside: Numbers to compare it with, by name.
-        meets: Whether it meets the claim's criterion; None where one seed cannot say.
-        layers: The number by layer, first to last, or what `Claim.by_layer` says.
-    """
+    """One number of one seed."""
 
     value: float
-    beside: Mapping[str, float]
-    meets: bool | None = None
-    layers: tuple[float, ...] = ()
+    beside: Mapping[str, float]  # numbers to compare it with, by name
+    meets: bool | None = None  # whether it meets the claim's criterion; None if one seed cannot say
+    layers: tuple[float, ...] = ()  # the number by layer, or what `Claim.by_layer` says
 
 
 def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
@@ -62,7 +55,7 @@ def trend(run: StudyRun, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
 
 
 def against_turned_heads(run: StudyRun, *, of: Callable[[Any], Any], lower: bool) -> Found:
-    """A number of layers, which must be below or above both that of the start and that of heads turned at random."""
+    """Mean of a number over layers, to be below or above both the start's and that of heads turned at random."""
     by_layer = tuple(float(of(layer)) for layer in run.end)
     value, start = statistics.fmean(by_layer), statistics.fmean(of(layer) for layer in run.start)
     draws = torch.stack([of(layer) for layer in run.turned]).mean(0)
@@ -112,7 +105,7 @@ def dip(pruned: StudyRun, source: StudyRun) -> Found:
 
 
 def recovery(pruned: StudyRun, source: StudyRun) -> Found:
-    """Test accuracy of the pruned model after training on, minus that of the unpruned one."""
+    """Test accuracy of the pruned model after further training, minus that of the unpruned one."""
     before, later = _score(source, "last"), _score(pruned, "last")
     return Found(later - before, {"before": before, "trained on": later}, later - before >= -RECOVERED)
 

@@ -14,23 +14,16 @@ DROPPED = "quadratic-attention-dropout"  # drops attention probabilities as the 
 @final
 @dataclass(frozen=True)
 class PaperModel:
-    """One model of the paper.
+    """One model of the paper, with its numbers as printed; a dash where the paper gives none."""
 
-    Attributes:
-        title: Its row in the paper's Tables 1 and 4.
-        parameters: As printed; a dash where the paper gives none.
-        flops: As printed; likewise.
-        table_1: Whether Table 1 has it.
-    """
-
-    title: str
+    title: str  # of its row in Tables 1 and 4
     parameters: str = "-"
     flops: str = "-"
-    table_1: bool = False
+    table_1: bool = False  # whether Table 1 has it
 
     @property
     def accuracy(self) -> float | None:
-        """Printed test accuracy on CIFAR-10, 0 to 1; None where the paper gives none."""
+        """Printed test accuracy on CIFAR-10, 0 to 1; None if the paper gives none."""
         return PAPER_ACCURACY.get(self.title)
 
 

@@ -4,8 +4,7 @@
     no gain    with d the mean difference over seeds and e half the width of its 95 % interval (Student's t):
                it holds where d + e is below `MARGIN`, else it does not hold where d - e is above 0
 
-Everything else cannot be said: seeds that disagree, missing runs, only one seed for a difference between models. The
-paper trained each model once.
+Nothing else can be said: seeds that disagree, missing runs, only one seed for a difference between models.
 """
 
 import math
@@ -21,8 +20,7 @@ from attnconv.models.preset_tables import Table
 from attnconv.paper.claims import CLAIMS, MARGIN, Claim
 from attnconv.paper.finished_run import Runs, StudyRun
 from attnconv.paper.measures import Found
-from attnconv.paper.number_format import Unit, spoken
-from attnconv.paper.tables import PaperTable
+from attnconv.paper.tables import PaperTable, Unit, formatted
 
 Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
 
@@ -30,50 +28,32 @@ Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be sa
 @final
 @dataclass(frozen=True)
 class Observation:
-    """A claim, measured.
-
-    Attributes:
-        claim: The claim.
-        found: Seed -> its number, first seed first.
-        problems: Why numbers are missing.
-    """
+    """A claim, measured."""
 
     claim: Claim
-    found: Mapping[int, Found]
-    problems: tuple[str, ...] = ()
+    found: Mapping[int, Found]  # by seed, in increasing order
+    problems: tuple[str, ...] = ()  # why numbers are missing
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The numbers, one for each seed."""
         return tuple(found.value for found in self.found.values())
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the claim holds."""
         if self.claim.no_gain:
             return no_gain(self.values)
         return vote([found.meets for found in self.found.values()])
 
 
 def vote(meets: Sequence[bool | None]) -> Verdict:
-    """Judge by votes of the seeds; None is a seed that cannot say.
-
-    Example:
-        >>> vote([True, True]), vote([False]), vote([True, False]), vote([])
-        ('holds', 'not seen', 'cannot be said', 'cannot be said')
-    """
+    """Judge by votes of the seeds; None is a seed that cannot say."""
     if not meets or None in meets or len(set(meets)) > 1:
         return "cannot be said"
     return "holds" if meets[0] else "not seen"
 
 
 def no_gain(differences: Sequence[float]) -> Verdict:
-    """Judge whether differences of accuracy, one for each seed, are no gain.
-
-    Example:
-        >>> no_gain([-0.001, 0.001, 0.0]), no_gain([0.02, 0.021, 0.019]), no_gain([0.02, -0.02]), no_gain([0.0])
-        ('holds', 'does not hold', 'cannot be said', 'cannot be said')
-    """
+    """Judge whether differences of accuracy, one for each seed, are no gain."""
     count = len(differences)
     if count < 2:
         return "cannot be said"
@@ -85,12 +65,7 @@ def no_gain(differences: Sequence[float]) -> Verdict:
 
 
 def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
-    """Measure claims in the runs that are complete.
-
-    Args:
-        runs: Name, one of `ALL_RUNS` -> runs, one for each seed.
-        claims: Claims to measure.
-    """
+    """Measure claims in the runs that are complete."""
     complete = {
         name: {run.settings.train.seed: run for run in several if run.result and run.folder.last_weights.is_file()}
         for name, several in runs.items()
@@ -115,23 +90,23 @@ def _observe(claim: Claim, runs: Mapping[str, Mapping[int, StudyRun]]) -> Observ
 
 
 def table_of_observations(observations: Sequence[Observation]) -> PaperTable:
-    """One row for each claim: what the paper says, our number, what it is compared with, the verdict."""
+    """One row for each claim."""
     columns = ("observation", "the paper says", "measured", "here", "beside it", "runs", "holds where", "verdict")
     rows = []
     for one in observations:
         claim, seeds = one.claim, ", ".join(map(str, one.found))
         known = f"{'seed' if len(one.found) == 1 else 'seeds'} {seeds}" if seeds else "none"
-        runs, here, beside = f"{', '.join(claim.models)}; {known}", spoken(one.values, claim.unit), _beside(one)
+        runs, here, beside = f"{', '.join(claim.models)}; {known}", formatted(one.values, claim.unit), _beside(one)
         rows.append((claim.key, claim.paper, claim.measured, here, beside, runs, claim.criterion, one.verdict))
     table = Table("The paper's observations, in numbers: mean and deviation over seeds", columns, tuple(rows))
     return PaperTable(table, _values(observations))
 
 
 def _beside(one: Observation) -> str:
-    """What the number is compared with; for a difference of accuracies these are accuracies themselves."""
+    """What the number is compared with; a difference of accuracies is compared with accuracies."""
     unit: Unit = "share" if one.claim.unit == "points" else one.claim.unit
     names = dict.fromkeys(name for found in one.found.values() for name in found.beside)
-    parts = (f"{name} {spoken([found.beside[name] for found in one.found.values()], unit)}" for name in names)
+    parts = (f"{name} {formatted([found.beside[name] for found in one.found.values()], unit)}" for name in names)
     return "; ".join(parts) or "-"
 
 
@@ -141,7 +116,9 @@ def table_of_layers(observations: Sequence[Observation]) -> PaperTable:
     for one in observations:
         if one.claim.by_layer and one.found:
             layers = zip(*(found.layers for found in one.found.values()), strict=True)
-            rows.append([one.claim.key, one.claim.by_layer, *(spoken(layer, one.claim.layer_unit) for layer in layers)])
+            rows.append(
+                [one.claim.key, one.claim.by_layer, *(formatted(layer, one.claim.layer_unit) for layer in layers)]
+            )
     width = max(map(len, rows), default=2)
     columns = ("observation", "shown", *(f"layer {number}" for number in range(1, width - 1)))
     table = Table("The observations by layer", columns, tuple((*row, *["-"] * (width - len(row))) for row in rows))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnconv._util.errors import bad
+from attnconv.inspect.auditing import json_values
 from attnconv.models.settings import AttentionSettings
 from attnconv.paper import tables
 from attnconv.paper.figures import FIGURES
@@ -71,7 +72,7 @@ def write_paper(
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for stem, made in written.items():
         write_text(out / "tables" / f"{stem}.md", f"{made.table.title}\n\n{made.table.markdown()}\n")
-        write_json(out / "tables" / f"{stem}.json", tables.finite({"title": made.table.title, **made.values}))
+        write_json(out / "tables" / f"{stem}.json", json_values({"title": made.table.title, **made.values}))
     *paper, fixed, observations, layers = (made.table for made in written.values())
     sections = [
         Section("Tables", tables=paper),

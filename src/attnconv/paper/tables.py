@@ -1,16 +1,14 @@
 """Tables 1 to 4 of the paper, its numbers beside those of runs.
 
-Accuracies are on the test set, of the epoch chosen on held-out images where some were held out, else of the last; over
-several seeds their mean and sample deviation. The paper chose its epochs on the test set. Counts are exact and those of
-the model that was trained, which need not have the paper's size. The paper's way of counting FLOPs leaves out the
-products of attention and image.
+Accuracies are on the test set, of the epoch chosen on held-out images where some were held out, else of the last; the
+paper chose its epochs on the test set. Its way of counting FLOPs leaves out the products of attention and image.
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
@@ -20,8 +18,10 @@ from attnconv.models.settings import AttentionSettings, ModelSettings
 from attnconv.paper.finished_run import Runs, StudyRun
 from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, at_fixed_shift
 from attnconv.paper.models import PAPER_MODELS
-from attnconv.paper.number_format import spoken
 from attnconv.training.recipes import recipe, table_rows
+
+Unit: TypeAlias = Literal["share", "points", "number", "minutes"]
+MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
 
 # Table 2 of the paper, as printed.
 PAPER_TABLE_2: Mapping[str, str] = {
@@ -63,13 +63,35 @@ class PaperTable:
     values: Mapping[str, Any]
 
 
-def finite(values: Any) -> Any:
-    """Plain values with None in place of numbers that JSON does not have."""
-    if isinstance(values, Mapping):
-        return {name: finite(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
+def formatted(values: Sequence[float], unit: Unit) -> str:
+    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values.
+
+    Shares and points are fractions of 1.
+
+    Example:
+        >>> formatted([0.8, 0.9], "share"), formatted([0.012], "points"), formatted([3.0, 7e12], "number")
+        ('85.0 ± 7.1 %', '+1.20 points', '3.00 to 7e+12')
+    """
+    if not values:
+        return "-"
+    least, largest = min(values), max(values)
+    if unit == "number" and 0 < least * MAGNITUDES < largest:
+        return f"{_in_unit(least, unit)} to {_in_unit(largest, unit)}"
+    scale, ending = {"share": (100, " %"), "points": (100, " points")}.get(unit, (1, ""))
+    mean = scale * statistics.fmean(values)
+    sign = "+" if unit == "points" and mean > 0 else ""
+    spread = ""
+    if len(values) > 1 and all(map(math.isfinite, values)):
+        spread = f" ± {_in_unit(scale * statistics.stdev(values), unit)}"
+    return f"{sign}{_in_unit(mean, unit)}{spread}{ending}"
+
+
+def _in_unit(value: float, unit: Unit) -> str:
+    if not math.isfinite(value):
+        return "infinite" if math.isinf(value) else "unknown"
+    if unit == "number":
+        return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.2f}" if unit == "points" else f"{value:.1f}"
 
 
 def accuracies(runs: Sequence[StudyRun]) -> list[float]:
@@ -78,10 +100,7 @@ def accuracies(runs: Sequence[StudyRun]) -> list[float]:
 
 
 def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
-    """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours.
-
-    Table 4 adds the generalised and the pruned model, and here the one with 16 heads.
-    """
+    """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours."""
     names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
     entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
@@ -163,8 +182,8 @@ def table_of_trainings(runs: Runs) -> PaperTable:
             "minutes": [run.result["seconds"] / 60 for run in done],
             "devices": list(dict.fromkeys(_device(run.folder.record()) for run in done)),
         }
-        accuracy = (spoken(entry[epoch], "share") for epoch in ("last", "chosen"))
-        minutes, devices = spoken(entry["minutes"], "minutes"), "; ".join(entry["devices"])
+        accuracy = (formatted(entry[epoch], "share") for epoch in ("last", "chosen"))
+        minutes, devices = formatted(entry["minutes"], "minutes"), "; ".join(entry["devices"])
         entries.append(entry)
         rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), minutes, devices))
     columns = ("Models", "runs", "last epoch", "epoch chosen on held-out images", "epochs", "minutes each", "device")
@@ -208,12 +227,7 @@ def table_of_encodings() -> PaperTable:
 
 
 def table_of_counts() -> PaperTable:
-    """Exact counts of the presets of the paper's size, which need no run.
-
-    Example:
-        >>> table_of_counts().table.rows[1][:4]
-        ('SA quadratic emb.', '12.1M', '12,086,844', '6.2B')
-    """
+    """Exact counts of the presets of the paper's size, which need no run."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         counts = _counts(PRESETS.get(name, pruned_settings()))

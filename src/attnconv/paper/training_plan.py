@@ -5,8 +5,7 @@
     mini    the same with half the channels and 10 epochs: several seeds of all models in a night on two CPU cores
     tiny    models of the digits for a few epochs: every step in minutes; its numbers say nothing about the paper
 
-The pruned model continues the generalised one for a third of its epochs at a tenth of its learning rate, as in the
-paper (100 epochs after 300).
+The pruned model continues the generalised one, as in the paper (100 epochs after 300).
 """
 
 import re
@@ -50,7 +49,6 @@ class PlannedRun:
 
     @property
     def epochs_done(self) -> int:
-        """Number of complete epochs."""
         return max((line["epoch"] for line in self.folder.metrics()), default=0)
 
     @property
@@ -69,18 +67,9 @@ def plan_runs(
     seeds: int = 1,
     data_root: str = "data",
 ) -> list[PlannedRun]:
-    """List the runs of a reproduction, seed by seed.
+    """List the runs of a reproduction in the folder `out`, seed by seed from 42.
 
-    Args:
-        scale: See the module's docstring.
-        out: Folder of the reproduction; runs are in `out/runs`.
-        names: Some of `ALL_RUNS`; none for all of `RUNS`. The pruned model brings the generalised one with it.
-        seeds: Number of runs of each model; their seeds are 42, 43, ...
-        data_root: Folder that holds CIFAR-10.
-
-    Example:
-        >>> [run.settings.preset for run in plan_runs("small", "out", names=["quadratic-generalized-pruned"])]
-        ['quadratic-generalized-small', 'quadratic-generalized-pruned-small']
+    `names` are some of `ALL_RUNS`; none means `RUNS`. The pruned model brings the generalised one with it.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -101,7 +90,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction: one for each seed, that of the most epochs, in order of seeds.
+    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds.
 
     Names of their folders are those of `folder_name`, and may end in `-20-epochs`.
     """
@@ -116,12 +105,7 @@ def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
 
 
 def settings_at(scale: ScaleName, name: str) -> RunSettings:
-    """Return how a model, one of `ALL_RUNS`, is trained at a scale.
-
-    Example:
-        >>> settings_at("mini", "quadratic").train.epochs
-        10
-    """
+    """Return how a model, one of `ALL_RUNS`, is trained at a scale."""
     label = name if scale == "paper" else f"{name}-{scale}"
     if name == PRUNED:
         return continued(settings_at(scale, SOURCE), label)
@@ -174,15 +158,8 @@ class NothingToPruneError(ValueError):
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
     """Remove the degenerate heads of a trained model: by the paper's threshold, else by that of its code.
 
-    Args:
-        planned: Run of the pruned model.
-        source: Run of the model before.
-
-    Returns:
-        Settings of the run with the heads that are left, file of the pruned weights, and a sentence about both.
-
-    Raises:
-        NothingToPruneError: The source is not complete, no head is degenerate, or every head of a layer is.
+    Returns the settings with the remaining heads, the file of the pruned weights, and a sentence on both. Raises
+    `NothingToPruneError` if the source is not complete, no head is degenerate, or every head of a layer is.
     """
     from attnconv.models.checkpoint import save_weights
     from attnconv.models.model_loader import load

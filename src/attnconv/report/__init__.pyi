@@ -11,10 +11,12 @@ from .audit_figures import (
     draw_scores as draw_scores,
 )
 from .audit_report import write_audit as write_audit
-from .centres_over_training import draw_centres_over_training as draw_centres_over_training
 from .figure_style import save as save
 from .gaussian_contours import HeadGaussians as HeadGaussians
-from .head_centres import draw_centres as draw_centres
+from .head_centres import (
+    draw_centres as draw_centres,
+    draw_centres_over_training as draw_centres_over_training,
+)
 from .head_mixture import draw_mixture as draw_mixture
 from .kernel_factorisation import draw_factorisation as draw_factorisation
 from .run_report import write_report as write_report

@@ -1,7 +1,6 @@
 """Figures 5 to 10: attention probabilities of every head (columns) of every layer (rows), for one query pixel.
 
-A head on a single pixel and one that sees the whole image cannot share a colour scale: every map is scaled to its own
-largest probability, which is printed above it.
+Concentrated and spread heads cannot share a colour scale: each map is scaled to its largest probability, printed above.
 """
 
 import math
@@ -61,7 +60,7 @@ class LayerMaps:
 
 
 def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
-    """The maps of one of the queries that `mean_query_maps` was asked for, layer by layer."""
+    """The maps of one query of `mean_query_maps`, layer by layer."""
     return [
         LayerMaps.of(f"layer {number}", layer.maps[index], layer.positions[index])
         for number, layer in enumerate(layers, start=1)
@@ -69,15 +68,7 @@ def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
 
 
 def reading_order(maps: FloatArray) -> list[int]:
-    """Heads from the most concentrated map to the most spread, by entropy; maps that hold NaN come last.
-
-    Args:
-        maps: (h, rows, columns) probabilities.
-
-    Example:
-        >>> reading_order(np.array([[[0.5, 0.5]], [[1.0, 0.0]]]))
-        [1, 0]
-    """
+    """Heads from the most concentrated map (h, rows, columns) to the most spread, by entropy; NaN comes last."""
     flat = maps.reshape(len(maps), -1)
     entropy = -(flat * np.log(np.clip(flat, 1e-300, None))).sum(1)
     return [int(i) for i in np.argsort(entropy, kind="stable")]  # NaN is sorted last
@@ -169,7 +160,7 @@ def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
 
 
 def _map_size(window: Bbox) -> tuple[float, float]:
-    """Width and height in inches: larger for more pixels, the sides in proportion as far as both stay legible."""
+    """Width and height in inches: larger for more pixels, in proportion while both stay legible."""
     rows, columns = -window.height, window.width
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)

@@ -105,12 +105,12 @@ def write_audit(
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """One line of the table of layers, with the columns `LAYER_COLUMNS`; a dash where a metric does not apply."""
+    """One row of the table of layers, with the columns `LAYER_COLUMNS`; a dash where a metric does not apply."""
     return tuple(cell(layer) for cell in _LAYER_CELLS.values())
 
 
 def _content_shares(layer: LayerAudit) -> list[float]:
-    """The content share of each head; NaN where it is not known."""
+    """The content share of each head; NaN if it is not known."""
     shares = layer.statistics.content_share
     if layer.position_only or shares is None:
         return [0.0 if layer.position_only else math.nan] * len(layer.statistics.entropy)
@@ -118,7 +118,7 @@ def _content_shares(layer: LayerAudit) -> list[float]:
 
 
 def _residual(value: float | None) -> str:
-    """Three digits where a part is missed; only the magnitude of a rounding error."""
+    """Three digits if a part is missed; only the magnitude of a rounding error."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.0e}"
@@ -175,7 +175,8 @@ def _heads(found: Audit, folder: Path) -> Section:
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
         else:
-            pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{_file_name(layer.name)}"))
+            name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
+            pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{name}"))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     return Section(
         "Heads",
@@ -212,8 +213,3 @@ def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:
         (str(head), f"({', '.join(map(str, shift))})", *map(_number, row))
         for head, (shift, *row) in enumerate(zip(found.best_shift.tolist(), *numbers, strict=True))
     )
-
-
-def _file_name(name: str) -> str:
-    """A layer's name as part of a file's."""
-    return re.sub(r"[^\w.]+", "-", name).strip("-.")[-60:]

@@ -67,7 +67,7 @@ house_style = partial(matplotlib.style.context, ["default", _STYLE])
 
 
 def colour_of(index: int) -> str:
-    """Hue of a head or run, counted from 0."""
+    """Colour of a head or run, counted from 0."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -77,16 +77,7 @@ def shape_of(index: int) -> str:
 
 
 def printable(text: str, *, width: int | None = None) -> str:
-    r"""Replace letters that the font lacks by "?", collapse white space, and wrap.
-
-    Args:
-        text: Any text, for instance the name of a run's folder.
-        width: Longest line in characters; None leaves one line.
-
-    Example:
-        >>> printable("a   long name", width=6)
-        'a long\nname'
-    """
+    """Replace letters that the font lacks by "?", collapse white space, and wrap lines longer than `width`."""
     known = _letters()
     line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
     return line if width is None else "\n".join(textwrap.wrap(line, width))

@@ -56,26 +56,15 @@ class HeadGaussians:
 
 
 def percentile_radius(mass: float) -> float:
-    """Mahalanobis radius that holds the part `mass` of a two-dimensional Gaussian: sqrt(-2 ln(1 - mass)).
-
-    Example:
-        >>> round(percentile_radius(0.5), 4), round(percentile_radius(0.9), 4)
-        (1.1774, 2.146)
-    """
+    """Mahalanobis radius that holds the part `mass` of a two-dimensional Gaussian: sqrt(-2 ln(1 - mass))."""
     return math.sqrt(-2.0 * math.log1p(-mass))
 
 
 def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -> tuple[float, float, float]:
-    """The ellipse around a head's centre that holds `mass`; without width for a singular covariance.
+    """The ellipse around a head's centre that holds `mass`: long and short semi-axis in pixels, and angle in radians.
 
-    Args:
-        covariance: (2, 2), finite.
-        mass: Part of the mass inside, between 0 and 1.
-        longest: Longest semi-axis in pixels. Renderers lose their precision far outside a panel.
-
-    Returns:
-        The long and the short semi-axis in pixels, and the direction of the long one in radians, from the column axis
-        towards growing rows.
+    The angle is the long axis's, from columns towards growing rows. `longest` bounds the axes, since renderers lose
+    their precision far outside a panel.
     """
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     lengths = percentile_radius(mass) * np.sqrt(np.clip(variances, 0.0, None))
@@ -90,10 +79,7 @@ def is_broken(centre: FloatArray, covariance: FloatArray) -> bool:
 
 
 def why_hidden(centre: FloatArray, covariance: FloatArray, view: float) -> str:
-    """Why a panel over the shifts [-view, view]^2 does not show a head; empty if it does.
-
-    A head is outside when its centre is, and wide when its 50 % contour surrounds the whole panel.
-    """
+    """Why a panel over [-view, view]^2 hides a head's centre or lies inside its 50 % contour; empty if neither."""
     if is_broken(centre, covariance):
         return "not a number"
     if np.abs(centre).max() > view:
@@ -108,10 +94,9 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float) -> str:
 
 
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
-    """Half the side, in pixels, of a square panel in which nearly all heads of all layers can be seen.
+    """Half the side, in pixels, of a square panel for the heads of all layers; it ends on the edge of a pixel.
 
-    Wide enough for 97 % of the centres and for the whole 50 % contour of three heads in four; at least the 5 x 5 pixels
-    around the query; at most `limit`, the largest shift that occurs in the image. Ends on the edge of a pixel.
+    Holds 97 % of the centres and the 50 % contour of three heads in four, at least 5 x 5 pixels, and at most `limit`.
     """
     centres = np.concatenate([heads.centres for heads in layers])
     covariances = np.concatenate([heads.covariances for heads in layers])

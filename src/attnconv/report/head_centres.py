@@ -6,6 +6,7 @@ Rows grow downwards as in an image. A head whose centre is outside the view has 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ from attnconv.report.panel_grid import PanelGrid
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
+_EPOCHS = 6  # panels of Figure 3
 _UNSEEN = 15.5  # largest shift on the paper's 16 x 16 positions, where no sizes are known
 _CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.2))  # mass, line style, line width
 _NOTE = (
@@ -44,6 +46,38 @@ def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[in
         raise ValueError(bad("layers", "must hold the heads of at least one layer", "none"))
     panels = {f"layer {index}": heads for index, heads in enumerate(layers, start=1)}
     return draw_panels(panels, title=title, sizes=sizes)
+
+
+def draw_centres_over_training(
+    history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] | None = None
+) -> Figure:
+    """Draw head centres with 50 % and 90 % contours at six epochs, all at one scale.
+
+    Args:
+        history: (epoch, heads of the layer at its end), epochs increasing; epoch 0 is the initialisation.
+        title: Heading, which names the run and the layer.
+        sizes: Rows and columns of positions in the image; no shift beyond them is shown.
+
+    Raises:
+        ValueError: An empty history, or epochs that do not increase.
+    """
+    epochs = [epoch for epoch, _ in history]
+    if not epochs or any(a >= b for a, b in pairwise(epochs)):
+        raise ValueError(bad("history", "must hold at least one epoch, and epochs that increase", repr(epochs)))
+    heads = dict(history)
+    panels = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, _EPOCHS)}
+    return draw_panels(panels, title=title, sizes=sizes)
+
+
+def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
+    """At most `count` increasing epochs in geometric steps, as heads move most at the start; 1 chooses the last."""
+    if len(epochs) <= count:
+        return list(epochs)
+    if count == 1:
+        return [epochs[-1]]
+    places, rank = np.round(np.geomspace(1.0, len(epochs), count) - 1.0), np.arange(count)
+    distinct = np.maximum.accumulate(places - rank) + rank
+    return [epochs[int(place)] for place in distinct]
 
 
 @house_style()
@@ -115,7 +149,7 @@ def _draw_centre(axes: Axes, centre: FloatArray, index: int, view: float) -> Non
 
 
 def _hidden(heads: HeadGaussians, view: float) -> list[str]:
-    """What a panel does not show, in lines: `2 heads outside the view`, `1 head wider than the view`."""
+    """Lines on heads that a panel does not show: `2 heads outside the view`, `1 head wider than the view`."""
     reasons = Counter(why_hidden(*head, view) for head in zip(heads.centres, heads.covariances, strict=True))
     return [
         f"{count} {'head' if count == 1 else 'heads'} {reason}" for reason, count in sorted(reasons.items()) if reason
@@ -123,7 +157,7 @@ def _hidden(heads: HeadGaussians, view: float) -> list[str]:
 
 
 def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
-    """Marks and numbers of the heads, row by row; the upper edge is at `top`, a part of the figure's height."""
+    """Marks and numbers of the heads, row by row, with the upper edge at `top`, a fraction of the figure's height."""
     order = [head for column in range(columns) for head in range(column, heads, columns)]  # legends fill columns
     figure.legend(
         [Line2D([], [], ls="", marker=shape_of(i), markersize=6.6, color=colour_of(i)) for i in order],

@@ -1,8 +1,6 @@
 """Figure 1: what multi-head attention computes for one query pixel q, drawn from a layer's attention.
 
-    output_q = sum_h ( sum_k A^(h)_{q,k} X_k ) W^(h)
-
-Each head attends at its own shift Delta^(h) from the query and multiplies the mixture by its own matrix.
+output_q = sum_h ( sum_k A^(h)_{q,k} X_k ) W^(h)
 """
 
 from collections.abc import Sequence

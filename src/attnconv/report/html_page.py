@@ -14,7 +14,7 @@ from attnconv.report.figure_style import save
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: its files, its natural width in inches, its alternative text, and how to read it."""
+    """A figure on the page: files, natural width in inches, alternative text, and caption."""
 
     png: Path
     svg: Path
@@ -31,32 +31,21 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
-
-    Attributes:
-        title: Heading.
-        text: One paragraph.
-        pictures: Figures, below the notes and the tables.
-        folded: Figures that a click on `fold` shows.
-        fold: Summary of the folded figures.
-        notes: What could not be shown, and why.
-        tables: Tables above the figures.
-        folded_tables: Tables below the figures, each shown by a click on its title.
-    """
+    """A section of the page, in the order notes, tables, figures."""
 
     title: str
-    text: str = ""
+    text: str = ""  # one paragraph
     pictures: Sequence[Picture] = ()
-    folded: Sequence[Picture] = ()
+    folded: Sequence[Picture] = ()  # figures that a click on `fold` shows
     fold: str = "More"
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what could not be shown, and why
     tables: Sequence[Table] = ()
-    folded_tables: Sequence[Table] = ()
+    folded_tables: Sequence[Table] = ()  # below the figures, each shown by a click on its title
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One number at the top: its label, its value, and a remark."""
+    """A number at the top of the page; `aside` is a remark."""
 
     label: str
     value: str
@@ -65,27 +54,16 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a report.
-
-    Attributes:
-        title: Heading and title of the page.
-        lead: One sentence below it.
-        facts: The most important numbers.
-        sections: Figures and tables.
-        tables: Title and rows (name, value) of each group of settings; empty omits the part.
-        origin: Rows (name, value) about versions and hardware; empty omits the part.
-        command: Command line that started the run; shown with `origin`.
-        notes: What a reader must know before the numbers.
-    """
+    """The content of a report; empty `tables` and `origin` are left out."""
 
     title: str
-    lead: str
+    lead: str  # one sentence below the title
     facts: Sequence[Fact]
     sections: Sequence[Section]
-    tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
-    origin: Sequence[tuple[str, str]] = ()
-    command: str = ""
-    notes: Sequence[str] = ()
+    tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # title and (name, value) of each group of settings
+    origin: Sequence[tuple[str, str]] = ()  # (name, value) about versions and hardware
+    command: str = ""  # that started the run; shown with `origin`
+    notes: Sequence[str] = ()  # what a reader must know before the numbers
 
 
 def render(page: Page) -> str:

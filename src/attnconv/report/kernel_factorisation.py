@@ -1,8 +1,7 @@
 """Figure 11: one query's kernel positions as mixtures of attention rows, E_q = Phi A_q.
 
-The three matrices are next to each other as in the product, with the difference E_q - Phi A_q below. Rows of E_q and
-Phi are kernel positions, named by their shift (key minus query); rows of A_q and columns of Phi are heads; columns of
-E_q and A_q are keys, with a thin line where a row of the image begins.
+Rows of E_q and Phi are kernel positions, named by their shift (key minus query); rows of A_q and columns of Phi are
+heads; columns of E_q and A_q are keys, with a thin line where a row of the image begins.
 """
 
 import math
@@ -99,14 +98,14 @@ def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, la
 
 
 def _name(axis: Axis, name: str, names: Sequence[str], cell: float, room: float) -> None:
-    """Name an axis, and rows or columns that are `cell` inches apart: every so many that each name has room."""
+    """Name an axis and its rows or columns, which are `cell` inches apart; names that have no room are left out."""
     places = range(0, len(names), math.ceil(room / cell))
     axis.set_ticks(places, [names[place] for place in places])
     axis.set_label_text(name, fontsize=7.5, color=FAINT)
 
 
 def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> None:
-    """Lines between rows of the matrix and where each row of the image begins, unless they would be a grey area."""
+    """Lines between rows of the matrix and where each row of the image begins, unless they are too dense."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     if cell >= _LINE:
         axes.hlines(np.arange(0.5, bottom), left, right, color=GRID, linewidth=0.4)
@@ -115,7 +114,7 @@ def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> Non
 
 
 def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
-    """The entries, written into cells that are large enough."""
+    """Entries, in cells that are large enough."""
     largest = float(np.abs(matrix).max())
     if cell < 0.2 or largest >= 999.5:
         return
@@ -154,5 +153,5 @@ def _point(place: Sequence[int]) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits; what rounding leaves of zero is zero where numbers are of order one."""
+    """Two digits; very small and very large values in scientific notation."""
     return f"{value:.2f}" if 0.01 <= abs(value) < 100 else "0" if value == 0 else f"{value:.1e}"

@@ -18,17 +18,9 @@ _NARROWEST, _RIGHT = 4.6, 0.2  # inches: least width of a figure, its right marg
 
 
 class PanelGrid:
-    """A figure with a grid of cells.
+    """A figure with a grid of cells, a heading, and a note in small letters at its lower edge; lengths are in inches.
 
-    Args:
-        widths: Width of each column of cells, in inches.
-        heights: Height of each row of cells, in inches.
-        title: Heading.
-        note: How to read the figure, in small letters at its lower edge.
-        gap: Inches between columns and between rows, for the labels of the panels.
-        left: Inches for labels to the left of the first column.
-        above: Inches for labels above the first row.
-        below: Inches for labels below the last row.
+    `gap` is between columns and between rows; `left`, `above` and `below` leave room for labels outside the cells.
     """
 
     def __init__(
@@ -70,7 +62,7 @@ class PanelGrid:
     def box(
         self, row: int | slice, column: int | slice, size: tuple[float, float] | None = None, *, anchor: Anchor = "C"
     ) -> Bbox:
-        """The box of a cell, in parts of the figure; or one of `size` inches, anchored in the cell."""
+        """The box of a cell, in fractions of the figure; or one of `size` inches, anchored in the cell."""
         box = self.cells[row, column].get_position(self.figure)
         if size is None:
             return box
@@ -85,13 +77,9 @@ class PanelGrid:
 
 
 def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
-    """Draw a black frame around the query pixel, with a white rim that is seen on dark pixels.
+    """Draw a black frame around the query pixel, with a white rim that is visible on dark pixels.
 
-    Args:
-        axes: Axes in units of pixels.
-        query: Row and column.
-        size: Height and width of the frame in pixels.
-        options: Of the `Rectangle`.
+    `query` and `size` are (row, column) and (height, width) in the units of the axes.
     """
     corner = (query[1] - size[1] / 2, query[0] - size[0] / 2)
     rim = [Stroke(linewidth=1.9, foreground="white"), Normal()]

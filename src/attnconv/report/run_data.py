@@ -11,7 +11,7 @@ from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
 from attnconv.data.settings import DataSettings
-from attnconv.inspect.capture_operators import content_layers
+from attnconv.inspect.capture import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import SPLITS, Curve
@@ -22,16 +22,12 @@ IMAGES = 100  # test images over which attention that depends on images is avera
 
 
 def run_name(run: RunFolder) -> str:
-    """The folder's name, also where it was given as `.`."""
+    """The folder's name, also for the path `.`."""
     return run.path.resolve().name
 
 
 def curves_of(run: RunFolder) -> list[Curve]:
-    """The accuracy of a run, one curve for each split that was measured.
-
-    Raises:
-        ValueError: No epoch of the run is complete.
-    """
+    """The accuracy of a run, one curve for each measured split; raises a ValueError if no epoch is complete."""
     lines = run.metrics()
     if not lines:
         fix = "Wait for the first line of metrics.jsonl."
@@ -45,7 +41,7 @@ def curves_of(run: RunFolder) -> list[Curve]:
 
 
 def heads_of(run: RunFolder) -> dict[str, list[tuple[int, HeadGaussians]]]:
-    """Name of each layer whose heads have centres -> its heads at the start (epoch 0) and after every epoch."""
+    """Name of each layer whose heads have centres -> (epoch, heads), from the initialisation (epoch 0) on."""
     history: dict[str, list[tuple[int, HeadGaussians]]] = {}
     for line in run.heads():
         for layer in line["layers"]:
@@ -63,7 +59,7 @@ def positions_of(run: RunFolder) -> tuple[int, int]:
 
 
 def test_data(run: RunFolder) -> Splits:
-    """The images of a run, from where it found them; nothing is downloaded for a figure."""
+    """The images of a run; nothing is downloaded for a figure."""
     return _loaded(replace(run.settings().data, download=False))
 
 
@@ -79,13 +75,9 @@ def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:
 
 
 def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
-    """Images to average attention over: the first test images if it depends on images, else one blank image.
+    """Images (n, c, height, width) to average attention over, and whether it depends on them.
 
-    Returns:
-        The images (n, c, height, width), and whether attention depends on them.
-
-    Raises:
-        OSError, ValueError: The test images cannot be read.
+    If it does, these are the first test images, else one blank image.
     """
     model, dtype = run.settings().model, next(loaded.model.parameters()).dtype
     blank = torch.zeros(2, model.image_channels, model.image_size, model.image_size, dtype=dtype)

@@ -11,9 +11,8 @@ from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
-from attnconv.report.centres_over_training import draw_centres_over_training
 from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres
+from attnconv.report.head_centres import draw_centres, draw_centres_over_training
 from attnconv.report.html_page import Picture, Section
 from attnconv.report.run_data import curves_of, heads_of, images_for, positions_of, run_name
 from attnconv.training.run_folder import RunFolder
@@ -27,13 +26,7 @@ History = dict[str, list[tuple[int, HeadGaussians]]]
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Draws the figures of one run into one folder.
-
-    Attributes:
-        run: The run's folder.
-        label: The run's name in titles.
-        folder: Where the figures go.
-    """
+    """Draws the figures of one run into one folder; `label` is the run's name in titles."""
 
     run: RunFolder
     label: str
@@ -68,7 +61,7 @@ class RunFigures:
         return Section("Where the heads attend", pictures=[picture])
 
     def movement(self, history: History) -> Section:
-        """Figure 3, for every layer; the paper's layer in front."""
+        """Figure 3, for every layer; the paper's layer first."""
         pictures, sizes = [], positions_of(self.run)
         for number, epochs in enumerate(history.values(), start=1):
             (first, start), (last, end) = epochs[0], epochs[-1]
@@ -138,12 +131,7 @@ class RunFigures:
 
 
 def sections_of(run: RunFolder, folder: Path) -> list[Section]:
-    """The parts of the report that apply to the run's model; their figures are written to a folder.
-
-    Raises:
-        ValueError: No epoch of the run is complete, or its files are invalid.
-        OSError: A figure cannot be written.
-    """
+    """The sections of the report that apply to the run's model; their figures are written to a folder."""
     settings, name = run.settings(), run_name(run)
     label = name if settings.preset in name else f"{name} ({settings.preset})"
     figures = RunFigures(run, label, folder)
@@ -157,7 +145,7 @@ def sections_of(run: RunFolder, folder: Path) -> list[Section]:
 
 
 def _words(heads: HeadGaussians) -> str:
-    """The heads of a layer in words: `9 heads, centres 0.1 to 3.2 pixels from the query`."""
+    """Description of a layer's heads: `9 heads, centres 0.1 to 3.2 pixels from the query`."""
     distances = np.linalg.norm(heads.centres[np.isfinite(heads.centres).all(1)], axis=1)
     count = "1 head" if len(heads.centres) == 1 else f"{len(heads.centres)} heads"
     if not len(distances):

@@ -1,7 +1,4 @@
-"""The report of a run: `index.html` and its figures, as `figures/figure-02-accuracy.png` and `.svg`.
-
-The numbers are those of the paper's figures. A model without attention has only the first.
-"""
+"""The report of a run: `index.html` and its figures, numbered as in the paper (`figures/figure-02-accuracy.png`)."""
 
 import shlex
 from collections.abc import Mapping
@@ -73,7 +70,7 @@ def _progress(run: RunFolder, settings: RunSettings) -> list[str]:
 
 
 def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
-    """The numbers at the top: of the epoch that was chosen on validation images, else of the last."""
+    """The numbers at the top: of the epoch chosen on validation images, else of the last."""
     result = run.result()
     if result is None:
         last = {line["split"]: line for line in run.metrics()}
@@ -98,7 +95,7 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
 
 
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Versions, commit, device and whatever else `settings.json` records."""
+    """Versions, commit, device and the other entries of `settings.json`."""
     apart = ("format", "settings", "command", "versions")
     versions = record.get("versions")
     rows = _rows(versions) if isinstance(versions, Mapping) else []
