@@ -157,6 +157,7 @@ class TestOneImage:
         with pytest.raises(ValueError, match=r"deep\.png: .*got an image of mode I;16"):
             read_image(tmp_path / "deep.png", 8)
 
+    @pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
     def test_a_bomb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(tmp_path / "bomb.png")
         for limit in (100, 30):  # Pillow warns above its limit, and raises above twice the limit
