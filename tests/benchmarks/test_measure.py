@@ -86,7 +86,7 @@ def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:
 
 
 def test_no_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"repeats: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"repeats: .*got 0"):
         interleaved({}, 0)
 
 
@@ -110,5 +110,5 @@ def test_memory_is_that_of_the_step_and_not_of_its_inputs_or_of_this_process() -
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with pytest.raises(ChildProcessError, match=r"case: must run .* got status 1: .*argument 'mebibyte'"):
+    with pytest.raises(ChildProcessError, match=r"case: .*got status 1: .*argument 'mebibyte'"):
         memory_of(__name__, {"mebibyte": 1})

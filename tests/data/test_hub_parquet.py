@@ -80,7 +80,7 @@ class TestDamaged:
     def test_a_file(self, harm: Callable[[bytes], bytes], tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / TEST).write_bytes(harm((tmp_path / TEST).read_bytes()))
-        with pytest.raises(ValueError, match=rf"{TEST}: must be a whole parquet file .*got "):
+        with pytest.raises(ValueError, match=rf"{TEST}: .*parquet.*got "):
             read(tmp_path)
 
     def test_a_broken_image(self, tmp_path: Path) -> None:

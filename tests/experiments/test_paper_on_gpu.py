@@ -90,7 +90,7 @@ class TestPlan:
     def test_a_chunk_of_no_time_trains_nothing(self, tmp_path: Path) -> None:
         assert main(["--scale", "tiny", "--minutes", "0", "--out", str(tmp_path)]) == MORE
         assert not (tmp_path / "runs").exists()
-        with pytest.raises(ValueError, match=r"--minutes: must be at least 0, got -1\.0"):
+        with pytest.raises(ValueError, match=r"--minutes: .*got -1\.0"):
             main(["--minutes", "-1"])
 
 
@@ -206,5 +206,5 @@ class TestExport:
         assert not (tmp_path / "again").exists()
 
     def test_a_part_holds_something(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"part_bytes: must be at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"part_bytes: .*got 0"):
             export(tmp_path, tmp_path, weights_of=[], part_bytes=0)

@@ -86,9 +86,7 @@ def test_the_network_itself_is_left_as_it_was(run: Path, tmp_path: Path) -> None
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path / "begun").begin(replace(tiny(), model=NETWORK), {})
-    with pytest.raises(
-        ValueError, match=r"--run: must be a finished run of a residual network, got .*begun, unfinished"
-    ):
+    with pytest.raises(ValueError, match=r"--run: .*got .*begun, unfinished"):
         main(Settings(tmp_path / "begun"))
     other = RunFolder(tmp_path / "other")
     other.begin(tiny(), {})
@@ -98,7 +96,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_something_must_be_trained(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"--seeds and --rates: must be at least one, got \(0, \(0\.01, "):
+    with pytest.raises(ValueError, match=r"--seeds and --rates: .*got \(0, \(0\.01, "):
         main(Settings(run, seeds=0))
 
 

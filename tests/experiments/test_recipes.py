@@ -186,5 +186,5 @@ def test_the_plan_trains_nothing(trainer: Trainer, capsys: pytest.CaptureFixture
 
 
 def test_no_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--seeds: must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"--seeds: .*got 0"):
         main(Settings(seeds=0))

@@ -61,7 +61,7 @@ def test_classes_of_digits_read_as_a_sequence(tmp_path: Path, monkeypatch: pytes
 
 
 def test_rows_need_a_folder() -> None:
-    with pytest.raises(ValueError, match=r"--root: must name the folder of CIFAR-10 .* got None"):
+    with pytest.raises(ValueError, match=r"--root: .*got None"):
         main(Settings(tasks=("rows",)))
 
 

@@ -163,7 +163,7 @@ def test_a_failed_save_leaves_the_checkpoint_that_was_there(tmp_path: Path, monk
 def test_weights_of_another_library_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match=r"checkpoint: must be written by attnconv, got .*\[\]"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*attnconv.*got .*\[\]"):
         read_checkpoint(path)
     safetensors.torch.save_file({"a": torch.zeros(1)}, path, {"format": "pt"})
     with pytest.raises(ValueError, match=r"must be written by attnconv, got a safetensors file with .*'format'"):
@@ -175,7 +175,7 @@ def test_a_file_whose_tensors_overlap_is_refused(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     header = json.dumps({"a": entry, "b": entry}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(ValueError, match=r"checkpoint: .*got "):
+    with pytest.raises(ValueError, match=r"checkpoint: .*safetensors.*got "):
         read_checkpoint(path)
 
 

@@ -61,14 +61,14 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"checkpoint: must be a whole safetensors file, got "):
+        with pytest.raises(ValueError, match=r"checkpoint: .*safetensors.*got "):
             read_weights(path)
 
 
 def test_a_file_with_bytes_behind_its_end_is_refused(tmp_path: Path) -> None:
     path = a_file(tmp_path)
     path.write_bytes(path.read_bytes() + b"xy")
-    with pytest.raises(ValueError, match=r"checkpoint: must be a whole safetensors file, got "):
+    with pytest.raises(ValueError, match=r"checkpoint: .*safetensors.*got "):
         read_weights(path)
 
 
@@ -88,7 +88,7 @@ def test_a_file_with_bytes_behind_its_end_is_refused(tmp_path: Path) -> None:
     ids=lambda header: str(header)[:40],
 )
 def test_a_wrong_header_is_refused(tmp_path: Path, header: object) -> None:
-    with pytest.raises(ValueError, match="checkpoint: must be a whole safetensors file, got "):
+    with pytest.raises(ValueError, match=r"checkpoint: .*safetensors.*got "):
         read_weights(with_header(tmp_path / "x.safetensors", header))
 
 
@@ -96,7 +96,7 @@ def test_a_wrong_header_is_refused(tmp_path: Path, header: object) -> None:
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint: .*got "):
+    with pytest.raises(ValueError, match=r"checkpoint: .*safetensors.*got "):
         read_weights(path)
 
 

@@ -138,30 +138,30 @@ def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
         SettingsError, match=r"(?s)model\.image_channels: must be 1 .* got 3.*model\.classes: must be 10 .* got 7"
     ):
         fit(wrong, tmp_path / "run", progress=False)
-    with pytest.raises(SettingsError, match=r"train\.batch_size: must be at most the 15 training images, got 20"):
+    with pytest.raises(SettingsError, match=r"train\.batch_size: .*15.*got 20"):
         fit(tiny(limit=15), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_folders_that_hold_something_are_not_overwritten(whole: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run_dir: must be new or empty, got .*which holds a run\. Pass resume=True"):
+    with pytest.raises(ValueError, match=r"run_dir: .*got .*which holds a run"):
         fit(tiny(epochs=3), whole.path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"run_dir: must be new or empty, got .*which holds other files"):
+    with pytest.raises(ValueError, match=r"run_dir: .*got .*which holds other files"):
         fit(tiny(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="run_dir: must be a folder, got the file"):
+    with pytest.raises(ValueError, match=r"run_dir: .*got the file"):
         fit(tiny(), tmp_path / "notes.txt", progress=False)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(whole: RunFolder) -> None:
-    with pytest.raises(SettingsError, match=r"train\.seed: must stay 42 when a run is resumed, got 7"):
+    with pytest.raises(SettingsError, match=r"train\.seed: .*42.*got 7"):
         fit(tiny(epochs=3, seed=7), whole.path, resume=True, progress=False)
 
 
 def test_a_loss_that_diverges_stops_the_run_and_keeps_the_last_good_weights(tmp_path: Path) -> None:
     settings = tiny(epochs=3)
     wild = replace(settings, optim=replace(settings.optim, name="sgd", learning_rate=1e30, clip=None))
-    with pytest.raises(DivergedError, match=r"loss: must stay a finite number, got (nan|inf) at step"):
+    with pytest.raises(DivergedError, match=r"loss: .*got (nan|inf) at step"):
         fit(wild, tmp_path / "run", progress=False)
 
 
@@ -169,5 +169,5 @@ def test_a_torn_state_is_named(whole: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(tmp_path / "copy")
     shutil.copytree(whole.path, copy.path)
     copy.state_file.write_bytes(copy.state_file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"state: must match its checksum, got .*state\.ckpt"):
+    with pytest.raises(ValueError, match=r"state: .*checksum.*got .*state\.ckpt"):
         fit(tiny(epochs=3), copy.path, resume=True, progress=False)

@@ -159,7 +159,7 @@ def test_a_full_disk_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match=r"path: must take 13 bytes, got No space left on device for .*metrics") as caught:
+    with pytest.raises(OSError, match=r"path: .*got No space left on device for .*metrics") as caught:
         append_line(tmp_path / "metrics.jsonl", {"epoch": 1})
     assert caught.value.errno == errno.ENOSPC
 

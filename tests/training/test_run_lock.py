@@ -64,7 +64,7 @@ def test_a_second_writer_of_the_same_process_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     with (
         writing(run),
-        pytest.raises(ValueError, match=rf"run_dir: {REFUSED}, got {tmp_path}, .*process {os.getpid()} "),
+        pytest.raises(ValueError, match=rf"run_dir: .*got {tmp_path}, .*process {os.getpid()} "),
         writing(run),
     ):
         pass
@@ -78,7 +78,7 @@ def test_a_writer_is_named_and_a_killed_one_is_not_in_the_way(tmp_path: Path) ->
     assert said == "held"
     try:
         with (
-            pytest.raises(ValueError, match=rf"run_dir: {REFUSED}, got {tmp_path}, .*process {process.pid} "),
+            pytest.raises(ValueError, match=rf"run_dir: .*got {tmp_path}, .*process {process.pid} "),
             writing(RunFolder(tmp_path)),
         ):
             pass
