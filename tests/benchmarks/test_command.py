@@ -50,7 +50,8 @@ def test_it_runs_from_a_checkout() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     words = [sys.executable, "-m", "benchmarks", "planner", "--quick"]
     found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
-    assert (found.returncode, found.stderr) == (0, "")
+    assert found.returncode == 0
+    assert not any("attnconv" in line or "benchmarks" in line for line in found.stderr.splitlines())  # torch may speak
     assert "within 1.2 of the best" in found.stdout
 
 
