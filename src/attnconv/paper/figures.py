@@ -17,8 +17,7 @@ from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.models import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
 from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
-from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres, draw_centres_over_training
+from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
 from attnconv.report.head_mixture import draw_mixture
 from attnconv.report.kernel_factorisation import draw_factorisation
 from attnconv.report.run_data import curves_of, heads_of, normalised, positions_of, test_data

@@ -12,8 +12,8 @@ from .audit_figures import (
 )
 from .audit_report import write_audit as write_audit
 from .figure_style import save as save
-from .gaussian_contours import HeadGaussians as HeadGaussians
 from .head_centres import (
+    HeadGaussians as HeadGaussians,
     draw_centres as draw_centres,
     draw_centres_over_training as draw_centres_over_training,
 )

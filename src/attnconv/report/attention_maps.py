@@ -5,7 +5,6 @@ Concentrated and spread heads cannot share a colour scale: each map is scaled to
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from matplotlib.transforms import Bbox, BboxTransform
 
 from attnconv._util.errors import bad
 from attnconv.inspect.query_maps import QueryMaps
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid, mark_query
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, mark_query, printable
 
 _SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image above the maps
 _GAP, _LABEL = 0.12, 0.17
@@ -31,7 +28,6 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
 class LayerMaps:
     """Attention of one query in one layer.
 
@@ -44,25 +40,19 @@ class LayerMaps:
         ValueError: Maps that are not three-dimensional or hold no pixel.
     """
 
-    title: str
-    maps: FloatArray
-    query: tuple[float, float]
-
-    def __post_init__(self) -> None:
+    def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
+        self.title, self.query = title, query
+        self.maps: FloatArray = np.asarray(maps, dtype=np.float64)
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            requirement = "must have the shape (heads, rows, columns), each at least 1"
-            raise ValueError(bad("maps", requirement, self.maps.shape))
-
-    @staticmethod
-    def of(title: str, maps: Any, query: tuple[float, float]) -> "LayerMaps":
-        """From nested lists, arrays or tensors."""
-        return LayerMaps(title, np.asarray(maps, dtype=np.float64), query)
+            raise ValueError(
+                bad("maps", "must have the shape (heads, rows, columns), each at least 1", self.maps.shape)
+            )
 
 
 def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
     """The maps of one query of `mean_query_maps`, layer by layer."""
     return [
-        LayerMaps.of(f"layer {number}", layer.maps[index], layer.positions[index])
+        LayerMaps(f"layer {number}", layer.maps[index], layer.positions[index])
         for number, layer in enumerate(layers, start=1)
     ]
 

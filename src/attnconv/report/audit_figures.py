@@ -10,8 +10,7 @@ from matplotlib.patches import Rectangle
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import LayerAudit
 from attnconv.inspect.shift_profiles import ShiftProfile
-from attnconv.report.figure_style import FAINT, GRID, colour_of, house_style, printable
-from attnconv.report.panel_grid import PanelGrid, mark_query
+from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
 
 _BAR, _PANEL = 0.27, 1.25  # inches
 _NAME_WIDTH = 44  # characters

@@ -12,9 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid, mark_query
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, colour_of, house_style, mark_query
 
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
 _NOTE = (

@@ -12,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, printable
 from attnconv.theory.expressibility import Factorisation
 
 _TALLEST, _WIDEST = 4.6, 4.2  # inches, of one matrix

@@ -15,7 +15,7 @@ from attnconv.inspect.capture import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import SPLITS, Curve
-from attnconv.report.gaussian_contours import HeadGaussians
+from attnconv.report.head_centres import HeadGaussians
 from attnconv.training.run_folder import RunFolder
 
 IMAGES = 100  # test images over which attention that depends on images is averaged, as in the paper
@@ -36,7 +36,7 @@ def curves_of(run: RunFolder) -> list[Curve]:
     for split in SPLITS:
         points = {line["epoch"]: line["accuracy"] for line in lines if line["split"] == split}
         if points:
-            curves.append(Curve.of(run_name(run), split, list(points), list(points.values())))
+            curves.append(Curve(run_name(run), split, list(points), list(points.values())))
     return curves
 
 
@@ -45,7 +45,7 @@ def heads_of(run: RunFolder) -> dict[str, list[tuple[int, HeadGaussians]]]:
     history: dict[str, list[tuple[int, HeadGaussians]]] = {}
     for line in run.heads():
         for layer in line["layers"]:
-            heads = HeadGaussians.of(layer["centres"], layer["covariance"])
+            heads = HeadGaussians(layer["centres"], layer["covariance"])
             history.setdefault(layer["name"], []).append((line["epoch"], heads))
     return history
 

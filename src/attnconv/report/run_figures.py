@@ -11,8 +11,7 @@ from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
-from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres, draw_centres_over_training
+from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
 from attnconv.report.html_page import Picture, Section
 from attnconv.report.run_data import curves_of, heads_of, images_for, positions_of, run_name
 from attnconv.training.run_folder import RunFolder
