@@ -16,12 +16,20 @@ from attnconv.inspect.query_maps import mean_query_maps
 from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.models import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
-from attnconv.report.attention_maps import draw_attention_maps, maps_of_query, reading_order
-from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
+from attnconv.report.attention_maps import draw_query
+from attnconv.report.head_centres import draw_centres, draw_centres_over_training
 from attnconv.report.head_mixture import draw_mixture
 from attnconv.report.kernel_factorisation import draw_factorisation
-from attnconv.report.run_data import curves_of, heads_of, normalised, positions_of, test_data
-from attnconv.report.run_figures import PAPER_LAYER, ZOOM
+from attnconv.report.run_data import (
+    PAPER_LAYER,
+    ZOOM,
+    History,
+    curves_of,
+    heads_of,
+    normalised,
+    positions_of,
+    test_data,
+)
 from attnconv.theory.expressibility import factorise
 
 
@@ -66,11 +74,10 @@ def _centres(title: str, run: StudyRun) -> Figure:
     return draw_centres([heads for _, heads in last], title=title, sizes=positions_of(run.folder))
 
 
-def _heads(run: StudyRun) -> list[list[tuple[int, HeadGaussians]]]:
-    history = list(heads_of(run.folder).values())
-    if not history:
-        raise ValueError(bad("run", "must have recorded its heads", f"none in {run.folder.path}"))
-    return history
+def _heads(run: StudyRun) -> History:
+    if history := heads_of(run.folder):
+        return history
+    raise ValueError(bad("run", "must have recorded its heads", f"none in {run.folder.path}"))
 
 
 def _zoomed(title: str, run: StudyRun) -> Figure:
@@ -78,14 +85,13 @@ def _zoomed(title: str, run: StudyRun) -> Figure:
     side = min(positions_of(run.folder))
     zoom = min(ZOOM, side if side % 2 else side - 1)
     title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS[run.name].title}"
-    return draw_attention_maps(maps_of_query(run.maps, 0), title=title, zoom=zoom)
+    return draw_query(run.maps, 0, title=title, zoom=zoom)
 
 
 def _means(title: str, run: StudyRun, *, query: int) -> Figure:
     """Figures 6 and 7: mean attention of a query, with the heads in the order of the first query's."""
-    orders = [reading_order(layer.maps[0].numpy()) for layer in run.maps]
     title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[run.name].title}"
-    return draw_attention_maps(maps_of_query(run.maps, query), title=title, orders=orders)
+    return draw_query(run.maps, query, title=title)
 
 
 def _single(title: str, run: StudyRun, *, label: int, place: tuple[float, float]) -> Figure:
@@ -96,7 +102,7 @@ def _single(title: str, run: StudyRun, *, label: int, place: tuple[float, float]
     layers = mean_query_maps(loaded.model, normalised(image, loaded, data), places=[place])
     title = f"{title}: attention on one image ({data.classes[label]}, test image {index + 1})"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
-    return draw_attention_maps(maps_of_query(layers, 0), title=title, picture=colours)
+    return draw_query(layers, 0, title=title, picture=colours)
 
 
 def _mixture(title: str) -> Figure:

@@ -14,8 +14,7 @@ from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator
-from attnconv.report.run_data import images_for
-from attnconv.report.run_figures import PLACES
+from attnconv.report.run_data import PLACES, images_for
 from attnconv.training.initial_model import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings

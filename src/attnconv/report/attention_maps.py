@@ -49,14 +49,6 @@ class LayerMaps:
             )
 
 
-def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
-    """The maps of one query of `mean_query_maps`, layer by layer."""
-    return [
-        LayerMaps(f"layer {number}", layer.maps[index], layer.positions[index])
-        for number, layer in enumerate(layers, start=1)
-    ]
-
-
 def reading_order(maps: FloatArray) -> list[int]:
     """Heads from the most concentrated map (h, rows, columns) to the most spread, by entropy; NaN comes last."""
     flat = maps.reshape(len(maps), -1)
@@ -96,6 +88,13 @@ def draw_attention_maps(
     if [sorted(order) for order in chosen] != [list(range(len(layer.maps))) for layer in layers]:
         raise ValueError(bad("orders", "must hold every head of every layer once", repr(chosen)))
     return _draw(layers, chosen, title, zoom, picture)
+
+
+def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
+    """Draw the maps of one query of `mean_query_maps`, with the heads in the order of the first query's."""
+    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers, 1)]
+    orders = [reading_order(layer.maps[0].double().numpy()) for layer in layers]
+    return draw_attention_maps(maps, title=title, orders=orders, **options)
 
 
 @house_style()

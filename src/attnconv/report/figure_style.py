@@ -17,7 +17,6 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
-from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Normal, Stroke
 from matplotlib.transforms import Bbox
@@ -120,19 +119,15 @@ class PanelGrid:
         self.figure.suptitle(heading, y=1.0 - 0.14 / height, va="top", linespacing=1.2)
         self.figure.text(0.5, 0.1 / height, footer, fontsize=7.5, color=FAINT, ha="center", linespacing=1.3)
         start = (width + left - _RIGHT - inner) / 2
-        self.cells = GridSpec(
-            len(heights),
-            len(widths),
-            figure=self.figure,
+        self.figure.subplots_adjust(
             left=start / width,
             right=(start + inner) / width,
             top=1.0 - top / height,
             bottom=bottom / height,
             wspace=gap[0] * len(widths) / sum(widths),
             hspace=gap[1] * len(heights) / sum(heights),
-            width_ratios=widths,
-            height_ratios=heights,
         )
+        self.cells = self.figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
 
     def box(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Bbox:
         """The box of a cell, in fractions of the figure; or one of `size` inches, anchored in the cell."""

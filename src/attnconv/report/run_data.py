@@ -19,6 +19,11 @@ from attnconv.report.head_centres import HeadGaussians
 from attnconv.training.run_folder import RunFolder
 
 IMAGES = 100  # test images over which attention that depends on images is averaged, as in the paper
+PLACES = ((0.5, 0.5), (0.25, 0.75))  # the two queries of Figures 6 and 7, as parts of height and width
+ZOOM = 7  # pixels, as in Figure 5
+PAPER_LAYER = 4  # the layer of Figure 3
+
+History = list[list[tuple[int, HeadGaussians]]]  # layer by layer: epochs and the heads at their ends
 
 
 def run_name(run: RunFolder) -> str:
@@ -40,14 +45,14 @@ def curves_of(run: RunFolder) -> list[Curve]:
     return curves
 
 
-def heads_of(run: RunFolder) -> dict[str, list[tuple[int, HeadGaussians]]]:
-    """Name of each layer whose heads have centres -> (epoch, heads), from the initialisation (epoch 0) on."""
+def heads_of(run: RunFolder) -> History:
+    """The layers whose heads have centres, from the initialisation (epoch 0) on."""
     history: dict[str, list[tuple[int, HeadGaussians]]] = {}
     for line in run.heads():
         for layer in line["layers"]:
             heads = HeadGaussians(layer["centres"], layer["covariance"])
             history.setdefault(layer["name"], []).append((line["epoch"], heads))
-    return history
+    return list(history.values())
 
 
 def positions_of(run: RunFolder) -> tuple[int, int]:
