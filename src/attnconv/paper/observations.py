@@ -17,9 +17,8 @@ from scipy.stats import t as student
 
 from attnconv.inspect.layer_trends import LEVEL
 from attnconv.models.preset_tables import Table
-from attnconv.paper.claims import CLAIMS, MARGIN, Claim
+from attnconv.paper.claims import CLAIMS, MARGIN, Claim, Found
 from attnconv.paper.finished_run import Runs, StudyRun
-from attnconv.paper.measures import Found
 from attnconv.paper.tables import PaperTable, Unit, formatted
 
 Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]

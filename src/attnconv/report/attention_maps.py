@@ -93,7 +93,7 @@ def draw_attention_maps(
 def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
     """Draw the maps of one query of `mean_query_maps`, with the heads in the order of the first query's."""
     maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers, 1)]
-    orders = [reading_order(layer.maps[0].double().numpy()) for layer in layers]
+    orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
     return draw_attention_maps(maps, title=title, orders=orders, **options)
 
 

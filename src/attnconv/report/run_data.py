@@ -10,7 +10,6 @@ from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
-from attnconv.data.settings import DataSettings
 from attnconv.inspect.capture import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
@@ -24,6 +23,8 @@ ZOOM = 7  # pixels, as in Figure 5
 PAPER_LAYER = 4  # the layer of Figure 3
 
 History = list[list[tuple[int, HeadGaussians]]]  # layer by layer: epochs and the heads at their ends
+
+_loaded = lru_cache(maxsize=1)(load_data)  # the runs of one study share their images
 
 
 def run_name(run: RunFolder) -> str:
@@ -66,11 +67,6 @@ def positions_of(run: RunFolder) -> tuple[int, int]:
 def test_data(run: RunFolder) -> Splits:
     """The images of a run; nothing is downloaded for a figure."""
     return _loaded(replace(run.settings().data, download=False))
-
-
-@lru_cache(maxsize=1)  # the runs of one study share their images
-def _loaded(settings: DataSettings) -> Splits:
-    return load_data(settings)
 
 
 def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:

@@ -15,21 +15,12 @@ from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
+from attnconv.report import run_data
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
-from attnconv.report.run_data import (
-    PAPER_LAYER,
-    PLACES,
-    ZOOM,
-    History,
-    curves_of,
-    heads_of,
-    images_for,
-    positions_of,
-    run_name,
-)
+from attnconv.report.run_data import PAPER_LAYER, PLACES, ZOOM, History
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
 
@@ -56,7 +47,7 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
     out = run.report if out_dir is None else Path(out_dir)
     groups = plain(settings).items()
     page = Page(
-        title=run_name(run),
+        title=run_data.run_name(run),
         lead=_lead(settings),
         facts=_facts(run, settings),
         sections=_sections(run, out / "figures"),
@@ -126,12 +117,12 @@ def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _sections(run: RunFolder, folder: Path) -> list[Section]:
     """The sections that apply to the run's model; their figures are written to a folder."""
-    settings, name = run.settings(), run_name(run)
+    settings, name = run.settings(), run_data.run_name(run)
     label = name if settings.preset in name else f"{name} ({settings.preset})"
     sections = [_accuracy(run, label, folder)]
     if isinstance(settings.model, AttentionSettings):
-        sizes = positions_of(run)
-        if history := heads_of(run):
+        sizes = run_data.positions_of(run)
+        if history := run_data.heads_of(run):
             sections += [_centres(history, sizes, label, folder), _movement(history, sizes, label, folder)]
         sections.append(_attention(run, label, folder))
     return sections
@@ -139,7 +130,7 @@ def _sections(run: RunFolder, folder: Path) -> list[Section]:
 
 def _accuracy(run: RunFolder, label: str, folder: Path) -> Section:
     """Figure 2."""
-    curves = curves_of(run)
+    curves = run_data.curves_of(run)
     words = "; ".join(f"{curve.split} {curve.last:.1%} after epoch {curve.epochs[-1]:.0f}" for curve in curves)
     picture = Picture.saved(
         draw_accuracy(curves, title=f"{label}: accuracy"),
@@ -200,7 +191,7 @@ def _attention(run: RunFolder, label: str, folder: Path) -> Section:
         return replace(section, notes=["The run has not written any weights yet, so there is nothing to show here."])
     loaded = load_model(run.last_weights)
     try:
-        images, content = images_for(run, loaded)
+        images, content = run_data.images_for(run, loaded)
     except (OSError, ValueError) as error:
         note = "This model's attention depends on the images, and the test images could not be read: "
         return replace(section, notes=[f"{note}{error}"])
