@@ -87,7 +87,8 @@ def _in_unit(value: float, unit: Unit) -> str:
         return "infinite" if math.isinf(value) else "unknown"
     if unit == "number":
         return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"
-    return f"{value:.{ {'points': 2, 'fraction': 3}.get(unit, 1) }f}"
+    digits = {"points": 2, "fraction": 3}.get(unit, 1)
+    return f"{value:.{digits}f}"
 
 
 def accuracies(runs: Sequence[StudyRun]) -> list[float]:

@@ -115,15 +115,9 @@ def _draw(
         for start in range(0, len(order), columns)
     ]
     above = [] if picture is None else [_PICTURE]
-    grid = PanelGrid(
-        [width] * columns,
-        [*above, *(size[1] for _, _, size, _ in lines)],
-        title=title,
-        note=_NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels.",
-        gap=(_GAP, _LABEL + _GAP),
-        left=0.72,
-        above=_LABEL,
-    )
+    widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
+    note = _NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels."
+    grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
     # All maps are artists of one axes, in parts of the figure: axes of their own would take three times as long.
     page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
     page.set_axis_off()
@@ -162,7 +156,8 @@ def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bb
     _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
     at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
     page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
-    page.annotate(_percent(largest), (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
+    peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
+    page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
@@ -183,12 +178,5 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
 
 def _label(page: Axes, text: str, box: Bbox) -> None:
     """The name of a row, to the left of its first map."""
-    place = (box.x0, (box.y0 + box.y1) / 2)
-    text = printable(text, width=9)
+    text, place = printable(text, width=9), (box.x0, (box.y0 + box.y1) / 2)
     page.annotate(text, place, (-6.0, 0.0), "data", "offset points", ha="right", va="center")
-
-
-def _percent(probability: float) -> str:
-    if not math.isfinite(probability):
-        return "NaN"
-    return f"{probability:.0%}" if probability >= 0.0995 else f"{probability:.1%}"

@@ -90,10 +90,9 @@ def write_audit(
     Example:
         >>> import tempfile
         >>> from attnconv.inspect import audit
-        >>> from attnconv.convert import from_conv
-        >>> found = audit(from_conv(torch.nn.Conv2d(3, 4, 3, padding=1)), torch.randn(2, 3, 8, 8))
+        >>> found = audit(attnconv.SelfAttention2d(3, 4, heads=2), torch.randn(2, 3, 8, 8))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_audit(found, folder, title="a convolution").name
+        ...     write_audit(found, folder, title="two heads").name
         'index.html'
     """
     out = Path(out)

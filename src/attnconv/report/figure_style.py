@@ -119,14 +119,9 @@ class PanelGrid:
         self.figure.suptitle(heading, y=1.0 - 0.14 / height, va="top", linespacing=1.2)
         self.figure.text(0.5, 0.1 / height, footer, fontsize=7.5, color=FAINT, ha="center", linespacing=1.3)
         start = (width + left - _RIGHT - inner) / 2
-        self.figure.subplots_adjust(
-            left=start / width,
-            right=(start + inner) / width,
-            top=1.0 - top / height,
-            bottom=bottom / height,
-            wspace=gap[0] * len(widths) / sum(widths),
-            hspace=gap[1] * len(heights) / sum(heights),
-        )
+        self.figure.subplots_adjust(start / width, bottom / height, (start + inner) / width, 1.0 - top / height)
+        between = gap[0] * len(widths) / sum(widths), gap[1] * len(heights) / sum(heights)
+        self.figure.subplots_adjust(wspace=between[0], hspace=between[1])
         self.cells = self.figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
 
     def box(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Bbox:

@@ -45,7 +45,10 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
     run = RunFolder(Path(run_dir))
     settings, record = run.settings(), run.record()
     out = run.report if out_dir is None else Path(out_dir)
-    groups = plain(settings).items()
+    groups, notes = plain(settings).items(), []
+    if run.result() is None:
+        epoch = max(line["epoch"] for line in run.metrics())
+        notes = [f"The run is not complete: this is what it was after epoch {epoch} of {settings.train.epochs}."]
     page = Page(
         title=run_data.run_name(run),
         lead=_lead(settings),
@@ -54,7 +57,7 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
         tables=[(group, _rows(values)) for group, values in groups if isinstance(values, Mapping)],
         origin=_origin(record),
         command=shlex.join(str(word) for word in record.get("command") or ()),
-        notes=_progress(run, settings),
+        notes=notes,
     )
     path = out / "index.html"
     write_text(path, render(page))
@@ -68,13 +71,6 @@ def _lead(settings: RunSettings) -> str:
     changes = _rows({name: value for name, value in model.items() if before.get(name) != value})
     changed = f" with {', '.join(map(' '.join, changes))}" if changes else ""
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."
-
-
-def _progress(run: RunFolder, settings: RunSettings) -> list[str]:
-    if run.result() is not None:
-        return []
-    epoch = max(line["epoch"] for line in run.metrics())
-    return [f"The run is not complete: this is what it was after epoch {epoch} of {settings.train.epochs}."]
 
 
 def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
@@ -94,12 +90,9 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
             facts.append(Fact(f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
+    facts.append(Fact("Parameters", f"{result['parameters']:,}"))
     time = timedelta(seconds=round(result["seconds"]))
-    return [
-        *facts,
-        Fact("Parameters", f"{result['parameters']:,}"),
-        Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs"),
-    ]
+    return [*facts, Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs")]
 
 
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
