@@ -223,14 +223,15 @@ def table_of_counts() -> PaperTable:
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
     """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
-    rows, values = [], {}
+    rows, values = [], dict[str, list[dict[str, Any]]]()
     for title, layers in models.items():
-        values[title] = [head for number, layer in enumerate(layers, start=1) for head in _heads(number, layer)]
-        for number in range(1, len(layers) + 1):
-            here = [head for head in values[title] if head["layer"] == number]
-            fixed = [head for head in here if head["fixed"]]
+        values[title] = []
+        for number, layer in enumerate(layers, start=1):
+            heads = _heads(number, layer)
+            values[title] += heads
+            fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
-            rows.append((title, str(number), f"{len(fixed)} of {len(here)}", "; ".join(which) or "none"))
+            rows.append((title, str(number), f"{len(fixed)} of {len(heads)}", "; ".join(which) or "none"))
     limits = f"at least {LEAST_MASS:.0%} of the attention on one shift, constancy at least {LEAST_CONSTANCY:g}"
     columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
     table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))

@@ -54,7 +54,6 @@ _STYLE: dict[str, object] = {
     "ytick.labelsize": 8.0,
     "legend.fontsize": 9.0,
     "legend.frameon": False,
-    "figure.facecolor": "white",
     "figure.titlesize": 12.0,
     "image.interpolation": "none",
     "text.parse_math": False,  # a run may be called "50$"
@@ -63,7 +62,6 @@ _STYLE: dict[str, object] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "attnconv",
 }
-
 
 house_style = partial(matplotlib.style.context, ["default", _STYLE])
 """Context and decorator, `@house_style()`: matplotlib's defaults with the style of the report."""
