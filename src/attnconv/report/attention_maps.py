@@ -99,11 +99,7 @@ def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options
 
 @house_style()
 def _draw(
-    layers: Sequence[LayerMaps],
-    orders: Sequence[Sequence[int]],
-    title: str,
-    zoom: int | None,
-    picture: FloatArray | None,
+    layers: Sequence[LayerMaps], orders: list[list[int]], title: str, zoom: int | None, picture: FloatArray | None
 ) -> Figure:
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
     width = max(size[0] for size in sizes)
