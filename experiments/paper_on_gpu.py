@@ -42,8 +42,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.errors import bad
-from attnconv.paper.models import DROPPED, PRUNED, SOURCE
-from attnconv.paper.training_plan import ALL_RUNS, FIRST_SEED, NothingToPruneError, PlannedRun, plan_runs, pruned_start
+from attnconv.paper.training_plan import (
+    ALL_RUNS,
+    DROPPED,
+    FIRST_SEED,
+    PRUNED,
+    SOURCE,
+    NothingToPruneError,
+    PlannedRun,
+    plan_runs,
+    pruned_start,
+)
 from attnconv.training.run_folder import RunFolder
 from experiments.paper_export import RECIPE_RUNS, export, join
 from experiments.recipe_candidates import over_epochs

@@ -16,12 +16,20 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
-from attnconv.paper.claims import CLAIMS, MARGIN, Claim
 from attnconv.paper.finished_run import StudyRun
-from attnconv.paper.measures import Found
-from attnconv.paper.models import DROPPED, PRUNED, SOURCE
-from attnconv.paper.observations import Observation, no_gain, observe, table_of_layers, table_of_observations, vote
-from attnconv.paper.training_plan import ALL_RUNS
+from attnconv.paper.observations import (
+    CLAIMS,
+    MARGIN,
+    Claim,
+    Found,
+    Observation,
+    no_gain,
+    observe,
+    table_of_layers,
+    table_of_observations,
+    vote,
+)
+from attnconv.paper.training_plan import ALL_RUNS, DROPPED, PRUNED, SOURCE
 from attnconv.report import run_data
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 from attnconv.training.run_folder import RunFolder, write_json

@@ -17,16 +17,17 @@ from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
 from attnconv.paper.finished_run import StudyRun
-from attnconv.paper.models import PAPER_MODELS
 from attnconv.paper.tables import (
     ENCODINGS_OF,
     PAPER_TABLE_2,
     table_of_accuracy,
     table_of_counts,
+    table_of_encodings,
     table_of_fixed_shifts,
     table_of_hyper_parameters,
     table_of_trainings,
 )
+from attnconv.paper.training_plan import PAPER_MODELS
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
@@ -160,6 +161,7 @@ class TestTables:
 
     def test_table_3_names_encodings_that_there_are(self) -> None:
         assert {name for *_, names in ENCODINGS_OF for name in names} == set(ENCODING_NAMES)
+        assert table_of_encodings().table.rows[3] == ("Dai et al. (2019)", "sinusoids", "yes", "sinusoidal")
 
 
 class TestFixedShifts:

@@ -5,8 +5,7 @@ import pytest
 
 from attnconv.models.operation_counts import flops_all
 from attnconv.models.settings import AttentionSettings
-from attnconv.paper.models import DROPPED, PRUNED, SOURCE
-from attnconv.paper.training_plan import RUNS, plan_runs, runs_in, settings_at
+from attnconv.paper.training_plan import DROPPED, PRUNED, RUNS, SOURCE, plan_runs, runs_in, settings_at
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import problems

@@ -8,13 +8,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from attnconv.report.attention_maps import LayerMaps, draw_attention_maps, reading_order
-from attnconv.report.gaussian_contours import FloatArray
+from attnconv.report.figure_style import FloatArray
 from tests.report.making import outside, overlaps, text_boxes
 
 
 def layer_of(heads: int, rows: int, columns: int, query: tuple[float, float] = (0.0, 0.0), seed: int = 0) -> LayerMaps:
     maps = np.random.default_rng(seed).random((heads, rows, columns)) ** 8
-    return LayerMaps.of(f"layer {seed + 1}", maps / maps.sum((1, 2), keepdims=True), query)
+    return LayerMaps(f"layer {seed + 1}", maps / maps.sum((1, 2), keepdims=True), query)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_most_concentrated_head_comes_first_and_broken_ones_last() -> None:
 
 
 def test_labels_name_heads_and_peaks() -> None:
-    maps = LayerMaps.of("layer 1", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
+    maps = LayerMaps("layer 1", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
     texts = [text for text, _ in text_boxes(draw_attention_maps([maps], title="t"))]
     assert [text for text in texts if text.isdigit() or text.endswith("%") or text == "NaN"] == [
         "1",
@@ -63,7 +63,7 @@ def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
 
 
 def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
-    maps = LayerMaps.of("layer 1", np.arange(1.0, 37.0).reshape(1, 6, 6) / 666.0, (0.0, 5.0))
+    maps = LayerMaps("layer 1", np.arange(1.0, 37.0).reshape(1, 6, 6) / 666.0, (0.0, 5.0))
     figure = draw_attention_maps([maps], title="t", zoom=3)
     np.testing.assert_allclose(figure.axes[0].images[0].get_clim(), (0.0, 36.0 / 666.0))  # of the whole map
     grey = np.array(to_rgb("#eef0f2")) * 255
@@ -74,7 +74,7 @@ def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
 
 
 def test_whole_window_outside_the_image_is_blank() -> None:
-    far = LayerMaps.of("layer 1", np.full((1, 2, 2), 0.25), (30.0, 30.0))
+    far = LayerMaps("layer 1", np.full((1, 2, 2), 0.25), (30.0, 30.0))
     shown = colours_within(draw_attention_maps([far], title="t", zoom=3), (3, 3))
     np.testing.assert_allclose(shown - np.array(to_rgb("#eef0f2")) * 255, 0.0, atol=1.5)
 
@@ -86,7 +86,7 @@ def test_given_orders_are_kept() -> None:
 
 
 def test_a_picture_is_above_its_maps() -> None:
-    layers = [LayerMaps.of("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
+    layers = [LayerMaps("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
     figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
     assert overlaps(figure) == []
     bare = draw_attention_maps(layers, title="t")
@@ -106,5 +106,5 @@ def test_bad_input() -> None:
         draw_attention_maps([layer], title="t", orders=[[0, 0]])
     for shape in ((3, 3), (0, 3, 3), (2, 3, 0)):
         with pytest.raises(ValueError, match="maps: must have the shape") as caught:
-            LayerMaps.of("layer 1", np.zeros(shape), (0.0, 0.0))
+            LayerMaps("layer 1", np.zeros(shape), (0.0, 0.0))
         assert str(shape) in str(caught.value)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from attnconv.report.figure_style import printable, save
-from attnconv.report.gaussian_contours import HeadGaussians
-from attnconv.report.head_centres import draw_centres
+from attnconv.report.head_centres import HeadGaussians, draw_centres
 
-HEADS = HeadGaussians.of([[0, 1], [2, -1]], [np.eye(2)] * 2)
+HEADS = HeadGaussians([[0, 1], [2, -1]], [np.eye(2)] * 2)
 
 
 def test_both_files_are_written_and_alike_each_time(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from attnconv._util.settings import Fine, Natural, Problem
 from attnconv.cli.parsing import in_flags, parse
 from attnconv.cli.tables import print_table
 from attnconv.paper import training_plan
-from attnconv.paper.models import PRUNED, SOURCE
-from attnconv.paper.training_plan import PlannedRun, ScaleName
+from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
 from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.run_folder import RunFolder
 

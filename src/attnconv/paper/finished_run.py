@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, final
 
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from attnconv.inspect.capture import visit_attention
@@ -14,13 +15,13 @@ from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator
-from attnconv.report.run_data import images_for
-from attnconv.report.run_figures import PLACES
+from attnconv.report.run_data import PLACES, images_for
 from attnconv.training.initial_model import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
-BATCH = 10
+_BATCH = 10
+LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift
 
 
 @final
@@ -97,6 +98,11 @@ def _layer_statistics(model: nn.Module, images: Tensor) -> list[LayerStatistics]
     def add(name: str, operator: AttentionOperator) -> None:
         running.setdefault(name, RunningStatistics()).add(operator)
 
-    for batch in images.split(BATCH):
+    for batch in images.split(_BATCH):
         visit_attention(model, batch, add)
     return [statistics.result() for statistics in running.values()]
+
+
+def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
+    """Whether each head has most of its mass on one shift, and a pattern that hardly changes with the query."""
+    return (layer.shift_mass >= LEAST_MASS) & (layer.constancy >= LEAST_CONSTANCY)

@@ -19,10 +19,9 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.paper import tables
 from attnconv.paper.figures import FIGURES
 from attnconv.paper.finished_run import Runs, StudyRun
-from attnconv.paper.models import PAPER_MODELS
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
 from attnconv.paper.tables import PaperTable
-from attnconv.paper.training_plan import ALL_RUNS
+from attnconv.paper.training_plan import ALL_RUNS, PAPER_MODELS
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 

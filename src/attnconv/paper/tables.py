@@ -15,13 +15,13 @@ from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import Table, pruned_settings, table_2
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
-from attnconv.paper.finished_run import Runs, StudyRun
-from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, at_fixed_shift
-from attnconv.paper.models import PAPER_MODELS
+from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
+from attnconv.paper.training_plan import PAPER_MODELS
 from attnconv.training.recipes import recipe, table_rows
 
-Unit: TypeAlias = Literal["share", "points", "number", "minutes"]
+Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
 MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+_COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
 # Table 2 of the paper, as printed.
 PAPER_TABLE_2: Mapping[str, str] = {
@@ -66,11 +66,7 @@ class PaperTable:
 def formatted(values: Sequence[float], unit: Unit) -> str:
     """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values.
 
-    Shares and points are fractions of 1.
-
-    Example:
-        >>> formatted([0.8, 0.9], "share"), formatted([0.012], "points"), formatted([3.0, 7e12], "number")
-        ('85.0 ± 7.1 %', '+1.20 points', '3.00 to 7e+12')
+    Shares are fractions of 1 printed in percent, points differences of such in percentage points.
     """
     if not values:
         return "-"
@@ -91,7 +87,8 @@ def _in_unit(value: float, unit: Unit) -> str:
         return "infinite" if math.isinf(value) else "unknown"
     if unit == "number":
         return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"
-    return f"{value:.2f}" if unit == "points" else f"{value:.1f}"
+    digits = {"points": 2, "fraction": 3}.get(unit, 1)
+    return f"{value:.{digits}f}"
 
 
 def accuracies(runs: Sequence[StudyRun]) -> list[float]:
@@ -105,10 +102,8 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
     on = ", ".join(data) or "cifar10"
-    title = {
-        1: f"Table 1: Test accuracy on {on} and model sizes. SA stands for self-attention",
-        4: f"Table 4: Number of parameters and accuracy on {on} per model. SA stands for self-attention",
-    }[number]
+    shown = {1: f"Test accuracy on {on} and model sizes", 4: f"Number of parameters and accuracy on {on} per model"}
+    title = f"Table {number}: {shown[number]}. SA stands for self-attention"
     columns = (
         "Models",
         "accuracy, paper",
@@ -143,25 +138,17 @@ def _accuracy_entry(name: str, runs: Sequence[StudyRun]) -> dict[str, Any]:
 
 def _accuracy_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     paper, here = entry["paper"], entry["here"]
-    ours, runs, counts = "-", "-", ["-"] * 3
+    printed = formatted([paper["accuracy"]] if paper["accuracy"] else [], "fraction")
+    ours, runs, size, *flops = ["-"] * 5
     if here is not None:
-        count = len(here["accuracies"])
+        count, ours = len(here["accuracies"]), formatted(here["accuracies"], "fraction")
         runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}{'' if count else ' complete'}"
-        ours = _rounded(here["accuracy"])
-        if here["deviation"] is not None:
-            ours += f" ± {_rounded(here['deviation'])}"
-        counts = [f"{here[name]:,}" for name in ("parameters", "flops_paper_way", "flops_everything")]
-    size, *flops = counts
-    return (entry["model"], _rounded(paper["accuracy"]), ours, runs, paper["parameters"], size, paper["flops"], *flops)
-
-
-def _rounded(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+        size, *flops = (f"{here[name]:,}" for name in _COUNTS)
+    return (entry["model"], printed, ours, runs, paper["parameters"], size, paper["flops"], *flops)
 
 
 def _counts(model: ModelSettings) -> dict[str, int]:
-    counts = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
-    return {name: count(model) for name, count in counts.items()}
+    return {name: count(model) for name, count in _COUNTS.items()}
 
 
 def table_of_trainings(runs: Runs) -> PaperTable:
@@ -211,12 +198,7 @@ def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
 
 
 def table_of_encodings() -> PaperTable:
-    """Table 3: the positional encodings of other models, and the encodings of this library that are of that kind.
-
-    Example:
-        >>> table_of_encodings().table.rows[3]
-        ('Dai et al. (2019)', 'sinusoids', 'yes', 'sinusoidal')
-    """
+    """Table 3: the positional encodings of other models, and the encodings of this library that are of that kind."""
     values = [dict(zip(("model", "kind", "relative", "here"), row, strict=True)) for row in ENCODINGS_OF]
     rows = tuple(
         (model, kind, "yes" if relative else "no", ", ".join(names)) for model, kind, relative, names in ENCODINGS_OF
@@ -241,14 +223,15 @@ def table_of_counts() -> PaperTable:
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
     """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
-    rows, values = [], {}
+    rows, values = [], dict[str, list[dict[str, Any]]]()
     for title, layers in models.items():
-        values[title] = [head for number, layer in enumerate(layers, start=1) for head in _heads(number, layer)]
-        for number in range(1, len(layers) + 1):
-            here = [head for head in values[title] if head["layer"] == number]
-            fixed = [head for head in here if head["fixed"]]
+        values[title] = []
+        for number, layer in enumerate(layers, start=1):
+            heads = _heads(number, layer)
+            values[title] += heads
+            fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
-            rows.append((title, str(number), f"{len(fixed)} of {len(here)}", "; ".join(which) or "none"))
+            rows.append((title, str(number), f"{len(fixed)} of {len(heads)}", "; ".join(which) or "none"))
     limits = f"at least {LEAST_MASS:.0%} of the attention on one shift, constancy at least {LEAST_CONSTANCY:g}"
     columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
     table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))

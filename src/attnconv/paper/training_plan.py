@@ -1,4 +1,4 @@
-"""The runs of the study at a chosen scale, and how each is trained; torch is imported for pruning only.
+"""The models of the study, its runs at a chosen scale, and how each is trained; torch is imported for pruning only.
 
     paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
     small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
@@ -9,23 +9,54 @@ The pruned model continues the generalised one, as in the paper (100 epochs afte
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, final
 
+from attnconv.models.preset_tables import PAPER_ACCURACY
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
-from attnconv.paper.models import DROPPED, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings, ScheduleSettings
 
 ScaleName = Literal["tiny", "mini", "small", "paper"]
 
+SOURCE, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"  # the second continues the first
+CONTENT = "learned-content"
+DROPPED = "quadratic-attention-dropout"  # drops attention probabilities as the paper's code does; in no table or figure
+
+
+@final
+@dataclass(frozen=True)
+class PaperModel:
+    """One model of the paper, with its numbers as printed; a dash where the paper gives none."""
+
+    title: str  # of its row in Tables 1 and 4
+    parameters: str = "-"
+    flops: str = "-"
+    table_1: bool = False  # whether Table 1 has it
+
+    @property
+    def accuracy(self) -> float | None:
+        """Printed test accuracy on CIFAR-10, 0 to 1; None if the paper gives none."""
+        return PAPER_ACCURACY.get(self.title)
+
+
+PAPER_MODELS: Mapping[str, PaperModel] = {
+    "resnet18": PaperModel("ResNet18", "11.2M", "1.1B", table_1=True),
+    "quadratic": PaperModel("SA quadratic emb.", "12.1M", "6.2B", table_1=True),
+    SOURCE: PaperModel("SA quadratic emb. gen.", "12.1M", "6.2B"),
+    PRUNED: PaperModel("SA quadratic emb. gen. pruned", "9.7M", "4.9B"),
+    "learned": PaperModel("SA learned emb.", "12.3M", "6.2B", table_1=True),
+    CONTENT: PaperModel("SA learned emb. + content", "29.5M", "15B", table_1=True),
+    "quadratic-16-heads": PaperModel("SA quadratic emb., 16 heads"),
+}
+"""Name -> model, in the order of Table 4, which is also the order of training."""
+
 RUNS: tuple[str, ...] = tuple(PAPER_MODELS)
-ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)
-"""With the run that is trained only if it is asked for by name."""
+ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)  # the last is trained only if it is asked for by name
 
 ATTENTION_DROPOUT = 0.1  # of the authors' code; the presets have none
 FIRST_SEED = 42
@@ -60,12 +91,7 @@ class PlannedRun:
 
 
 def plan_runs(
-    scale: ScaleName,
-    out: str | Path,
-    *,
-    names: Sequence[str] = (),
-    seeds: int = 1,
-    data_root: str = "data",
+    scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
 ) -> list[PlannedRun]:
     """List the runs of a reproduction in the folder `out`, seed by seed from 42.
 
@@ -141,13 +167,10 @@ def _tiny(name: str, label: str) -> RunSettings:
 
 def continued(settings: RunSettings, label: str) -> RunSettings:
     """Return how a pruned model trains on: a third of the epochs at a tenth of the rate, without warm-up."""
-    return replace(
-        settings,
-        preset=label,
-        optim=replace(settings.optim, learning_rate=settings.optim.learning_rate / 10),
-        schedule=ScheduleSettings(name="cosine", warmup=0.0),
-        train=replace(settings.train, epochs=max(1, settings.train.epochs // 3)),
-    )
+    optim = replace(settings.optim, learning_rate=settings.optim.learning_rate / 10)
+    train = replace(settings.train, epochs=max(1, settings.train.epochs // 3))
+    schedule = ScheduleSettings(name="cosine", warmup=0.0)
+    return replace(settings, preset=label, optim=optim, schedule=schedule, train=train)
 
 
 @final

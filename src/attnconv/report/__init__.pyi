@@ -6,14 +6,14 @@ from .attention_maps import (
     LayerMaps as LayerMaps,
     draw_attention_maps as draw_attention_maps,
 )
-from .audit_figures import (
+from .audit_report import (
     draw_profiles as draw_profiles,
     draw_scores as draw_scores,
+    write_audit as write_audit,
 )
-from .audit_report import write_audit as write_audit
 from .figure_style import save as save
-from .gaussian_contours import HeadGaussians as HeadGaussians
 from .head_centres import (
+    HeadGaussians as HeadGaussians,
     draw_centres as draw_centres,
     draw_centres_over_training as draw_centres_over_training,
 )

@@ -1,7 +1,6 @@
 """Figures 2 and 13: accuracy over the epochs, of one run or of several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,14 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, colour_of, house_style, printable, shape_of
-from attnconv.report.gaussian_contours import FloatArray
+from attnconv.report.figure_style import GRID, FloatArray, colour_of, house_style, printable, shape_of
 
 _DASHES = {"train": ":", "validation": "-", "test": "--"}
 SPLITS: tuple[str, ...] = tuple(_DASHES)
 
 
-@dataclass(frozen=True, eq=False)
 class Curve:
     """The accuracy of one run on one split.
 
@@ -24,28 +21,21 @@ class Curve:
         run: Name of the run.
         split: `train`, `validation` or `test`.
         epochs: (n,) epochs at whose end it was measured.
-        accuracy: (n,) part of the images classified correctly, 0 to 1.
+        accuracy: (n,) part of the images classified correctly, 0 to 1; a missing one (None) is left out of the line.
 
     Raises:
-        ValueError: An unknown split, no point, or arrays of different lengths.
+        ValueError: An unknown split, no point, or lists of different lengths.
     """
 
-    run: str
-    split: str
-    epochs: FloatArray
-    accuracy: FloatArray
-
-    def __post_init__(self) -> None:
-        if self.split not in _DASHES:
-            raise ValueError(bad("split", f"must be one of {', '.join(_DASHES)}", repr(self.split)))
+    def __init__(self, run: str, split: str, epochs: Any, accuracy: Any) -> None:
+        self.run, self.split = run, split
+        self.epochs: FloatArray = np.asarray(epochs, dtype=np.float64)
+        self.accuracy: FloatArray = np.asarray(accuracy, dtype=np.float64)
+        if split not in _DASHES:
+            raise ValueError(bad("split", f"must be one of {', '.join(_DASHES)}", repr(split)))
         if self.epochs.ndim != 1 or self.epochs.shape != self.accuracy.shape or not len(self.epochs):
             got = f"{self.epochs.shape} and {self.accuracy.shape}"
             raise ValueError(bad("epochs, accuracy", "must be two lists of the same length, at least 1", got))
-
-    @staticmethod
-    def of(run: str, split: str, epochs: Any, accuracy: Any) -> "Curve":
-        """From lists, arrays or tensors; a missing accuracy (None) is left out of the line."""
-        return Curve(run, split, np.asarray(epochs, dtype=np.float64), np.asarray(accuracy, dtype=np.float64))
 
     @property
     def last(self) -> float:
@@ -76,26 +66,17 @@ def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
     for index, curve in enumerate(curves):
         name = f"{curve.run}, {curve.split}" if len(splits) > 1 else curve.run
         name = curve.split if len(runs) == 1 else name
-        axes.plot(
-            curve.epochs,
-            curve.accuracy,
-            label=printable(f"{name}: {curve.last:.1%} at the end", width=80),
-            color=colour_of(index),
-            linestyle=_DASHES[curve.split] if len(splits) > 1 else "-",
-            linewidth=1.8,
-            marker=shape_of(index),
-            markersize=5.0,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            markevery=max(1, len(curve.epochs) // 8),
-        )
+        label = printable(f"{name}: {curve.last:.1%} at the end", width=80)
+        (line,) = axes.plot(curve.epochs, curve.accuracy, marker=shape_of(index), color=colour_of(index), label=label)
+        line.set(linestyle=_DASHES[curve.split] if len(splits) > 1 else "-", linewidth=1.8)
+        line.set(markersize=5.0, markeredgecolor="white", markeredgewidth=0.5)
+        line.set_markevery(max(1, len(curve.epochs) // 8))
     low, high = axes.get_ylim()
     axes.set(xlabel="epoch", ylabel="accuracy", ylim=(max(low, -0.02), min(high, 1.02)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     axes.grid(color=GRID, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        axes.lines, [str(line.get_label()) for line in axes.lines], loc="outside lower center", handlelength=3.0
-    )
+    names = [str(line.get_label()) for line in axes.lines]
+    figure.legend(axes.lines, names, loc="outside lower center", handlelength=3.0)
     return figure

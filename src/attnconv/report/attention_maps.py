@@ -5,7 +5,6 @@ Concentrated and spread heads cannot share a colour scale: each map is scaled to
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from matplotlib.transforms import Bbox, BboxTransform
 
 from attnconv._util.errors import bad
 from attnconv.inspect.query_maps import QueryMaps
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid, mark_query
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, mark_query, printable
 
 _SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image above the maps
 _GAP, _LABEL = 0.12, 0.17
@@ -31,7 +28,6 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
 class LayerMaps:
     """Attention of one query in one layer.
 
@@ -44,27 +40,13 @@ class LayerMaps:
         ValueError: Maps that are not three-dimensional or hold no pixel.
     """
 
-    title: str
-    maps: FloatArray
-    query: tuple[float, float]
-
-    def __post_init__(self) -> None:
+    def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
+        self.title, self.query = title, query
+        self.maps: FloatArray = np.asarray(maps, dtype=np.float64)
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            requirement = "must have the shape (heads, rows, columns), each at least 1"
-            raise ValueError(bad("maps", requirement, self.maps.shape))
-
-    @staticmethod
-    def of(title: str, maps: Any, query: tuple[float, float]) -> "LayerMaps":
-        """From nested lists, arrays or tensors."""
-        return LayerMaps(title, np.asarray(maps, dtype=np.float64), query)
-
-
-def maps_of_query(layers: Sequence[QueryMaps], index: int) -> list[LayerMaps]:
-    """The maps of one query of `mean_query_maps`, layer by layer."""
-    return [
-        LayerMaps.of(f"layer {number}", layer.maps[index], layer.positions[index])
-        for number, layer in enumerate(layers, start=1)
-    ]
+            raise ValueError(
+                bad("maps", "must have the shape (heads, rows, columns), each at least 1", self.maps.shape)
+            )
 
 
 def reading_order(maps: FloatArray) -> list[int]:
@@ -108,13 +90,16 @@ def draw_attention_maps(
     return _draw(layers, chosen, title, zoom, picture)
 
 
+def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
+    """Draw the maps of one query of `mean_query_maps`, with the heads in the order of the first query's."""
+    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers, 1)]
+    orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
+    return draw_attention_maps(maps, title=title, orders=orders, **options)
+
+
 @house_style()
 def _draw(
-    layers: Sequence[LayerMaps],
-    orders: Sequence[Sequence[int]],
-    title: str,
-    zoom: int | None,
-    picture: FloatArray | None,
+    layers: Sequence[LayerMaps], orders: list[list[int]], title: str, zoom: int | None, picture: FloatArray | None
 ) -> Figure:
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
     width = max(size[0] for size in sizes)
@@ -126,15 +111,9 @@ def _draw(
         for start in range(0, len(order), columns)
     ]
     above = [] if picture is None else [_PICTURE]
-    grid = PanelGrid(
-        [width] * columns,
-        [*above, *(size[1] for _, _, size, _ in lines)],
-        title=title,
-        note=_NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels.",
-        gap=(_GAP, _LABEL + _GAP),
-        left=0.72,
-        above=_LABEL,
-    )
+    widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
+    note = _NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels."
+    grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
     # All maps are artists of one axes, in parts of the figure: axes of their own would take three times as long.
     page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
     page.set_axis_off()
@@ -173,7 +152,8 @@ def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bb
     _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
     at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
     page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
-    page.annotate(_percent(largest), (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
+    peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
+    page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
@@ -194,12 +174,5 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
 
 def _label(page: Axes, text: str, box: Bbox) -> None:
     """The name of a row, to the left of its first map."""
-    place = (box.x0, (box.y0 + box.y1) / 2)
-    text = printable(text, width=9)
+    text, place = printable(text, width=9), (box.x0, (box.y0 + box.y1) / 2)
     page.annotate(text, place, (-6.0, 0.0), "data", "offset points", ha="right", va="center")
-
-
-def _percent(probability: float) -> str:
-    if not math.isfinite(probability):
-        return "NaN"
-    return f"{probability:.0%}" if probability >= 0.0995 else f"{probability:.1%}"

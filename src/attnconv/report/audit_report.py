@@ -9,12 +9,17 @@ from statistics import fmean
 
 import matplotlib
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 import attnconv
+from attnconv._util.errors import bad
 from attnconv.inspect.auditing import Audit, LayerAudit
 from attnconv.inspect.kernel_expressibility import KERNEL
+from attnconv.inspect.shift_profiles import ShiftProfile
 from attnconv.models.preset_tables import Table
-from attnconv.report.audit_figures import draw_profiles, draw_scores
+from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
 from attnconv.training.run_folder import write_text
 
@@ -35,6 +40,14 @@ LAYER_COLUMNS: tuple[str, ...] = tuple(_LAYER_CELLS)
 _HEAD_COLUMNS = ("head", "best shift", "mass", "constancy", "entropy", "distance", "mass elsewhere", "content share")
 _SHOWN = 4  # layers whose figures are not folded
 
+_BAR, _PANEL = 0.27, 1.25  # inches
+_NAME_WIDTH = 44  # characters
+_COLUMNS = 6
+_LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
+_NOTE = (
+    "Each panel: shifts around the query (black frame), rows downwards. Colour: mean attention at a shift, from pale "
+    "(0) to dark (the head's largest, printed below). Orange frame: the shift with the most."
+)
 _SCORE_TEXT = (
     "The score is the share of attention that a convolution with one tap per head would account for: 1 for a "
     "convolution, 0 for uniform or random attention. Attention in one Gaussian around every query is a convolution "
@@ -77,10 +90,9 @@ def write_audit(
     Example:
         >>> import tempfile
         >>> from attnconv.inspect import audit
-        >>> from attnconv.convert import from_conv
-        >>> found = audit(from_conv(torch.nn.Conv2d(3, 4, 3, padding=1)), torch.randn(2, 3, 8, 8))
+        >>> found = audit(attnconv.SelfAttention2d(3, 4, heads=2), torch.randn(2, 3, 8, 8))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_audit(found, folder, title="a convolution").name
+        ...     write_audit(found, folder, title="two heads").name
         'index.html'
     """
     out = Path(out)
@@ -133,9 +145,9 @@ def _facts(found: Audit) -> list[Fact]:
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
-    aside = (
-        f"{most_queries} queries of each, of {of}" if len(queries) == 1 else f"at most {most_queries} queries of each"
-    )
+    aside = f"{most_queries} queries of each, of {of}"
+    if len(queries) > 1:
+        aside = f"at most {most_queries} queries of each"
     return [
         Fact("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
         Fact("Highest score", f"{most:.2f}", best),
@@ -148,29 +160,24 @@ def _scores(found: Audit, folder: Path) -> Section:
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
-    picture = Picture.saved(
-        figure,
-        folder / "scores",
-        alt=f"Convolution score of each layer. {words}.",
-        caption="Layers in the order in which they run.",
-    )
+    alt, caption = f"Convolution score of each layer. {words}.", "Layers in the order in which they run."
+    picture = Picture.saved(figure, folder / "scores", alt=alt, caption=caption)
     return Section("How convolutional is it?", _SCORE_TEXT, [picture])
 
 
 def _layers(found: Audit) -> Section:
-    rows = tuple(layer_row(layer) for layer in found.layers)
-    notes = [
-        f"{KERNEL} x {KERNEL} missed is not known of {layer.name}: {layer.span_unknown}."
-        for layer in found.layers
-        if layer.span_unknown
-    ]
+    unknown = {layer.name: layer.span_unknown for layer in found.layers if layer.span_unknown}
+    notes = [f"{KERNEL} x {KERNEL} missed is not known of {name}: {reason}." for name, reason in unknown.items()]
+    rows = tuple(map(layer_row, found.layers))
     table = Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)
     return Section("Layers", _LAYER_TEXT, notes=notes, tables=[table])
 
 
 def _heads(found: Audit, folder: Path) -> Section:
     pictures, notes = [], []
-    _remove_heads(folder)
+    for path in folder.glob("heads-*"):  # of an earlier audit, which had other layers
+        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
+            path.unlink()
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
@@ -178,22 +185,9 @@ def _heads(found: Audit, folder: Path) -> Section:
             name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
             pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{name}"))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
-    return Section(
-        "Heads",
-        _HEAD_TEXT,
-        pictures=shown,
-        folded=folded,
-        fold="The other layer" if len(folded) == 1 else f"The other {len(folded)} layers",
-        notes=notes,
-        folded_tables=[Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers],
-    )
-
-
-def _remove_heads(folder: Path) -> None:
-    """Remove the figures of heads of an earlier audit, which had other layers."""
-    for path in folder.glob("heads-*"):
-        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
-            path.unlink()
+    fold = "The other layer" if len(folded) == 1 else f"The other {len(folded)} layers"
+    tables = [Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers]
+    return Section("Heads", _HEAD_TEXT, shown, folded=folded, fold=fold, notes=notes, folded_tables=tables)
 
 
 def _profiles(layer: LayerAudit, stem: Path) -> Picture:
@@ -213,3 +207,86 @@ def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:
         (str(head), f"({', '.join(map(str, shift))})", *map(_number, row))
         for head, (shift, *row) in enumerate(zip(found.best_shift.tolist(), *numbers, strict=True))
     )
+
+
+@house_style()
+def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) -> Figure:
+    """Draw the convolution score of each layer as a bar, the first layer on top.
+
+    Args:
+        names: Of the layers.
+        scores: As many, from 0 to 1.
+        title: Heading.
+
+    Raises:
+        ValueError: There is no layer, or not one score for each.
+    """
+    if not names or len(names) != len(scores):
+        raise ValueError(bad("scores", "must hold one number for each of at least one layer", len(scores)))
+    figure = Figure(figsize=(7.5, 1.3 + _BAR * len(names)), layout="constrained")
+    figure.suptitle(printable(title, width=70))
+    axes = figure.subplots()
+    places = range(len(names))
+    bars = axes.barh(places, scores, height=0.66, color=colour_of(0))
+    axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8.0)
+    lines = [printable(name) for name in names]  # too long ones keep their ends, where layers differ
+    axes.set_yticks(places, [line if len(line) <= _NAME_WIDTH else f"...{line[3 - _NAME_WIDTH :]}" for line in lines])
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xlabel="convolution score", axisbelow=True)
+    axes.tick_params(left=False)
+    axes.grid(axis="x", color=GRID, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("0: uniform or random attention", loc="left", fontsize=8.0, color=FAINT)
+    axes.set_title("1: a convolution", loc="right", fontsize=8.0, color=FAINT)
+    return figure
+
+
+@house_style()
+def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
+    """Draw the mean attention of each head on the shifts around the query, most mass on one shift first.
+
+    Panels show 7 shifts per axis, or as many as show every head's best one, at most 15.
+
+    Args:
+        layer: Of one or two axes.
+        title: Heading.
+
+    Raises:
+        ValueError: The layer has three axes.
+    """
+    profile = layer.statistics.profile
+    if len(profile.reach) > 2:
+        fix = "Sum its profile over one axis."
+        raise ValueError(bad("layer", "must have one or two axes to be drawn", len(profile.reach), fix))
+    best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
+    far = min(max(_LEAST_REACH, *(abs(step) for shift in best for step in shift)), _MOST_REACH)
+    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in _two_axes(profile.reach)]
+    order = sorted(range(len(mass)), key=lambda head: -mass[head])
+    columns = min(_COLUMNS, len(order))
+    height = _PANEL * min(1.0, (bottom - top + 1) / (right - left + 1))
+    widths, heights = [_PANEL] * columns, [height] * math.ceil(len(order) / columns)
+    grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
+    for place, head in enumerate(order):
+        axes = grid.add(*divmod(place, columns))
+        _draw_head(axes, profile, head, best[head], mass[head])
+        axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
+        axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
+        axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
+    return grid.figure
+
+
+def _two_axes(reach: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Least and largest shift of rows and columns; a single axis lies along columns."""
+    return reach if len(reach) == 2 else ((0, 0), *reach)
+
+
+def _draw_head(axes: Axes, profile: ShiftProfile, head: int, best: Sequence[int], mass: float) -> None:
+    (top, bottom), (left, right) = _two_axes(profile.reach)
+    shown = profile.mass[head].cpu().numpy().reshape(bottom - top + 1, right - left + 1)
+    extent = (left - 0.5, right + 0.5, bottom + 0.5, top - 0.5)
+    axes.imshow(shown, cmap="Blues", vmin=0, vmax=mass or 1.0, extent=extent)
+    mark_query(axes, (0.0, 0.0))
+    corner = (best[-1] - 0.36, (best[0] if len(best) == 2 else 0) - 0.36)
+    axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
+    axes.spines[:].set_linewidth(0.6)
+    axes.set_title(f"head {head}", size=8.0, pad=2.5)
+    axes.set_xlabel(f"{mass:.3g} at ({', '.join(map(str, best))})", size=7.0, color=FAINT, labelpad=1.5)

@@ -1,4 +1,4 @@
-"""The style of all figures, their colours and texts, and saving them as PNG and SVG.
+"""The style of all figures, their colours and texts, panels of given sizes, and saving them as PNG and SVG.
 
 Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use nor change a user's plots, backend and
 `matplotlibrc`. SVG files have no date and a fixed salt, so that the same run gives the same bytes.
@@ -6,36 +6,39 @@ Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use
 
 import io
 import textwrap
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import matplotlib.style
-from matplotlib import font_manager
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import Normal, Stroke
+from matplotlib.transforms import Bbox
 
 from attnconv._util.atomic_write import write_atomically
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Span: TypeAlias = int | slice
+Size: TypeAlias = tuple[float, float]
+Anchor: TypeAlias = Literal["C", "N", "W"]
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
 
-# Nine hues that readers with any form of colour vision can tell apart (Okabe and Ito's without yellow and black; wine,
-# indigo and olive of Tol's set) and eight shapes: their pair repeats after 72 heads.
-COLOURS: tuple[str, ...] = (
-    "#0072b2",  # blue
-    "#d55e00",  # vermilion
-    "#009e73",  # green
-    "#cc79a7",  # pink
-    "#e69f00",  # orange
-    "#56b4e9",  # sky
-    "#882255",  # wine
-    "#332288",  # indigo
-    "#999933",  # olive
-)
-SHAPES: tuple[str, ...] = ("o", "s", "^", "D", "v", "P", "X", "h")
+# Nine hues that readers with any form of colour vision can tell apart: blue, vermilion, green, pink, orange and sky
+# (Okabe and Ito), wine, indigo and olive (Tol). With eight shapes their pair repeats after 72 heads.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#332288", "#999933")
+_SHAPES = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 _DPI = 200
+_NARROWEST, _RIGHT = 4.6, 0.2  # inches: least width of a `PanelGrid`, its right margin
 _STYLE: dict[str, object] = {
     "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
     "font.size": 9.0,
@@ -51,7 +54,6 @@ _STYLE: dict[str, object] = {
     "ytick.labelsize": 8.0,
     "legend.fontsize": 9.0,
     "legend.frameon": False,
-    "figure.facecolor": "white",
     "figure.titlesize": 12.0,
     "image.interpolation": "none",
     "text.parse_math": False,  # a run may be called "50$"
@@ -61,19 +63,18 @@ _STYLE: dict[str, object] = {
     "svg.hashsalt": "attnconv",
 }
 
-
 house_style = partial(matplotlib.style.context, ["default", _STYLE])
 """Context and decorator, `@house_style()`: matplotlib's defaults with the style of the report."""
 
 
 def colour_of(index: int) -> str:
     """Colour of a head or run, counted from 0."""
-    return COLOURS[index % len(COLOURS)]
+    return _COLOURS[index % len(_COLOURS)]
 
 
 def shape_of(index: int) -> str:
     """Matplotlib marker of a head or run, counted from 0."""
-    return SHAPES[index % len(SHAPES)]
+    return _SHAPES[index % len(_SHAPES)]
 
 
 def printable(text: str, *, width: int | None = None) -> str:
@@ -85,8 +86,64 @@ def printable(text: str, *, width: int | None = None) -> str:
 
 @lru_cache(maxsize=1)
 def _letters() -> frozenset[int]:
-    path = font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans"))
-    return frozenset(FT2Font(path).get_charmap())
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
+
+
+class PanelGrid:
+    """A figure with a grid of cells, a heading, and a note in small letters at its lower edge; lengths are in inches.
+
+    `gap` is between columns and between rows; `left`, `above` and `below` leave room for labels outside the cells.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[float],
+        heights: Sequence[float],
+        *,
+        title: str,
+        note: str = "",
+        gap: tuple[float, float],
+        left: float,
+        above: float = 0.0,
+        below: float = 0.0,
+    ) -> None:
+        inner = sum(widths) + gap[0] * (len(widths) - 1)
+        width = max(left + inner + _RIGHT, _NARROWEST)
+        heading, footer = printable(title, width=int(10.5 * width - 4)), printable(note, width=int(17 * width - 5))
+        top = 0.25 + 0.2 * (1 + heading.count("\n")) + above
+        bottom = below + (0.2 + 0.15 * (1 + footer.count("\n")) if note else 0.1)
+        height = top + sum(heights) + gap[1] * (len(heights) - 1) + bottom
+        self.figure = Figure(figsize=(width, height))
+        self.figure.suptitle(heading, y=1.0 - 0.14 / height, va="top", linespacing=1.2)
+        self.figure.text(0.5, 0.1 / height, footer, fontsize=7.5, color=FAINT, ha="center", linespacing=1.3)
+        start = (width + left - _RIGHT - inner) / 2
+        self.figure.subplots_adjust(start / width, bottom / height, (start + inner) / width, 1.0 - top / height)
+        between = gap[0] * len(widths) / sum(widths), gap[1] * len(heights) / sum(heights)
+        self.figure.subplots_adjust(wspace=between[0], hspace=between[1])
+        self.cells = self.figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
+
+    def box(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Bbox:
+        """The box of a cell, in fractions of the figure; or one of `size` inches, anchored in the cell."""
+        box = self.cells[row, column].get_position(self.figure)
+        if size is None:
+            return box
+        width, height = self.figure.get_size_inches()
+        return Bbox.from_bounds(0.0, 0.0, size[0] / width, size[1] / height).anchored(anchor, box)
+
+    def add(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Axes:
+        """Add axes without ticks to a cell; see `box`."""
+        return self.figure.add_axes(self.box(row, column, size, anchor=anchor).bounds, xticks=[], yticks=[])
+
+
+def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
+    """Draw a black frame around the query pixel, with a white rim that is visible on dark pixels.
+
+    `query` and `size` are (row, column) and (height, width) in the units of the axes.
+    """
+    corner = (query[1] - size[1] / 2, query[0] - size[0] / 2)
+    rim = [Stroke(linewidth=1.9, foreground="white"), Normal()]
+    frame = Rectangle(corner, size[1], size[0], fill=False, linewidth=0.9, zorder=2.0, path_effects=rim, **options)
+    axes.add_patch(frame)
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:

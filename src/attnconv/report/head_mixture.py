@@ -12,9 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid, mark_query
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, colour_of, house_style, mark_query
 
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
 _NOTE = (
@@ -50,7 +48,10 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
     for head, share in enumerate(shares):
         _draw_map(grid.add(head, 1, (_MAP, _MAP)), head, share, query, centres[head])
         matrix = grid.add(head, 2, (_MATRIX, _MATRIX))
-        _draw_matrix(matrix, head)
+        matrix.set_facecolor(to_rgba(colour_of(head), 0.25))
+        matrix.spines[:].set(edgecolor=colour_of(head), linewidth=1.2)
+        matrix.text(0.5, 0.5, f"W {head}", fontsize=8.5, ha="center", va="center")
+        matrix.text(-0.8, 0.5, "·", fontsize=14.0, ha="center", va="center")
         line = {"arrowstyle": "-", "color": FAINT, "shrinkA": 3.0, "shrinkB": 8.0}
         output.annotate("", (-1.9, 0.5), (1.0, 0.5), "axes fraction", matrix.transAxes, arrowprops=line)
     for column, words in enumerate(("input X", "attention A", "matrix W", "output at q")):
@@ -69,7 +70,7 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
     axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, color=GRID, linewidth=0.6)
     axes.vlines(np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, color=GRID, linewidth=0.6)
     axes.spines[:].set_visible(False)
-    mark_query(axes, (float(query[0]), float(query[1])))
+    mark_query(axes, query)
     axes.text(query[1], query[0], "q", fontsize=9.0, ha="center", va="center")
 
 
@@ -77,17 +78,10 @@ def _draw_map(axes: Axes, head: int, share: FloatArray, query: tuple[int, int], 
     shades = LinearSegmentedColormap.from_list(f"head {head}", ["white", colour_of(head)])
     axes.imshow(share, cmap=shades, vmin=0.0, vmax=1.0, aspect="auto")
     axes.spines[:].set_edgecolor(GRID)
-    mark_query(axes, (float(query[0]), float(query[1])))
+    mark_query(axes, query)
     axes.set_ylabel(f"head {head}", fontsize=8.5, rotation=0, ha="right", va="center", labelpad=6.0)
     shift = f"Δ = ({centre[0]:g}, {centre[1]:g})".replace("-", "−")
     axes.set_xlabel(shift, fontsize=7.5, color=FAINT, labelpad=2.0)
-
-
-def _draw_matrix(axes: Axes, head: int) -> None:
-    axes.set_facecolor(to_rgba(colour_of(head), 0.25))
-    axes.spines[:].set(edgecolor=colour_of(head), linewidth=1.2)
-    axes.text(0.5, 0.5, f"W {head}", fontsize=8.5, ha="center", va="center")
-    axes.text(-0.8, 0.5, "·", fontsize=14.0, ha="center", va="center")
 
 
 def _draw_output(axes: Axes) -> None:

@@ -12,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from attnconv.report.figure_style import FAINT, GRID, INK, house_style, printable
-from attnconv.report.gaussian_contours import FloatArray
-from attnconv.report.panel_grid import PanelGrid
+from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, printable
 from attnconv.theory.expressibility import Factorisation
 
 _TALLEST, _WIDEST = 4.6, 4.2  # inches, of one matrix
@@ -37,13 +35,9 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
 
     Example:
         >>> import torch
-        >>> from attnconv.theory.expressibility import factorise
-        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
-        >>> figure = draw_factorisation(
-        ...     factorise(one_pixel_each, 1, query=(0,), sizes=(2,)), title="two pixels"
-        ... )
-        >>> [axes.get_label() for axes in figure.axes]
-        ['phi', 'indicators', 'rows', 'difference', 'text']
+        >>> from attnconv.theory import factorise
+        >>> found = factorise(torch.eye(2)[:, None].expand(2, 2, 2), 1, query=(0,), sizes=(2,))
+        >>> figure = draw_factorisation(found, title="two pixels")
     """
     indicators, phi, rows = (
         np.asarray(matrix.cpu(), dtype=np.float64)
@@ -53,7 +47,10 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     (taps, heads), keys = phi.shape, rows.shape[1]
     cell, key = min(_CELL, _TALLEST / max(taps, heads)), min(_CELL, _WIDEST / keys)
     shifts, numbers = [_point(shift) for shift in factorisation.shifts], [str(head + 1) for head in range(heads)]
-    grid = _grid(title, phi.shape, keys, cell, key, _LETTER * max(map(len, shifts)))
+    widths = [max(_SLOT, width) for width in (keys * key, heads * cell, keys * key)]
+    heights, gap = [max(taps, heads) * cell, max(taps * cell, 1.2)], (0.5, 0.4 + _HEADING)
+    left = 0.1 + _LETTER * max(map(len, shifts))
+    grid = PanelGrid(widths, heights, title=title, gap=gap, left=left, above=_HEADING, below=0.3)
     between = f"from {_number(float(phi.min()))} to {_number(float(phi.max()))}"
     axes = grid.add(0, 1, (heads * cell, taps * cell))
     _draw(axes, "phi", phi, "Φ", between, float(np.abs(phi).max()))
@@ -75,14 +72,6 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     _write_sign(grid.figure.axes[2], "·", 0.3)
     _write_text(grid, factorisation)
     return grid.figure
-
-
-def _grid(title: str, counts: tuple[int, ...], keys: int, cell: float, key: float, labels: float) -> PanelGrid:
-    taps, heads = counts
-    widths = [max(_SLOT, width) for width in (keys * key, heads * cell, keys * key)]
-    heights = [max(taps, heads) * cell, max(taps * cell, 1.2)]
-    gap = (0.5, 0.4 + _HEADING)
-    return PanelGrid(widths, heights, title=title, gap=gap, left=0.1 + labels, above=_HEADING, below=0.3)
 
 
 def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, largest: float) -> None:

@@ -10,15 +10,21 @@ from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
-from attnconv.data.settings import DataSettings
 from attnconv.inspect.capture import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import SPLITS, Curve
-from attnconv.report.gaussian_contours import HeadGaussians
+from attnconv.report.head_centres import HeadGaussians
 from attnconv.training.run_folder import RunFolder
 
 IMAGES = 100  # test images over which attention that depends on images is averaged, as in the paper
+PLACES = ((0.5, 0.5), (0.25, 0.75))  # the two queries of Figures 6 and 7, as parts of height and width
+ZOOM = 7  # pixels, as in Figure 5
+PAPER_LAYER = 4  # the layer of Figure 3
+
+History = list[list[tuple[int, HeadGaussians]]]  # layer by layer: epochs and the heads at their ends
+
+_loaded = lru_cache(maxsize=1)(load_data)  # the runs of one study share their images
 
 
 def run_name(run: RunFolder) -> str:
@@ -36,18 +42,18 @@ def curves_of(run: RunFolder) -> list[Curve]:
     for split in SPLITS:
         points = {line["epoch"]: line["accuracy"] for line in lines if line["split"] == split}
         if points:
-            curves.append(Curve.of(run_name(run), split, list(points), list(points.values())))
+            curves.append(Curve(run_name(run), split, list(points), list(points.values())))
     return curves
 
 
-def heads_of(run: RunFolder) -> dict[str, list[tuple[int, HeadGaussians]]]:
-    """Name of each layer whose heads have centres -> (epoch, heads), from the initialisation (epoch 0) on."""
+def heads_of(run: RunFolder) -> History:
+    """The layers whose heads have centres, from the initialisation (epoch 0) on."""
     history: dict[str, list[tuple[int, HeadGaussians]]] = {}
     for line in run.heads():
         for layer in line["layers"]:
-            heads = HeadGaussians.of(layer["centres"], layer["covariance"])
+            heads = HeadGaussians(layer["centres"], layer["covariance"])
             history.setdefault(layer["name"], []).append((line["epoch"], heads))
-    return history
+    return list(history.values())
 
 
 def positions_of(run: RunFolder) -> tuple[int, int]:
@@ -61,11 +67,6 @@ def positions_of(run: RunFolder) -> tuple[int, int]:
 def test_data(run: RunFolder) -> Splits:
     """The images of a run; nothing is downloaded for a figure."""
     return _loaded(replace(run.settings().data, download=False))
-
-
-@lru_cache(maxsize=1)  # the runs of one study share their images
-def _loaded(settings: DataSettings) -> Splits:
-    return load_data(settings)
 
 
 def normalised(images: Tensor, loaded: LoadedModel, data: Splits) -> Tensor:

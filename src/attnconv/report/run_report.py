@@ -1,18 +1,26 @@
 """The report of a run: `index.html` and its figures, numbered as in the paper (`figures/figure-02-accuracy.png`)."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 from attnconv._util.settings import plain
+from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
+from attnconv.models.model_loader import load as load_model
 from attnconv.models.presets import PRESETS
-from attnconv.report.html_page import Fact, Page, render
-from attnconv.report.run_data import run_name
-from attnconv.report.run_figures import sections_of
+from attnconv.models.settings import AttentionSettings
+from attnconv.report import run_data
+from attnconv.report.accuracy_curves import draw_accuracy
+from attnconv.report.attention_maps import draw_query
+from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
+from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.run_data import PAPER_LAYER, PLACES, ZOOM, History
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
 
@@ -37,16 +45,19 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
     run = RunFolder(Path(run_dir))
     settings, record = run.settings(), run.record()
     out = run.report if out_dir is None else Path(out_dir)
-    groups = plain(settings).items()
+    groups, notes = plain(settings).items(), []
+    if run.result() is None:
+        epoch = max(line["epoch"] for line in run.metrics())
+        notes = [f"The run is not complete: this is what it was after epoch {epoch} of {settings.train.epochs}."]
     page = Page(
-        title=run_name(run),
+        title=run_data.run_name(run),
         lead=_lead(settings),
         facts=_facts(run, settings),
-        sections=sections_of(run, out / "figures"),
+        sections=_sections(run, out / "figures"),
         tables=[(group, _rows(values)) for group, values in groups if isinstance(values, Mapping)],
         origin=_origin(record),
         command=shlex.join(str(word) for word in record.get("command") or ()),
-        notes=_progress(run, settings),
+        notes=notes,
     )
     path = out / "index.html"
     write_text(path, render(page))
@@ -60,13 +71,6 @@ def _lead(settings: RunSettings) -> str:
     changes = _rows({name: value for name, value in model.items() if before.get(name) != value})
     changed = f" with {', '.join(map(' '.join, changes))}" if changes else ""
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."
-
-
-def _progress(run: RunFolder, settings: RunSettings) -> list[str]:
-    if run.result() is not None:
-        return []
-    epoch = max(line["epoch"] for line in run.metrics())
-    return [f"The run is not complete: this is what it was after epoch {epoch} of {settings.train.epochs}."]
 
 
 def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
@@ -86,12 +90,9 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
             facts.append(Fact(f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
+    facts.append(Fact("Parameters", f"{result['parameters']:,}"))
     time = timedelta(seconds=round(result["seconds"]))
-    return [
-        *facts,
-        Fact("Parameters", f"{result['parameters']:,}"),
-        Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs"),
-    ]
+    return [*facts, Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs")]
 
 
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -105,3 +106,119 @@ def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(str(name).replace("_", " "), str(value)) for name, value in values.items()]
+
+
+def _sections(run: RunFolder, folder: Path) -> list[Section]:
+    """The sections that apply to the run's model; their figures are written to a folder."""
+    settings, name = run.settings(), run_data.run_name(run)
+    label = name if settings.preset in name else f"{name} ({settings.preset})"
+    sections = [_accuracy(run, label, folder)]
+    if isinstance(settings.model, AttentionSettings):
+        sizes = run_data.positions_of(run)
+        if history := run_data.heads_of(run):
+            sections += [_centres(history, sizes, label, folder), _movement(history, sizes, label, folder)]
+        sections.append(_attention(run, label, folder))
+    return sections
+
+
+def _accuracy(run: RunFolder, label: str, folder: Path) -> Section:
+    """Figure 2."""
+    curves = run_data.curves_of(run)
+    words = "; ".join(f"{curve.split} {curve.last:.1%} after epoch {curve.epochs[-1]:.0f}" for curve in curves)
+    picture = Picture.saved(
+        draw_accuracy(curves, title=f"{label}: accuracy"),
+        folder / "figure-02-accuracy",
+        alt=f"Accuracy. {words}.",
+        caption="Part of the images classified correctly after each epoch, as in Figure 2 of the paper. Training "
+        "accuracy is measured on augmented images while the weights still change.",
+    )
+    return Section("Accuracy", pictures=[picture])
+
+
+def _centres(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
+    """Figures 4, 12 and 14."""
+    epoch, layers = history[0][-1][0], [epochs[-1][1] for epochs in history]
+    words = " ".join(f"Layer {number}: {_words(heads)}." for number, heads in enumerate(layers, start=1))
+    picture = Picture.saved(
+        draw_centres(layers, title=f"{label}: heads after epoch {epoch}", sizes=sizes),
+        folder / "figure-04-centres",
+        alt=f"Head centres per layer. {words}",
+        caption="Each colour and mark is one head of a layer: the centre of its attention as a shift from the query "
+        "pixel, with the contours that hold 50% and 90% of its mass. Heads on single pixels around the query act as "
+        "the positions of a convolution's kernel. As Figures 4, 12 and 14 of the paper.",
+    )
+    return Section("Where the heads attend", pictures=[picture])
+
+
+def _movement(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
+    """Figure 3, for every layer; the paper's layer first."""
+    pictures = []
+    for number, epochs in enumerate(history, start=1):
+        (first, start), (last, end) = epochs[0], epochs[-1]
+        title = f"heads of layer {number} during training"
+        picture = Picture.saved(
+            draw_centres_over_training(epochs, title=f"{label}: {title}", sizes=sizes),
+            folder / f"figure-03-centres-over-training-layer-{number}",
+            alt=f"{title.capitalize()}. After epoch {first}: {_words(start)}. After epoch {last}: {_words(end)}.",
+            caption=f"The heads of layer {number} from their random start (epoch 0) to the end, all at one scale. "
+            "As Figure 3 of the paper, where nine heads settle on a grid of pixels around the query.",
+        )
+        pictures.append(picture)
+    shown = pictures.pop(min(PAPER_LAYER, len(pictures)) - 1)
+    return Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")
+
+
+def _words(heads: HeadGaussians) -> str:
+    """Description of a layer's heads: `9 heads, centres 0.1 to 3.2 pixels from the query`."""
+    distances = np.linalg.norm(heads.centres[np.isfinite(heads.centres).all(1)], axis=1)
+    count = "1 head" if len(heads.centres) == 1 else f"{len(heads.centres)} heads"
+    if not len(distances):
+        return f"{count}, none with a finite centre"
+    return f"{count}, centres {distances.min():.1f} to {distances.max():.1f} pixels from the query"
+
+
+def _attention(run: RunFolder, label: str, folder: Path) -> Section:
+    """Figures 5, 6 and 7."""
+    section = Section("Attention of every head")
+    if not run.last_weights.is_file():
+        return replace(section, notes=["The run has not written any weights yet, so there is nothing to show here."])
+    loaded = load_model(run.last_weights)
+    try:
+        images, content = run_data.images_for(run, loaded)
+    except (OSError, ValueError) as error:
+        note = "This model's attention depends on the images, and the test images could not be read: "
+        return replace(section, notes=[f"{note}{error}"])
+    layers = mean_query_maps(loaded.model, images, places=PLACES)
+    average = f", mean of {len(images)} test images" if content else ""
+    return replace(section, pictures=_maps(layers, average, label, folder))
+
+
+def _maps(layers: Sequence[QueryMaps], average: str, label: str, folder: Path) -> list[Picture]:
+    """Maps of both queries, and of the pixels around the first where nothing is averaged over images."""
+    shown: list[tuple[int, int | None, str, str]] = []  # query, zoom, what is seen, caption
+    every = f"Attention probabilities of every head (columns) in every layer (rows){average}."
+    captions = (
+        f"{every} As Figure 6 of the paper.",
+        f"{every} As Figure 7, with every head in the same column as above: one that works like a convolution "
+        "keeps its pattern and moves with the query.",
+    )
+    if not average and max(max(layer.maps.shape[2:]) for layer in layers) > ZOOM:
+        caption = (
+            f"The {ZOOM} x {ZOOM} pixels around the query, as Figure 5 of the paper. A head on one pixel is one "
+            "position of a convolution's kernel; a blank map belongs to a head that attends further away."
+        )
+        shown.append((0, ZOOM, f"attention within {ZOOM} x {ZOOM} pixels of the query", caption))
+    for index, caption in enumerate(captions):
+        row, column = layers[0].positions[index]
+        what = f"attention of the query pixel in row {row + 1:.0f}, column {column + 1:.0f}{average}"
+        shown.append((index, None, what, caption))
+    pictures = []
+    for index, zoom, what, caption in shown:
+        peaks = " ".join(
+            f"Layer {number}: largest probabilities {np.nanmin(peak):.1%} to {np.nanmax(peak):.1%}."
+            for number, peak in enumerate((layer.maps[index].amax((1, 2)).numpy() for layer in layers), start=1)
+        )
+        figure = draw_query(layers, index, title=f"{label}: {what}", zoom=zoom)
+        stem = folder / f"figure-{5 if zoom else 6 + index:02d}-attention"
+        pictures.append(Picture.saved(figure, stem, alt=f"{what.capitalize()}. {peaks}", caption=caption))
+    return pictures
