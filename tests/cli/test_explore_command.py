@@ -21,7 +21,7 @@ from attnconv.models.model_loader import LoadedModel, load
 from attnconv.training.run_folder import RunFolder
 from tests.explorer.pages import PAGE
 
-TINY = ["--epochs=2", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
+TINY = ["--epochs=2", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3"]
 MODULE = """
 import torch
 from attnconv import LearnedRelativeContent, SelfAttention2d

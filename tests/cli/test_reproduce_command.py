@@ -15,7 +15,7 @@ from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.paper import training_plan
 from attnconv.surgery import head_pruning
 from attnconv.training import fitting, time_estimate
-from attnconv.training.run_folder import RunFolder, write_json
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import DivergedError
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import call
@@ -165,10 +165,6 @@ def test_what_pruning_alone_costs_is_recorded(
     assert found is not None
     assert found["start"]["test"]["images"] == found["last"]["test"]["images"]
     assert run.settings().model.heads == (2, 2)  # type: ignore[union-attr]
-    again = {name: value for name, value in found.items() if name != "start"}
-    write_json(run.result_file, again)  # as an older version left it
-    assert call(capsys, *words)[0] == 0
-    assert run.result() == found
 
 
 def test_nothing_to_prune_and_a_diverged_run_are_told(

@@ -1,5 +1,6 @@
 """`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,8 +80,7 @@ def _learn(folder: Path, settings: RunSettings) -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove an earlier demo; anything else in the folder stays and stops the demo."""
-    from attnconv.training.run_folder import RunFolder
-    from attnconv.training.run_lock import writing
+    from attnconv.training.run_folder import RunFolder, writing
 
     run = RunFolder(folder)
     with writing(run):
@@ -92,4 +92,8 @@ def _make_room(folder: Path) -> None:
             held = foreign[0].relative_to(folder) if is_demo else "other things"
             got, fix = f"{folder}, which holds {held}", "Name another folder with --out."
             raise ValueError(bad("--out", "must be new, empty or an earlier demo", got, fix))
-        run.clear()
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != run.lock_file:
+                path.unlink()

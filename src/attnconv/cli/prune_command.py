@@ -45,8 +45,7 @@ class Prune:
 def run(words: Sequence[str]) -> int:
     """Find, remove and count heads; write the model."""
     arguments = parse(Prune, words)
-    from attnconv.training.run_folder import RunFolder
-    from attnconv.training.run_lock import writing
+    from attnconv.training.run_folder import RunFolder, writing
 
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():

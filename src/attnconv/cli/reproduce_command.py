@@ -169,7 +169,6 @@ def _duration(seconds: float) -> str:
 def _train(planned: PlannedRun, out: Path) -> list[str]:
     """Train one run unless it is finished; return the notes on it for the page."""
     from attnconv.training.fitting import fit
-    from attnconv.training.initial_model import measure_start
     from attnconv.training.run_checks import check_folder
 
     settings, start, folder = planned.settings, None, planned.folder
@@ -186,6 +185,4 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
     else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    if is_first_process():
-        measure_start(folder)  # of the pruned model: what pruning alone costs
     return notes

@@ -16,7 +16,7 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator
 from attnconv.report.run_data import images_for
 from attnconv.report.run_figures import PLACES
-from attnconv.training.initial_model import starting_model
+from attnconv.training.fitting import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import ImageSet
 from attnconv.training.processes import local_rank
-from attnconv.training.settings import AcceleratorName, PrecisionName, RunSettings
+from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,6 @@ def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(bad("model", "must give logits (b, classes)", got))
     return logits
-
-
-def measure(model: nn.Module, settings: RunSettings, data: Splits, device: torch.device) -> dict[str, Any]:
-    """Scores on held-out and test images for `result.json`; a split without images has none."""
-    found = {}
-    for name, images in (("validation", data.validation), ("test", data.test)):
-        if len(images):
-            batch, precision = settings.train.eval_batch_size, settings.train.precision
-            about: dict[str, Any] = {"mean": data.mean, "std": data.std, "batch_size": batch, "precision": precision}
-            found[name] = asdict(evaluate(model, images, device=device, **about))
-    return found
 
 
 def device_of(accelerator: AcceleratorName) -> torch.device:

@@ -1,16 +1,17 @@
-"""The optimiser of a run, and which parameters get weight decay.
+"""The optimiser of a run, which parameters get weight decay, and the learning rate at every step.
 
 Weight decay is a prior for a weight, but it would pull the centre of a head to its own pixel, and its spread to uniform
 attention. An encoding names such parameters in `undecayed`.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from attnconv.encodings import Encoding
-from attnconv.training.settings import OptimSettings
+from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def position_names(model: nn.Module) -> set[str]:
@@ -47,3 +48,29 @@ def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimi
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.momentum, optim.second_beta))
     return torch.optim.SGD(groups, lr=optim.learning_rate, momentum=optim.momentum, nesterov=optim.nesterov)
+
+
+def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is.
+
+    Step t of T in all, with W = round(warmup * T) steps of warm-up:
+
+        t < W        (t + 1) / W
+        cosine       1/2 (1 + cos(pi (t - W) / (T - W)))
+        linear       1 - (t - W) / (T - W)
+        steps        decay ^ (number of milestones m with m * steps_per_epoch <= t)
+        constant     1
+
+    The factor changes at every step. The paper's code stepped once per epoch, so that its first epoch ran at rate 0.
+    """
+    total = steps_per_epoch * epochs
+    warmup = round(schedule.warmup * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "steps":
+        passed = sum(milestone * steps_per_epoch <= step for milestone in schedule.milestones)
+        return float(schedule.decay**passed)
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1.0 - progress if schedule.name == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

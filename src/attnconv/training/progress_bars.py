@@ -20,12 +20,10 @@ from attnconv.training.run_folder import MetricsLine
 
 @final
 class TrainingProgress:
-    """Progress of a training: a bar on a terminal, a line per epoch elsewhere, on standard error by default."""
+    """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere."""
 
-    def __init__(
-        self, epochs: int, steps_per_epoch: int, *, shown: bool = True, console: Console | None = None
-    ) -> None:
-        self._console = Console(stderr=True) if console is None else console
+    def __init__(self, epochs: int, steps_per_epoch: int, *, shown: bool = True) -> None:
+        self._console = Console(stderr=True)
         self._epochs, self._steps, self._shown = epochs, steps_per_epoch, shown
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._bar = Progress(
@@ -67,9 +65,9 @@ class TrainingProgress:
 
 
 @contextmanager
-def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
-    console = Console(stderr=True) if console is None else console
+    console = Console(stderr=True)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
     tenths = -1

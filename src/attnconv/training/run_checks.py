@@ -1,5 +1,6 @@
 """Checks of a run against the machine, the data and its folder, before any work."""
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
     """List what is wrong with the settings on this machine, with these processes."""
     train = settings.train
     found = [*root_problems(settings.data), *missing_accelerator(train.accelerator)]
+    if train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        fix = "Run: pip install tensorboard."
+        found.append(Problem("train.tensorboard", "must be off without the package tensorboard", "True", fix))
     parts = world_size() * train.accumulate
     if train.batch_size % parts:
         fix = f"Take {math.ceil(train.batch_size / parts) * parts}."

@@ -8,9 +8,8 @@ import torch
 from attnconv.data.batches import Batches
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.models.factory import build
-from attnconv.training.determinism import numerics
 from attnconv.training.evaluation import device_of
-from attnconv.training.loop import TrainingLoop
+from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.settings import RunSettings
 
 _FEWEST = 5  # steps of training; a median over them leaves out the first, which allocate
