@@ -11,7 +11,7 @@ from attnconv._util.settings import Natural
 from attnconv.cli.image_inputs import Subject
 from attnconv.cli.output_checks import mark, require_room
 from attnconv.cli.parsing import Positional, parse
-from attnconv.cli.tables import print_table, print_text
+from attnconv.cli.output import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from attnconv.cli.parsing import parse
-from attnconv.cli.tables import print_table, print_text
+from attnconv.cli.output import print_table, print_text
 
 if TYPE_CHECKING:
     from attnconv.models.preset_tables import Table

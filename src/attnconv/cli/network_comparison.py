@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnconv._util.errors import bad
 from attnconv.cli.image_inputs import own_size
-from attnconv.cli.tables import print_table, print_text
+from attnconv.cli.output import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
 from attnconv.cli.network_comparison import example_images, print_comparison
 from attnconv.cli.parsing import parse
-from attnconv.cli.tables import print_table, print_text
+from attnconv.cli.output import print_table, print_text
 
 if TYPE_CHECKING:
     from attnconv.convert import Proof

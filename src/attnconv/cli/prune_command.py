@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
 from attnconv.cli.parsing import Positional, parse
-from attnconv.cli.tables import print_table, print_text
+from attnconv.cli.output import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import nn
