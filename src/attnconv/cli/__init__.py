@@ -31,7 +31,18 @@ COMMANDS = {
     "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
     "models": "list the presets with their parameters and FLOPs",
 }
-_EXAMPLES = """\
+_WIDTH = max(map(len, COMMANDS))
+_COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.items())
+_HELP = f"""\
+usage: attnconv [-h] [--version] COMMAND ...
+
+Self-attention that performs convolution, and learns it.
+
+commands:
+{_COMMANDS}
+
+`attnconv COMMAND --help` lists its options.
+
 examples:
   attnconv demo
   attnconv train quadratic-digits
@@ -50,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its status: 130 after Ctrl-C, 143 after SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        print(_help())
+        print(_HELP)
         sys.exit(0 if words else 2)
     if words[0] == "--version":
         from attnconv import __version__
@@ -101,24 +112,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _help() -> str:
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    usage = "usage: attnconv [-h] [--version] COMMAND ..."
-    about = "Self-attention that performs convolution, and learns it."
-    return "\n".join(
-        [
-            usage,
-            "",
-            about,
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`attnconv COMMAND --help` lists its options.",
-            "",
-            _EXAMPLES,
-        ]
-    )

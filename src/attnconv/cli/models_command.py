@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from attnconv.cli.parsing import parse
 from attnconv.cli.output import print_table, print_text
+from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
     from attnconv.models.preset_tables import Table

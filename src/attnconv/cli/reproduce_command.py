@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
-from attnconv.cli.parsing import in_flags, parse
 from attnconv.cli.output import print_table
+from attnconv.cli.parsing import in_flags, parse
 from attnconv.paper import training_plan
 from attnconv.paper.models import PRUNED, SOURCE
 from attnconv.paper.training_plan import PlannedRun, ScaleName

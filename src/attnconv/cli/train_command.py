@@ -88,7 +88,7 @@ def _defaults(given: Mapping[str, Any]) -> Defaults:
         values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
     origins = dict.fromkeys(flat({"settings": file}), f"from {config}")
     named = {} if preset is None else {"preset": preset}
-    return Defaults({**named, "settings": {**values, **named}}, origins)
+    return {**named, "settings": {**values, **named}}, origins
 
 
 def _recipe(preset: str | None, given: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:

@@ -48,13 +48,13 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
     return found
 
 
-def missing_accelerator(name: AcceleratorName, argument: str = "train.accelerator") -> list[Problem]:
+def missing_accelerator(name: AcceleratorName) -> list[Problem]:
     """The problem with an accelerator that torch does not find."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if here.get(name, True):
         return []
     got = f"{name!r}, but torch finds no such device"
-    return [Problem(argument, "must be one that is here", got, f"Pass {argument}='cpu'.")]
+    return [Problem("train.accelerator", "must be one that is here", got, "Pass train.accelerator='cpu'.")]
 
 
 def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
