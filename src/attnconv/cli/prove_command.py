@@ -82,8 +82,8 @@ def _prove_cases(arguments: Prove) -> bool:
         holds &= max(ratios) <= 1 and (allowed is None or max(differences) <= allowed)
         numbers = (f"{median(differences):.1e}", f"{max(differences):.1e}", f"{allowed:.0e}" if allowed else "")
         rows.append((name, str(len(proofs)), *numbers, f"{median(ratios):.2f}", f"{max(ratios):.2f}"))
-    columns = ("heads", "convolutions", "difference", "at most", "allowed", "of its bound", "at most")
-    print_table("Hard heads by dtype and form, then soft ones by alpha; differences are relative", columns, rows)
+    columns = ("heads", "cases", "difference", "at most", "allowed", "of its bound", "at most")
+    print_table("Hard heads by dtype and form, soft ones by alpha: relative differences", columns, rows)
     print_text("All equal within what is allowed, and within their bounds." if holds else "A DIFFERENCE IS TOO LARGE.")
     return holds
 
