@@ -72,31 +72,27 @@ class InputImages(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to look at, and the height and width of its images."""
+    """A model to look at; the height and width, channels and number of axes of its images."""
 
     loaded: "LoadedModel"
     sizes: tuple[int, int]
+    channels: int
+    dims: int
 
     @classmethod
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
-        """Load a model, `resized` to images of --size where it is made for one size."""
+        """Load a model, `resized` to images of --size where it is made for one size.
+
+        What its settings leave open, its first convolution says; otherwise it takes RGB images.
+        """
         from attnconv.models.model_loader import load
+        from attnconv.theory.conv_taps import is_convolution
 
         size = _sides("--size", options.size)
         loaded = load(name, pretrained=options.pretrained, size=size if resized else None)
-        return cls(loaded, size or own_size(loaded))
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images: those of the model's settings, or of its first convolution, or 3."""
-        first = first_convolution(self.loaded.model)
-        return int(getattr(self.loaded.settings, "image_channels", 3 if first is None else first.in_channels))
-
-    @property
-    def dims(self) -> int:
-        """Axes of the images: those of the model's first convolution, or 2."""
-        first = first_convolution(self.loaded.model)
-        return 2 if first is None else len(first.kernel_size)
+        first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
+        channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))
+        return cls(loaded, size or own_size(loaded), getattr(loaded.settings, "image_channels", channels), dims)
 
     def noise(self, count: int) -> "Tensor":
         """Draw images of noise; where the model has not two axes, as long as they are high on each."""
@@ -159,13 +155,6 @@ def require_positions_only(model: "nn.Module", noise: "Tensor", reading: dict[st
         some = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
         fix = f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
         raise ValueError(bad("--data", "must name images, since attention depends on them", f"none for {some}", fix))
-
-
-def first_convolution(model: "nn.Module") -> Any:
-    """The first convolution of a model, or None."""
-    from attnconv.theory.conv_taps import is_convolution
-
-    return next((module for module in model.modules() if is_convolution(module)), None)
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:

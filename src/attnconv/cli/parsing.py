@@ -77,7 +77,8 @@ def parse(
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
-    wants_help, origins = given.pop("help", False), {}
+    wants_help = given.pop("help", False)
+    origins: Mapping[str, str] = {}
     flags = {argument.name: argument.flags[0] for argument in arguments}
     try:
         values, origins = defaults(given)

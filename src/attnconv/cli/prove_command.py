@@ -66,8 +66,8 @@ def _prove_cases(arguments: Prove) -> bool:
 
     cases, seed = arguments.cases, arguments.seed
     hard = track(prove(cases, seed=seed), description="hard heads", total=cases * len(WAYS), transient=True)
-    soft = prove(cases, seed=seed, alpha="drawn", ways=("kronecker",))
-    soft = track(soft, description="soft heads", total=cases, transient=True)
+    drawn = prove(cases, seed=seed, alpha="drawn", ways=("kronecker",))
+    soft = track(drawn, description="soft heads", total=cases, transient=True)
     groups: dict[str, list[Proof]] = {}
     for proof in hard:
         groups.setdefault(f"{str(proof.dtype).removeprefix('torch.')} {proof.way}", []).append(proof)

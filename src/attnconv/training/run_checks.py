@@ -146,15 +146,7 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
-    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from attnconv.training.recipes import recipe
-        >>> run = recipe("quadratic-digits")
-        >>> differences(run, replace(run, train=replace(run.train, seed=7)))
-        [('train.seed', 42, 7)]
-    """
+    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run."""
     old, new = _flat(before), _flat(now)
     names = [name for name in {**old, **new} if name not in _FREE]
     return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
