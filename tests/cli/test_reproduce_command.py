@@ -108,8 +108,8 @@ def test_every_model_that_is_to_be_trained_is_timed_once(
     status, out, _ = call(capsys, *words)
     assert status == 0
     assert sorted(asked) == ["learned-tiny", "quadratic-tiny"]
-    assert "4 of 6 runs to train, on digits. About 8.0 h on this machine" in out
-    assert out.count("2.0 h") == 6
+    assert "4 of 6 runs to train, on digits. About 8:00:00 hours on this machine" in out
+    assert out.count("2:00:00") == 6
     assert not (finished / "runs" / "learned").exists()
 
 

@@ -14,7 +14,7 @@ from attnconv.models.factory import build
 from attnconv.training import progress_bars
 from attnconv.training.evaluation import evaluate
 from attnconv.training.loop import step_seed
-from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names, rate_factor
+from attnconv.training.optimisers import make_optimiser, parameter_groups, rate_factor
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
 from attnconv.training.settings import OptimSettings, ScheduleSettings
@@ -44,10 +44,10 @@ def test_other_schedules() -> None:
 
 def test_centres_and_spreads_are_never_decayed_and_have_their_own_rate() -> None:
     model = build(MODEL)
-    heads = {"blocks.0.attention.encoding.centres", "blocks.0.attention.encoding.spread"}
-    assert position_names(model) == heads
     groups = parameter_groups(model, OptimSettings(learning_rate=0.1, weight_decay=0.5, position_rate=3.0))
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    heads = [model.get_parameter(f"blocks.0.attention.encoding.{name}") for name in ("centres", "spread")]
+    assert set(map(id, groups[1]["params"])) == set(map(id, heads))
     assert groups[1]["lr"] == pytest.approx(0.3)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name in ("sgd", "adamw"):
@@ -135,7 +135,7 @@ def test_images_of_unknown_classes_are_not_measured() -> None:
 def test_downloads_and_epochs_are_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=120)
-    monkeypatch.setattr(progress_bars, "Console", lambda *, stderr: console)
+    monkeypatch.setattr(progress_bars, "Console", lambda **_: console)
     with downloading() as report:
         for there in range(0, 1001, 5):
             report(there * 1_000_000, 1_000_000_000)

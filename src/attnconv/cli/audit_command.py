@@ -36,8 +36,6 @@ class Audit(AttentionOptions):
         data: Images to run the model on: a folder of pictures (or of folders of pictures), digits or cifar10. None
             takes noise, for a model whose attention depends on positions only.
         queries: Largest number of queries of each image.
-        skip_broken: Skip files that cannot be read or are of one colour, instead of stopping; they are named either
-            way.
         skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
             named.
         out: Folder for the page, the figures and audit.json, new or of an earlier audit; None for audits/MODEL.
@@ -46,7 +44,6 @@ class Audit(AttentionOptions):
     model: Positional[str]
     images: Natural = 64
     queries: Natural = 256
-    skip_broken: bool = False
     skip_unreadable: bool = False
     out: Path | None = None
 
@@ -66,7 +63,7 @@ def run(words: Sequence[str]) -> int:
         images, about = subject.noise(2), f"All its attention looks at positions alone, those of images of {size}."
         require_positions_only(model, images, reading)
     else:
-        pictures = subject.images(arguments.data, arguments, skip_broken=arguments.skip_broken)
+        pictures = subject.images(arguments.data, arguments)
         images, notes = subject.normalised(pictures), list(pictures.notes)
         about = f"Looked at {len(images)} images of {arguments.data}, {size}."
     found = audit(model, images, queries=arguments.queries, **reading)

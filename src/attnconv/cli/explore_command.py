@@ -72,33 +72,32 @@ def run(words: Sequence[str]) -> int:
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
     from attnconv.explorer import Pictures, Session, example, payload
+    from attnconv.training.run_folder import RunFolder
 
-    name = arguments.model or _demo()
+    demo = Demo().out
+    name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
     if name is None:
         print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
         return example(), None
     subject = Subject.load(name, arguments)
-    loaded, reading = subject.loaded, arguments.reading()
+    model, reading = subject.loaded.model, arguments.reading()
     moments, trained_on = _of_run(name, arguments.moments)
     budget = max(1, round(arguments.budget * 1e6))
     options = {**reading, "budget": budget, "title": title_of(name), "moments": moments}
 
-    def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
-        mean, std = loaded.mean or mean, loaded.std or std
-        return Session(loaded.model, subject.sizes, mean=mean, std=std, options=options)
-
     data = arguments.data or trained_on
-    if data is None:
-        noise, middle = subject.noise(2), (0.5,) * subject.channels
-        require_positions_only(loaded.model, noise, reading)
-        return payload(loaded.model, noise, pictures=Pictures.none(), **options), session(middle, middle).answer
-    found = subject.images(data, arguments)
+    found = None if data is None else subject.images(data, arguments)
+    mean, std = subject.normalisation if found is None else (found.mean, found.std)
+    session = Session(model, subject.sizes, mean=mean, std=std, options=options)
+    if found is None:
+        noise = subject.noise(2)
+        require_positions_only(model, noise, reading)
+        return payload(model, noise, pictures=Pictures.none(), **options), session.answer
     for note in found.notes:
         print(note)
-    shown = session(found.mean, found.std)
-    return shown.payload(found.pixels, found.names), shown.answer
+    return session.payload(found.pixels, found.names), session.answer
 
 
 def title_of(name: str) -> str:
@@ -108,13 +107,6 @@ def title_of(name: str) -> str:
         return f"{library}:{title_of(rest)}"
     path = Path(name)
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)
-
-
-def _demo() -> str | None:
-    """The run folder of `attnconv demo`, if it is there."""
-    from attnconv.training.run_folder import RunFolder
-
-    return str(Demo().out) if RunFolder(Demo().out).exists() else None
 
 
 def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":

@@ -27,6 +27,8 @@ class ImageOptions:
         images: Largest number of images.
         size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
             Hugging Face are made for it where they are made for one size.
+        skip_broken: Skip files that cannot be read or are of one colour, instead of stopping; they are named either
+            way.
         pretrained: Fetch the trained weights of a model from a library.
     """
 
@@ -34,6 +36,7 @@ class ImageOptions:
     root: Path = Path("data")
     images: Natural = 4
     size: str | None = None
+    skip_broken: bool = False
     pretrained: bool = False
 
 
@@ -58,7 +61,7 @@ class AttentionOptions(ImageOptions):
 
 
 class InputImages(NamedTuple):
-    """Images for a model, as bytes (b, c, height, width), with a normalisation for models that have none of their own.
+    """Images for a model, as bytes (b, c, height, width), with their normalisation.
 
     `names` are those of the files; `notes` are what a reader must know of them.
     """
@@ -94,6 +97,11 @@ class Subject:
         channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))
         return cls(loaded, size or own_size(loaded), getattr(loaded.settings, "image_channels", channels), dims)
 
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of each channel, 0.5 where the model does not say."""
+        return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
+
     def noise(self, count: int) -> "Tensor":
         """Draw images of noise; where the model has not two axes, as long as they are high on each."""
         import torch
@@ -102,35 +110,33 @@ class Subject:
         drawn = torch.randn(count, self.channels, *sizes, generator=torch.Generator().manual_seed(0))
         return self._cast(drawn)
 
-    def images(self, data: str, options: ImageOptions, *, skip_broken: bool = False) -> InputImages:
-        """Read images of a folder of pictures, or of one of `DATA_SETS`.
-
-        `skip_broken` skips files that cannot be read or are of one colour.
-        """
+    def images(self, data: str, options: ImageOptions) -> InputImages:
+        """Read images of a folder of pictures, or of one of `DATA_SETS`."""
         from attnconv.data.load_splits import load as load_data
         from attnconv.data.sample_images import read_pictures
         from attnconv.data.settings import DataSettings
 
-        sizes, channels, count = self.sizes, self.channels, options.images
+        sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
             got = f"{self.dims} axes and {channels} channels"
             raise ValueError(bad("--data", "is for models of grey or RGB images", got, "Leave it out: noise does."))
-        middle = (0.5,) * channels
+        mean, std = self.normalisation
         if data in DATA_SETS:
             splits = load_data(DataSettings(data, root=str(options.root)))  # type: ignore[arg-type]
             pixels = splits.test.images[:count]
-            mean, std = (splits.mean, splits.std) if pixels.shape[1] == channels else (middle, middle)
+            if pixels.shape[1] == channels:
+                mean, std = self.loaded.mean or splits.mean, self.loaded.std or splits.std
             return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
-        found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-        return InputImages(found.pixels, found.names, middle, middle, found.notes)
+        found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
+        return InputImages(found.pixels, found.names, mean, std, found.notes)
 
     def normalised(self, found: InputImages) -> "Tensor":
         """Images as the model takes them."""
         from attnconv.data.augmentation import normalise
 
-        return self._cast(normalise(found.pixels, self.loaded.mean or found.mean, self.loaded.std or found.std))
+        return self._cast(normalise(found.pixels, found.mean, found.std))
 
     def _cast(self, images: "Tensor") -> "Tensor":
         parameter = next(self.loaded.model.parameters(), None)
@@ -142,7 +148,8 @@ def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
     if options.data is None:
         return subject.noise(1)
     found = subject.images(options.data, options)
-    print(*found.notes, sep="\n", end="\n" if found.notes else "")
+    for note in found.notes:
+        print(note)
     return subject.normalised(found)
 
 

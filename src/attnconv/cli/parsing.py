@@ -11,7 +11,6 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
-from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -19,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get
 import msgspec
 from msgspec import inspect as types
 
+from attnconv._util.errors import did_you_mean
 from attnconv._util.settings import Problem, SettingsError, annotations, classes_in, describe, read
 
 T = TypeVar("T")
@@ -186,7 +186,9 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
         else:
             values[name] = value if isinstance(value, bool) else _typed(value, named[name].hint)
     unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
-    wrong += [_unknown(flag, arguments) for flag in unknown]
+    for flag in unknown:
+        fix = did_you_mean(flag, [each for argument in arguments for each in argument.flags]) or "See --help."
+        wrong.append(Problem(flag, "must be one of the command's flags", repr(flag), fix))
     others = [word for word in rest if not word.startswith("-")]
     positional = [argument for argument in arguments if argument.positional]
     values |= {argument.name: word for argument, word in zip(positional, others, strict=False)}
@@ -194,12 +196,6 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
         names = " ".join(argument.flags[0] for argument in positional)
         wrong.append(Problem("arguments", f"must be {names or 'flags only'}", repr(" ".join(others)), "See --help."))
     return values, wrong
-
-
-def _unknown(flag: str, arguments: Iterable[Argument]) -> Problem:
-    near = get_close_matches(flag, [flag for argument in arguments for flag in argument.flags], n=2)
-    fix = f"Did you mean {' or '.join(near)}?" if near else "See --help."
-    return Problem(flag, "must be one of the command's flags", repr(flag), fix)
 
 
 def _is_list(hint: Any) -> bool:

@@ -129,15 +129,9 @@ def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[
     assert arguments.out is not None
     assert pruned.settings is not None
     folder = RunFolder(arguments.out)
-    save_weights(
-        folder.start_weights,
-        pruned.model,
-        pruned.settings,
-        classes=pruned.classes,
-        mean=pruned.mean,
-        std=pruned.std,
-        extra={"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": arguments.criterion},
-    )
+    model, classes, mean, std = pruned.model, pruned.classes, pruned.mean, pruned.std
+    extra = {"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": arguments.criterion}
+    save_weights(folder.start_weights, model, pruned.settings, classes=classes, mean=mean, std=std, extra=extra)
     origin = RunFolder.holding(Path(arguments.model))
     preset = "PRESET"
     if origin is not None:

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
@@ -149,21 +150,14 @@ def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> Non
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         cells = [run.folder.path.name, str(train.epochs), str(train.batch_size), rate, train.precision, run.state]
         if seconds:
-            cells.append(_duration(seconds[run.name]) if run.name in seconds else "")
+            cells.append(str(timedelta(seconds=round(seconds[run.name]))) if run.name in seconds else "")
         rows.append(cells)
     print_table("What is trained", columns, rows)
     waiting = [run for run in runs if run.state != "finished"]
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)
-    about = f" About {_duration(left)} on this machine, one run after the other." if left else ""
+    about = f" About {timedelta(seconds=round(left))} hours on this machine, one run after the other." if left else ""
     print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{about}", flush=True)
-
-
-def _duration(seconds: float) -> str:
-    """Format a time as `40 s`, `39 min` or `6.3 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _train(planned: PlannedRun, out: Path) -> list[str]:

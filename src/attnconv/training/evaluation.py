@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -90,8 +89,8 @@ def evaluate(
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0
     batches = Batches(images, batch_size=batch_size)
-    about: dict[str, Any] = {"mean": mean, "std": std, "precision": precision, "device": device}
-    return score(tally_batches(model, batches, largest=largest, **about))
+    sums = tally_batches(model, batches, mean=mean, std=std, precision=precision, device=device, largest=largest)
+    return score(sums)
 
 
 def tally_batches(

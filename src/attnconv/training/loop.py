@@ -4,8 +4,9 @@ All randomness is a function of the seed and of where the run is: the order of i
 (seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
@@ -62,6 +63,9 @@ class TrainingLoop:
         )
         measured = {"validation": data.validation, **({"test": data.test} if train.test_curve else {})}
         self._measured = {name: nearby(images, device) for name, images in measured.items() if len(images)}
+        self.tally = functools.partial(
+            tally_batches, self.model, mean=data.mean, std=data.std, precision=train.precision, device=device
+        )
         self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
@@ -127,11 +131,6 @@ class TrainingLoop:
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
             scores[name] = _score_of_all(self.tally(batches))
         return scores
-
-    def tally(self, batches: Iterable[Batch]) -> Float[Tensor, " 3"]:
-        """The tally of some batches in evaluation mode."""
-        precision, device = self.settings.train.precision, self.device
-        return tally_batches(self.model, batches, mean=self.mean, std=self.std, precision=precision, device=device)
 
     def recent_loss(self) -> float:
         """Mean loss of the training images since the last call."""

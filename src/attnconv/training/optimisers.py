@@ -14,25 +14,18 @@ from attnconv.encodings import Encoding
 from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
-def position_names(model: nn.Module) -> set[str]:
-    """Names of the centres and spreads of heads: those that the model's encodings name as `undecayed`."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        if isinstance(module, Encoding)
-        for name in module.undecayed
-    }
-
-
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: decayed, vectors that are not, centres and spreads."""
-    positions = position_names(model)
+    positions: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            positions |= {id(value) for name, value in module.named_parameters() if name in module.undecayed}
     weights: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     places: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of norms
-        (places if name in positions else vectors if spared else weights).append(parameter)
+        (places if id(parameter) in positions else vectors if spared else weights).append(parameter)
     rate = optim.learning_rate * optim.position_rate
     groups: list[dict[str, Any]] = [
         {"params": weights, "weight_decay": optim.weight_decay},

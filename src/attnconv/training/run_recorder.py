@@ -76,7 +76,7 @@ class Recorder:
 
     def after_epoch(self, scores: Mapping[str, Score]) -> None:
         """Note an epoch's results, and write everything noted when that is due."""
-        epoch, train = self._loop.epoch, self._loop.settings.train
+        loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
         self._refuse_divergence(scores["train"].loss, epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
@@ -88,7 +88,11 @@ class Recorder:
             return
         self._note(scores)
         if improved or due:
-            weights = self._weights(scores)
+            accuracy = {split: result.accuracy for split, result in scores.items()}
+            extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
+            weights = weights_bytes(
+                loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
+            )
             self._best_weights = weights if improved else self._best_weights
             if due:
                 self._write(weights)
@@ -115,14 +119,6 @@ class Recorder:
         self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
         self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
         self._progress.epoch(lines)
-
-    def _weights(self, scores: Mapping[str, Score]) -> bytes:
-        loop = self._loop
-        accuracy = {split: result.accuracy for split, result in scores.items()}
-        extra = {"preset": loop.settings.preset, "epoch": loop.epoch, "accuracy": accuracy}
-        return weights_bytes(
-            loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
-        )
 
     def _write(self, weights: bytes) -> None:
         """Write the lines since the last time, the weights, the best ones where they are new, and the state."""
