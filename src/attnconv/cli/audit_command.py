@@ -5,15 +5,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnconv._util.settings import Natural
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, print_table, print_text, require_room
 from attnconv.cli.parsing import Positional, parse
-
-if TYPE_CHECKING:
-    from attnconv.inspect import Audit as Found
 
 ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
 
@@ -54,36 +50,31 @@ def run(words: Sequence[str]) -> int:
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
     from attnconv.inspect import audit
-    from attnconv.report.audit_report import write_audit
+    from attnconv.report.audit_report import LAYER_COLUMNS, layer_row, write_audit
 
     subject = Subject.load(arguments.model, arguments)
     reading = {**arguments.reading(), "skip_unreadable": arguments.skip_unreadable}
-    model, size, notes = subject.loaded.model, f"{subject.sizes[0]} x {subject.sizes[1]} pixels", []
+    size = f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
+    notes: tuple[str, ...] = ()
     if arguments.data is None:
         images, about = subject.noise(2), f"All its attention looks at positions alone, those of images of {size}."
-        require_positions_only(model, images, reading)
     else:
         pictures = subject.images(arguments.data, arguments)
-        images, notes = subject.normalised(pictures), list(pictures.notes)
+        images, notes = subject.normalised(pictures), pictures.notes
         about = f"Looked at {len(images)} images of {arguments.data}, {size}."
-    found = audit(model, images, queries=arguments.queries, **reading)
+    found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
+    if arguments.data is None:
+        require_positions_only(found)
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
     for note in (*notes, *found.omissions()):
         print(note)
-    _print(found, about)
+    print_text(about)  # a table would wrap it to its own width
+    print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
+    scores = [layer.statistics.convolution_score for layer in found.layers]
+    meaning = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
+    print_text(f"{meaning}; mean {sum(scores) / len(scores):.3f}.")
     mark(out)
     command = shlex.join(["attnconv", "audit", *words])
     print(f"Audit: {write_audit(found, out, title=arguments.model, about=about, command=command, notes=notes)}")
     return 0
-
-
-def _print(found: "Found", title: str) -> None:
-    """One row per layer, and what its numbers mean."""
-    from attnconv.report.audit_report import LAYER_COLUMNS, layer_row
-
-    print_text(title)  # a table would wrap it to its own width
-    print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
-    scores = [layer.statistics.convolution_score for layer in found.layers]
-    words = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
-    print_text(f"{words}; mean {sum(scores) / len(scores):.3f}.")

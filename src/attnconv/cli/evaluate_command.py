@@ -63,15 +63,9 @@ def run(words: Sequence[str]) -> int:
         if wrong:
             raise SettingsError(wrong)
     images = data.test if arguments.split == "test" else data.validation
-    found = evaluate(
-        loaded.model,
-        images,
-        mean=loaded.mean or data.mean,
-        std=loaded.std or data.std,
-        batch_size=arguments.batch_size,
-        precision=arguments.precision,
-        device=device_of(arguments.accelerator),
-    )
+    mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
+    size, precision = arguments.batch_size, arguments.precision
+    found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
     return 0

@@ -72,6 +72,7 @@ def run(words: Sequence[str]) -> int:
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
     from attnconv.explorer import Pictures, Session, example, payload
+    from attnconv.inspect import audit
     from attnconv.training.run_folder import RunFolder
 
     demo = Demo().out
@@ -93,7 +94,7 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
     if found is None:
         noise = subject.noise(2)
-        require_positions_only(model, noise, reading)
+        require_positions_only(audit(model, noise, queries=1, **reading))
         return payload(model, noise, pictures=Pictures.none(), **options), session.answer
     for note in found.notes:
         print(note)

@@ -9,8 +9,9 @@ from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from attnconv.inspect import Audit
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
@@ -153,15 +154,11 @@ def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
     return subject.normalised(found)
 
 
-def require_positions_only(model: "nn.Module", noise: "Tensor", reading: dict[str, Any]) -> None:
-    """Reject noise for a model whose attention depends on the image."""
-    from attnconv.inspect import audit
-
-    found = audit(model, noise, queries=1, **reading).layers
-    if content := [layer.name for layer in found if not layer.position_only]:
-        some = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
-        fix = f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
-        raise ValueError(bad("--data", "must name images, since attention depends on them", f"none for {some}", fix))
+def require_positions_only(found: "Audit") -> None:
+    """Reject an audit on noise of attention that depends on the image."""
+    if content := [layer.name for layer in found.layers if not layer.position_only]:
+        got, fix = f"none for {content[0]}", f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
+        raise ValueError(bad("--data", "must name images, since attention depends on them", got, fix))
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
