@@ -216,7 +216,7 @@ def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
 def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
     """A run with another precision, or compiled; a long one is not written after every epoch."""
     every = CHECKPOINT_EVERY if run.settings.train.epochs >= 100 else 1
-    train = replace(run.settings.train, compile=compiled, tensorboard=False, checkpoint_every=every)
+    train = replace(run.settings.train, compile=compiled, checkpoint_every=every)
     if precision is not None:
         train = replace(train, precision=precision)  # type: ignore[arg-type]  # argparse has checked it
     return replace(run, settings=replace(run.settings, train=train))
@@ -323,7 +323,6 @@ def train_job(arguments: argparse.Namespace) -> None:
     if arguments.parent is not None:
         end_with(arguments.parent)
     from attnconv.training.fitting import fit
-    from attnconv.training.initial_model import measure_start
 
     run = next(run for run in trainings(arguments) if run.folder.path.name == arguments.job)
     settings, start = run.settings, None
@@ -339,7 +338,7 @@ def train_job(arguments: argparse.Namespace) -> None:
             note_of(run).write_text(f"{reason}\n", encoding="utf-8")
             return
     command = ["python", "-m", "experiments.paper_on_gpu", *sys.argv[1:]]
-    measure_start(fit(settings, run.folder.path, resume=True, start_from=start, command=command))
+    fit(settings, run.folder.path, resume=True, start_from=start, command=command)
 
 
 if __name__ == "__main__":

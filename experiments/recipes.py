@@ -229,7 +229,7 @@ def run_of(
             download=False,
             limit=TINY_IMAGES if settings.scale == "tiny" else run.data.limit,
         ),
-        train=replace(run.train, seed=seed, precision=precision, compile=settings.compile, tensorboard=False),
+        train=replace(run.train, seed=seed, precision=precision, compile=settings.compile),
     )
 
 

@@ -21,7 +21,6 @@ else:
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.cli import COMMANDS, main
-from attnconv.cli.help_page import explanation
 from attnconv.cli.parsing import arguments_of, distinct
 from tests.layering import LAYERS, RANKS, package_violations, violations
 
@@ -193,7 +192,7 @@ class TestHelp:
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_argument_is_explained(self, name: str) -> None:
         command = getattr(importlib.import_module(f"attnconv.cli.{name}_command"), name.capitalize())
-        assert [each.name for each in distinct(arguments_of(command)) if not explanation(each)] == []
+        assert [each.name for each in distinct(arguments_of(command)) if not each.explanation] == []
 
     def test_the_reference_of_the_command_line_is_not_stale(self) -> None:
         script = cli_pages()

@@ -168,7 +168,7 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
         ("quadratic-digits --layers none", "layers: must name modules in which attention is seen, got ['none']"),
         (
             "of_a_user:bound --data pictures --size 12",
-            "It stopped with: made for 224. Leave --size out, which gives it",
+            "It stopped with: made for 224.",
         ),
         ("of_a_user:nothing --data pictures --size 12", "model: must attend at least once, got Conv2d"),
     ],

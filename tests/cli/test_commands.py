@@ -14,7 +14,7 @@ from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 
-TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3", "--no-tensorboard"]
+TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3"]
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ from attnconv.training.run_folder import RunFolder
 from tests.cli.test_commands import call
 
 SIZES = ["--layers=2", "--width=16", "--mlp-width=16", "--heads=4"]
-TINY = ["--epochs=1", "--data.limit=100", "--no-tensorboard"]
+TINY = ["--epochs=1", "--data.limit=100"]
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.paper import training_plan
 from attnconv.training import recipes
 from attnconv.training.recipes import recipe
-from attnconv.training.run_folder import RunFolder
-from attnconv.training.run_lock import writing
+from attnconv.training.run_folder import RunFolder, writing
 from attnconv.training.settings import RunSettings
 from tests.cli.test_commands import TINY, call
 from tests.training.making import before_epoch

@@ -23,7 +23,7 @@ def test_every_wrong_flag_is_named_at_once(
     assert err.splitlines() == [
         "attnconv train: --batch-size: must be a whole number of at least 1, got nothing.",
         "--optim.nme: must be one of the command's flags, got '--optim.nme'. "
-        "Did you mean --optim.name or --optim.nesterov?",
+        "Did you mean --optim.name or --optim.nesterov or --optim.momentum?",
         "--heads: must be a whole number from 1 to 65,536, or one or more whole numbers from 1 to 65,536, got 0.",
         "--schedule.milestones: must be a list of whole numbers of at least 1, got '1 x'.",
         "--epochs: must be a whole number of at least 1, got 'few'.",

@@ -13,7 +13,7 @@ from attnconv.encodings import Encoding
 from attnconv.explorer.payload_layers import position_tensors
 from attnconv.surgery import degenerate_heads, prune_heads
 from attnconv.theory import error_bound
-from attnconv.training.head_records import head_record
+from attnconv.training.run_recorder import head_record
 from tests.laws import CHANNELS, HEADS, LAYOUTS, Layout, by_encoding, contracted, images
 from tests.tolerances import tolerance
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attnconv.explorer import moments_of
-from attnconv.training.head_records import WIDEST
 from attnconv.training.run_folder import HeadsLine, RunFolder, append_line
+from attnconv.training.run_recorder import WIDEST
 
 
 def recorded(folder: Path, epochs: int) -> RunFolder:

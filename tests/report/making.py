@@ -16,9 +16,9 @@ from matplotlib.transforms import Bbox
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.factory import build
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
-from attnconv.training.head_records import head_record
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder, append_line, write_json
+from attnconv.training.run_recorder import head_record
 from attnconv.training.settings import RunSettings
 
 SMALL = AttentionSettings(

@@ -28,7 +28,7 @@ MODEL = AttentionSettings(
 
 def tiny(*, epochs: int = 2, limit: int | None = 120, **train: object) -> RunSettings:
     """A run of seconds on the embedded digits, with dropout and augmentation so that randomness matters."""
-    settings = TrainSettings(epochs=epochs, batch_size=20, tensorboard=False, log_every=2)
+    settings = TrainSettings(epochs=epochs, batch_size=20, log_every=2)
     return RunSettings(
         preset="tiny",
         model=MODEL,

@@ -97,6 +97,11 @@ def test_a_run_that_begins_with_given_weights_does_so_after_a_kill_as_well(whole
     shutil.copy(whole.last_weights, source)
     begun = fit(tiny(epochs=1), tmp_path / "begun", start_from=source, progress=False)
     assert begun.heads()[0]["layers"] == whole.heads()[-1]["layers"]
+    result, before = begun.result(), whole.result()
+    assert result is not None
+    assert before is not None
+    assert "start" not in before
+    assert result["start"] == {**before["last"], "epoch": 0}
     assert not same_weights(begun, fit(tiny(epochs=1), tmp_path / "fresh", progress=False))
     with before_epoch(0), pytest.raises(CutError):
         fit(tiny(epochs=1), tmp_path / "cut", start_from=source, progress=False)

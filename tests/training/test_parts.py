@@ -11,12 +11,12 @@ from rich.console import Console
 
 from attnconv.data.image_set import ImageSet
 from attnconv.models.factory import build
+from attnconv.training import progress_bars
 from attnconv.training.evaluation import evaluate
 from attnconv.training.loop import step_seed
-from attnconv.training.optimisers import make_optimiser, parameter_groups, position_names
+from attnconv.training.optimisers import make_optimiser, parameter_groups, rate_factor
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
-from attnconv.training.schedules import factor
 from attnconv.training.settings import OptimSettings, ScheduleSettings
 from attnconv.training.training_state import read_state, save_state, sealed
 from tests.training.making import MODEL, tiny
@@ -26,7 +26,7 @@ LINE: MetricsLine = {"step": 3, "epoch": 1, "split": "train", "loss": 0.5, "accu
 
 def factors(**values: object) -> list[float]:
     schedule = ScheduleSettings(**values)  # type: ignore[arg-type]
-    return [factor(schedule, step, steps_per_epoch=10, epochs=10) for step in range(100)]
+    return [rate_factor(schedule, step, steps_per_epoch=10, epochs=10) for step in range(100)]
 
 
 def test_cosine_rises_in_a_line_and_falls_in_half_a_wave() -> None:
@@ -44,10 +44,10 @@ def test_other_schedules() -> None:
 
 def test_centres_and_spreads_are_never_decayed_and_have_their_own_rate() -> None:
     model = build(MODEL)
-    heads = {"blocks.0.attention.encoding.centres", "blocks.0.attention.encoding.spread"}
-    assert position_names(model) == heads
     groups = parameter_groups(model, OptimSettings(learning_rate=0.1, weight_decay=0.5, position_rate=3.0))
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    heads = [model.get_parameter(f"blocks.0.attention.encoding.{name}") for name in ("centres", "spread")]
+    assert set(map(id, groups[1]["params"])) == set(map(id, heads))
     assert groups[1]["lr"] == pytest.approx(0.3)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name in ("sgd", "adamw"):
@@ -132,13 +132,14 @@ def test_images_of_unknown_classes_are_not_measured() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_downloads_and_epochs_are_shown(terminal: bool) -> None:
+def test_downloads_and_epochs_are_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=120)
-    with downloading(console=console) as report:
+    monkeypatch.setattr(progress_bars, "Console", lambda **_: console)
+    with downloading() as report:
         for there in range(0, 1001, 5):
             report(there * 1_000_000, 1_000_000_000)
-    progress = TrainingProgress(2, 3, console=console)
+    progress = TrainingProgress(2, 3)
     progress.begin(0)
     progress.step(3, 1)
     line: MetricsLine = {
@@ -161,13 +162,11 @@ def test_downloads_and_epochs_are_shown(terminal: bool) -> None:
         assert "epoch 1/2   train 25.0% · validation 25.0%   loss 0.5000   rate 0.1   7 s\n" in text
 
 
-def test_nothing_is_shown_that_is_not_asked_for() -> None:
-    stream = io.StringIO()
-    console = Console(file=stream)
-    with downloading(shown=False, console=console) as report:
+def test_nothing_is_shown_that_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with downloading(shown=False) as report:
         report(1, 2)
-    TrainingProgress(2, 3, shown=False, console=console).say("done")
-    assert stream.getvalue() == ""
+    TrainingProgress(2, 3, shown=False).say("done")
+    assert capsys.readouterr() == ("", "")
 
 
 class Foreign:

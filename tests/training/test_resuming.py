@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from attnconv.training.fitting import fit
-from attnconv.training.run_folder import RunFolder, append_line, write_json
-from attnconv.training.run_lock import writing
+from attnconv.training.run_folder import RunFolder, append_line, write_json, writing
 from attnconv.training.settings import RunSettings, SettingsError
 from attnconv.training.training_state import read_state, save_state
 from tests.training.making import MODEL, CutError, before_epoch, tiny
@@ -133,21 +132,6 @@ def test_a_folder_in_use_is_refused(copy: RunFolder, resume: bool) -> None:
         assert contents(copy) == before
 
 
-def test_sigterm_ends_with_its_status_and_the_run_can_be_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a script without a handler; the command line has its own."""
-    with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(SystemExit) as end:
-        fit(tiny(epochs=3), tmp_path / "run")
-    assert end.value.code == 143
-    stopped = f"Stopped. The last complete epoch is kept in {tmp_path / 'run'}; resume=True"
-    assert capsys.readouterr().err.count(stopped) == 1
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    run = RunFolder(tmp_path / "run")
-    assert not run.lock_file.exists()
-    assert fit(tiny(epochs=3), run.path, resume=True, progress=False).result() is not None
-
-
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     interrupted = pytest.raises(KeyboardInterrupt, match=rf"{tmp_path / 'run'}; resume=True")
     with before_epoch(1, lambda: os.kill(os.getpid(), signal.SIGINT)), interrupted:
@@ -164,19 +148,17 @@ def test_a_full_disk_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_curves_that_cannot_be_written_do_not_stop_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch.utils.tensorboard.writer import SummaryWriter
+def test_curves_are_written_on_request_and_go_on_after_a_cut(tmp_path: Path) -> None:
+    settings = tiny(tensorboard=True)
+    run = cut_after_one(tmp_path / "run", settings)
+    assert len(list(run.tensorboard.iterdir())) == 1
+    assert fit(settings, run.path, resume=True, progress=False).result() is not None
+    assert len(list(run.tensorboard.iterdir())) == 2
+    assert run.foreign_files() == []
 
-    def blocked() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(SummaryWriter, "flush", lambda _: blocked())
-    run = fit(tiny(tensorboard=True), tmp_path / "later")
-    said = capsys.readouterr().err
-    assert run.result() is not None
-    assert said.count(f"TensorBoard: no curves in {run.tensorboard}") == 1
-    monkeypatch.setattr(SummaryWriter, "__init__", lambda *_, **__: blocked())
-    assert fit(tiny(tensorboard=True), tmp_path / "at-once").result() is not None
-    assert capsys.readouterr().err.count("No space left on device") == 1
+def test_curves_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"train\.tensorboard: .* package tensorboard, got True"):
+        fit(tiny(tensorboard=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from attnconv._util import file_lock
-from attnconv.training.run_folder import RunFolder
-from attnconv.training.run_lock import writing
+from attnconv.training.run_folder import RunFolder, writing
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are POSIX")
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from attnconv.training.run_folder import RunFolder
-from attnconv.training.run_lock import writing
+from attnconv.training.run_folder import RunFolder, writing
 with writing(RunFolder(Path(sys.argv[1]))):
     child = os.fork() if sys.argv[2:] == ["fork"] else None
     if not child:

@@ -19,7 +19,6 @@ EXTRA_OF = {
     "rich": "train",
     "sklearn": "train",
     "starlette": "explore",
-    "tensorboard": "train",
     "timm": "models",
     "torchvision": "models",
     "transformers": "models",

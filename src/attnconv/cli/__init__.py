@@ -8,8 +8,7 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from attnconv._util.errors import printable
 from attnconv._util.exports import missing
@@ -31,7 +30,18 @@ COMMANDS = {
     "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
     "models": "list the presets with their parameters and FLOPs",
 }
-_EXAMPLES = """\
+_WIDTH = max(map(len, COMMANDS))
+_COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.items())
+_HELP = f"""\
+usage: attnconv [-h] [--version] COMMAND ...
+
+Self-attention that performs convolution, and learns it.
+
+commands:
+{_COMMANDS}
+
+`attnconv COMMAND --help` lists its options.
+
 examples:
   attnconv demo
   attnconv train quadratic-digits
@@ -50,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its status: 130 after Ctrl-C, 143 after SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        print(_help())
+        print(_HELP)
         sys.exit(0 if words else 2)
     if words[0] == "--version":
         from attnconv import __version__
@@ -64,11 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(name, rest))
 
 
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with another status."""
+
+
+def _terminate(*_: object) -> None:
+    raise TerminatedError
+
+
 def _run(name: str, words: list[str]) -> int:
     """Return a command's status, and print its errors as sentences."""
+    in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
+    before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:
-        with _terminable():
-            return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
+        return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
     except KeyboardInterrupt as stop:
         from attnconv.training.processes import is_first_process
 
@@ -80,45 +99,6 @@ def _run(name: str, words: list[str]) -> int:
             error = missing(error) or error
         print(f"attnconv {name}: {printable(in_flags(str(error)), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
-
-
-class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does, with another status."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise `TerminatedError` at SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():  # only the main one is asked to handle signals
-        yield
-        return
-
-    def terminate(*_: object) -> None:
-        raise TerminatedError
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _help() -> str:
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    usage = "usage: attnconv [-h] [--version] COMMAND ..."
-    about = "Self-attention that performs convolution, and learns it."
-    return "\n".join(
-        [
-            usage,
-            "",
-            about,
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`attnconv COMMAND --help` lists its options.",
-            "",
-            _EXAMPLES,
-        ]
-    )
+        if in_main:
+            signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,6 @@
 """`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,6 @@ from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
 from attnconv.cli.parsing import parse
 from attnconv.training.recipes import recipe
-from attnconv.training.settings import RunSettings
 
 PRESET = "quadratic-digits"
 
@@ -41,9 +41,13 @@ def run(words: Sequence[str]) -> int:
         settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
     _make_room(arguments.out)
     _perform()
-    _learn(arguments.out, settings)
     from attnconv.report import write_report
+    from attnconv.training.fitting import fit
 
+    print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
+    result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
+    assert result is not None  # fit has ended
+    print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
     print("\n3. What its heads look at")
     print(f"   Report: {write_report(arguments.out).resolve()}")
     return 0
@@ -67,29 +71,20 @@ def _perform() -> None:
         print(f"   a random 3 x 3 convolution as {heads}: largest relative difference {error:.1e}")
 
 
-def _learn(folder: Path, settings: RunSettings) -> None:
-    """Train a small model on the embedded digits."""
-    from attnconv.training.fitting import fit
-
-    print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
-    result = fit(settings, folder, command=["attnconv", "demo"]).result()
-    assert result is not None  # fit has ended
-    print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
-
-
 def _make_room(folder: Path) -> None:
     """Remove an earlier demo; anything else in the folder stays and stops the demo."""
-    from attnconv.training.run_folder import RunFolder
-    from attnconv.training.run_lock import writing
+    from attnconv.training.run_folder import RunFolder, writing
 
     run = RunFolder(folder)
     with writing(run):
-        if run.is_empty():
-            return
         is_demo = run.exists() and run.record().get("command") == ["attnconv", "demo"]
         foreign = run.foreign_files()
-        if not is_demo or foreign:
+        if not run.is_empty() and (foreign or not is_demo):
             held = foreign[0].relative_to(folder) if is_demo else "other things"
             got, fix = f"{folder}, which holds {held}", "Name another folder with --out."
             raise ValueError(bad("--out", "must be new, empty or an earlier demo", got, fix))
-        run.clear()
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path != run.lock_file:
+                path.unlink()

@@ -3,16 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attnconv._util.settings import Natural, Problem, SettingsError, plain
 from attnconv.cli.parsing import Defaults, Positional, parse
 from attnconv.data.settings import DataSettings
 from attnconv.training.settings import AcceleratorName, PrecisionName
-
-if TYPE_CHECKING:
-    from attnconv.data.image_set import Splits
-    from attnconv.models.model_loader import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -51,22 +47,25 @@ def run(words: Sequence[str]) -> int:
     from attnconv.training.progress_bars import downloading
     from attnconv.training.run_checks import missing_accelerator
 
-    if wrong := missing_accelerator(arguments.accelerator, "--accelerator"):
+    if wrong := missing_accelerator(arguments.accelerator):
         raise SettingsError(wrong)
     loaded = load_model(arguments.checkpoint)
     with downloading() as progress:
         data = load_data(arguments.data, progress=progress)
-    _require_fit(loaded, data)
+    if (known := loaded.settings) is not None:
+        pairs = (("channels", data.test.channels, known.image_channels), ("classes", len(data.classes), known.classes))
+        fix = "Name the images that the model was trained on: data.name, data.root."
+        wrong = [
+            Problem("--data", f"must have the {wanted} {what} of {loaded.source}", str(got), fix, data.source)
+            for what, got, wanted in pairs
+            if got != wanted
+        ]
+        if wrong:
+            raise SettingsError(wrong)
     images = data.test if arguments.split == "test" else data.validation
-    found = evaluate(
-        loaded.model,
-        images,
-        mean=loaded.mean or data.mean,
-        std=loaded.std or data.std,
-        batch_size=arguments.batch_size,
-        precision=arguments.precision,
-        device=device_of(arguments.accelerator),
-    )
+    mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
+    size, precision = arguments.batch_size, arguments.precision
+    found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
     return 0
@@ -78,24 +77,6 @@ def _defaults(given: Mapping[str, Any]) -> Defaults:
 
     folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
     if folder is None:
-        return Defaults({})
+        return {}, {}
     settings = folder.settings()
-    return Defaults({"data": plain(settings.data), "precision": settings.train.precision})
-
-
-def _require_fit(loaded: "LoadedModel", data: "Splits") -> None:
-    """Reject images unlike those that the model was made for, as far as that is known."""
-    if loaded.settings is None:
-        return
-    pairs = {
-        "channels": (data.test.channels, loaded.settings.image_channels),
-        "classes": (len(data.classes), loaded.settings.classes),
-    }
-    fix = "Name the images that the model was trained on: data.name, data.root."
-    wrong = [
-        Problem("--data", f"must have the {wanted} {what} of {loaded.source}", f"{got} {what}", fix, data.source)
-        for what, (got, wanted) in pairs.items()
-        if got != wanted
-    ]
-    if wrong:
-        raise SettingsError(wrong)
+    return {"data": plain(settings.data), "precision": settings.train.precision}, {}

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from attnconv._util.errors import bad
-from attnconv._util.settings import SMALLEST, Natural, NotNegative
+from attnconv._util.settings import SMALLEST, NotNegative
 from attnconv.cli.demo_command import Demo
-from attnconv.cli.image_inputs import Subject
-from attnconv.cli.output_checks import mark, require_room
+from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
+from attnconv.cli.output import mark, require_room
 from attnconv.cli.parsing import Positional, parse
 
 if TYPE_CHECKING:
     from attnconv.explorer.training_history import Moment
 
 
-@dataclass(frozen=True)
-class Explore:
+@dataclass(frozen=True, kw_only=True)
+class Explore(AttentionOptions):
     """Show what every head of a model does on a live page: on your own images, over the training, beside the theorem.
 
     Serves the page on this machine only, or writes one that needs no server.
@@ -36,17 +36,9 @@ class Explore:
             the run of `attnconv demo`, or where there is none, for what such a run left in the package.
         data: Initial images: a folder of pictures, digits or cifar10. None takes the digits where a run was trained
             on them, and noise for a model whose attention depends on positions only.
-        root: Folder that holds CIFAR-10.
-        images: Largest number of initial images.
-        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
-            Hugging Face are made for it where they are made for one size.
-        layers: Names of the modules to show, with commas between; None for all.
-        grid: Tokens of the image, N or HxW, for models that do not state it.
-        prefix: Class tokens and registers before the image's tokens, for models that do not state it.
         moments: Most epochs of a run to show its heads at; 0 for none.
         budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
             an even lattice of queries are kept.
-        pretrained: Fetch the trained weights of a model from a library.
         export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
             and can be hosted.
         port: Port of the server, on this machine only; 0 for any port that is free.
@@ -54,16 +46,8 @@ class Explore:
     """
 
     model: Positional[str | None] = None
-    data: str | None = None
-    root: Path = Path("data")
-    images: Natural = 4
-    size: str | None = None
-    layers: str | None = None
-    grid: str | None = None
-    prefix: int | None = None
     moments: NotNegative = 24
     budget: Annotated[float, Meta(ge=SMALLEST, le=10_000)] = 3.5
-    pretrained: bool = False
     export: Path | None = None
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     browser: bool = True
@@ -88,33 +72,33 @@ def run(words: Sequence[str]) -> int:
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
     from attnconv.explorer import Pictures, Session, example, payload
+    from attnconv.inspect import audit
+    from attnconv.training.run_folder import RunFolder
 
-    name = arguments.model or _demo()
+    demo = Demo().out
+    name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
     if name is None:
         print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
         return example(), None
     subject = Subject.load(name, arguments)
+    model, reading = subject.loaded.model, arguments.reading()
     moments, trained_on = _of_run(name, arguments.moments)
     budget = max(1, round(arguments.budget * 1e6))
-    options = {**subject.reading, "budget": budget, "title": title_of(name), "moments": moments}
-
-    def session(mean: tuple[float, ...], std: tuple[float, ...]) -> Session:
-        model, mean, std = subject.loaded.model, subject.loaded.mean or mean, subject.loaded.std or std
-        return Session(model, subject.sizes, mean=mean, std=std, options=options)
+    options = {**reading, "budget": budget, "title": title_of(name), "moments": moments}
 
     data = arguments.data or trained_on
-    with subject.size_explained():
-        if data is None:
-            content = payload(subject.loaded.model, subject.noise(), pictures=Pictures.none(), **options)
-            middle = (0.5,) * subject.channels
-            return content, session(middle, middle).answer
-        found = subject.images(data, count=arguments.images, root=arguments.root)
-        for note in found.notes:
-            print(note)
-        shown = session(found.mean, found.std)
-        return shown.payload(found.pixels, found.names), shown.answer
+    found = None if data is None else subject.images(data, arguments)
+    mean, std = subject.normalisation if found is None else (found.mean, found.std)
+    session = Session(model, subject.sizes, mean=mean, std=std, options=options)
+    if found is None:
+        noise = subject.noise(2)
+        require_positions_only(audit(model, noise, queries=1, **reading))
+        return payload(model, noise, pictures=Pictures.none(), **options), session.answer
+    for note in found.notes:
+        print(note)
+    return session.payload(found.pixels, found.names), session.answer
 
 
 def title_of(name: str) -> str:
@@ -124,13 +108,6 @@ def title_of(name: str) -> str:
         return f"{library}:{title_of(rest)}"
     path = Path(name)
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)
-
-
-def _demo() -> str | None:
-    """The run folder of `attnconv demo`, if it is there."""
-    from attnconv.training.run_folder import RunFolder
-
-    return str(Demo().out) if RunFolder(Demo().out).exists() else None
 
 
 def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":

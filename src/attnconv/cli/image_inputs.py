@@ -1,27 +1,68 @@
-"""The model that `audit` and `explore` inspect, and the images on which they do."""
+"""The images on which `audit`, `explore`, `prove` and `recast` look at a model, and the flags that name them."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import Natural
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnconv.cli.audit_command import Audit
-    from attnconv.cli.explore_command import Explore
+    from attnconv.inspect import Audit
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
 _USUAL_SIZE = 224  # pixels, where a model does not say
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """Flags of every command that shows images to any model.
+
+    Attributes:
+        data: Images: a folder of pictures (or of folders of pictures), digits or cifar10; None for noise.
+        root: Folder that holds CIFAR-10.
+        images: Largest number of images.
+        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
+            Hugging Face are made for it where they are made for one size.
+        skip_broken: Skip files that cannot be read or are of one colour, instead of stopping; they are named either
+            way.
+        pretrained: Fetch the trained weights of a model from a library.
+    """
+
+    data: str | None = None
+    root: Path = Path("data")
+    images: Natural = 4
+    size: str | None = None
+    skip_broken: bool = False
+    pretrained: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(ImageOptions):
+    """Flags of every command that reads the attention of any model.
+
+    Attributes:
+        layers: Names of the modules to read, with commas between; None for all.
+        grid: Tokens of the image, N or HxW, for models that do not state it.
+        prefix: Class tokens and registers before the image's tokens, for models that do not state it.
+    """
+
+    layers: str | None = None
+    grid: str | None = None
+    prefix: int | None = None
+
+    def reading(self) -> dict[str, Any]:
+        """Options of `attnconv.inspect.audit` that say how attention is read."""
+        layers = None if self.layers is None else tuple(map(str.strip, self.layers.split(",")))
+        return {"grid": _sides("--grid", self.grid), "prefix": self.prefix, "layers": layers}
+
+
 class InputImages(NamedTuple):
-    """Images for a model, as bytes (b, c, height, width), with a normalisation for models that have none of their own.
+    """Images for a model, as bytes (b, c, height, width), with their normalisation.
 
     `names` are those of the files; `notes` are what a reader must know of them.
     """
@@ -35,86 +76,89 @@ class InputImages(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to inspect, the height and width of --size, and options of `audit` that say how its attention is read."""
+    """A model to look at; the height and width, channels and number of axes of its images."""
 
     loaded: "LoadedModel"
-    asked: tuple[int, int] | None
-    reading: dict[str, Any]
+    sizes: tuple[int, int]
+    channels: int
+    dims: int
 
     @classmethod
-    def load(cls, name: str, arguments: "Audit | Explore") -> "Subject":
-        """Load the model that the arguments describe."""
+    def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
+        """Load a model, `resized` to images of --size where it is made for one size.
+
+        What its settings leave open, its first convolution says; otherwise it takes RGB images.
+        """
         from attnconv.models.model_loader import load
-
-        size, grid = _sides("--size", arguments.size), _sides("--grid", arguments.grid)
-        layers = None if arguments.layers is None else tuple(map(str.strip, arguments.layers.split(",")))
-        loaded = load(name, pretrained=arguments.pretrained, size=size)
-        return cls(loaded, size, {"grid": grid, "prefix": arguments.prefix, "layers": layers})
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Height and width of the images."""
-        return self.asked or own_size(self.loaded)
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images: those of the model's settings, or of its first convolution."""
         from attnconv.theory.conv_taps import is_convolution
 
-        first = next((module for module in self.loaded.model.modules() if is_convolution(module)), None)
-        channels = 3 if first is None else int(first.in_channels)
-        return int(getattr(self.loaded.settings, "image_channels", channels))
+        size = _sides("--size", options.size)
+        loaded = load(name, pretrained=options.pretrained, size=size if resized else None)
+        first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
+        channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))
+        return cls(loaded, size or own_size(loaded), getattr(loaded.settings, "image_channels", channels), dims)
 
-    def noise(self) -> "Tensor":
-        """Draw two images of noise, for a model whose attention does not depend on the image; others are an error."""
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of each channel, 0.5 where the model does not say."""
+        return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
+
+    def noise(self, count: int) -> "Tensor":
+        """Draw images of noise; where the model has not two axes, as long as they are high on each."""
         import torch
 
-        from attnconv.inspect import audit
+        sizes = self.sizes if self.dims == 2 else self.sizes[:1] * self.dims
+        drawn = torch.randn(count, self.channels, *sizes, generator=torch.Generator().manual_seed(0))
+        return self._cast(drawn)
 
-        some = next(self.loaded.model.parameters(), torch.zeros(()))
-        drawn = torch.randn(2, self.channels, *self.sizes, generator=torch.Generator().manual_seed(0)).to(some.dtype)
-        read = audit(self.loaded.model, drawn, queries=1, **self.reading).layers
-        if content := [layer.name for layer in read if not layer.position_only]:
-            some_names = ", ".join(content[:3]) + (f" and {len(content) - 3} more" if len(content) > 3 else "")
-            requirement = "must name images, since attention depends on them"
-            fix = f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
-            raise ValueError(bad("--data", requirement, f"none for {some_names}", fix))
-        return drawn
-
-    def images(self, data: str, *, count: int, root: Path, skip_broken: bool = False) -> InputImages:
-        """Read at most `count` images of a folder of pictures, or of one of `DATA_SETS`.
-
-        `skip_broken` skips files that cannot be read or are of one colour.
-        """
+    def images(self, data: str, options: ImageOptions) -> InputImages:
+        """Read images of a folder of pictures, or of one of `DATA_SETS`."""
         from attnconv.data.load_splits import load as load_data
         from attnconv.data.sample_images import read_pictures
         from attnconv.data.settings import DataSettings
 
-        sizes, channels = self.sizes, self.channels
-        if channels not in (1, 3):
-            raise ValueError(bad("model", "must have grey or RGB images to inspect --data", f"{channels} channels"))
-        middle = (0.5,) * channels
+        sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
+        if self.dims != 2 or channels not in (1, 3):
+            got = f"{self.dims} axes and {channels} channels"
+            raise ValueError(bad("--data", "is for models of grey or RGB images", got, "Leave it out: noise does."))
+        mean, std = self.normalisation
         if data in DATA_SETS:
-            splits = load_data(DataSettings(data, root=str(root)))  # type: ignore[arg-type]
+            splits = load_data(DataSettings(data, root=str(options.root)))  # type: ignore[arg-type]
             pixels = splits.test.images[:count]
-            mean, std = (splits.mean, splits.std) if pixels.shape[1] == channels else (middle, middle)
+            if pixels.shape[1] == channels:
+                mean, std = self.loaded.mean or splits.mean, self.loaded.std or splits.std
             return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
-        found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip_broken, varied=True)
-        return InputImages(found.pixels, found.names, middle, middle, found.notes)
+        found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
+        return InputImages(found.pixels, found.names, mean, std, found.notes)
 
-    @contextmanager
-    def size_explained(self) -> Iterator[None]:
-        """Add the fix to a model's error about the images of --size."""
-        own = own_size(self.loaded)
-        try:
-            yield
-        except ValueError as error:
-            if self.sizes == own or not str(error).startswith("images: must be what the forward pass"):
-                raise
-            fix = f"Leave --size out, which gives it images of {own[0]} x {own[1]}, or build it for that size."
-            raise ValueError(f"{error} {fix}") from error
+    def normalised(self, found: InputImages) -> "Tensor":
+        """Images as the model takes them."""
+        from attnconv.data.augmentation import normalise
+
+        return self._cast(normalise(found.pixels, found.mean, found.std))
+
+    def _cast(self, images: "Tensor") -> "Tensor":
+        parameter = next(self.loaded.model.parameters(), None)
+        return images if parameter is None else images.to(parameter.dtype)
+
+
+def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
+    """The images of --data as the model takes them, or one of noise; prints what a reader must know of them."""
+    if options.data is None:
+        return subject.noise(1)
+    found = subject.images(options.data, options)
+    for note in found.notes:
+        print(note)
+    return subject.normalised(found)
+
+
+def require_positions_only(found: "Audit") -> None:
+    """Reject an audit on noise of attention that depends on the image."""
+    if content := [layer.name for layer in found.layers if not layer.position_only]:
+        got, fix = f"none for {content[0]}", f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
+        raise ValueError(bad("--data", "must name images, since attention depends on them", got, fix))
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from attnconv.cli.output import print_table, print_text
 from attnconv.cli.parsing import parse
-from attnconv.cli.tables import print_table, print_text
-
-if TYPE_CHECKING:
-    from attnconv.models.preset_tables import Table
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,13 @@ class Models:
 def run(words: Sequence[str]) -> int:
     """Print the table."""
     arguments = parse(Models, words)
-    table = _table(arguments.table)
+    from attnconv.models.preset_tables import table_2, table_4, table_of_presets
+    from attnconv.training.recipes import recipe, table_rows
+
+    if arguments.table == "2":
+        table = table_2(training=table_rows(recipe("quadratic")))
+    else:
+        table = table_4() if arguments.table == "4" else table_of_presets()
     if arguments.markdown:
         print(table.markdown())
         return 0
@@ -47,12 +50,3 @@ def run(words: Sequence[str]) -> int:
     for row in table.rows if sentences else ():
         print_text(f"{row[0]}: {row[-1]}")
     return 0
-
-
-def _table(name: str) -> "Table":
-    from attnconv.models.preset_tables import table_2, table_4, table_of_presets
-    from attnconv.training.recipes import recipe, table_rows
-
-    if name == "2":
-        return table_2(training=table_rows(recipe("quadratic")))
-    return table_4() if name == "4" else table_of_presets()

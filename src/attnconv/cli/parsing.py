@@ -5,21 +5,28 @@ model and of its training loop (`settings.model.heads`, `settings.train.epochs`)
 """
 
 import argparse
+import inspect
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from difflib import get_close_matches
+from dataclasses import MISSING, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import inspect as types
 
+from attnconv._util.errors import did_you_mean
 from attnconv._util.settings import Problem, SettingsError, annotations, classes_in, describe, read
 
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
 Nested: TypeAlias = dict[str, Any]
+# Plain values in place of a command's defaults, nested as the command is, and their origins by dotted name.
+Defaults: TypeAlias = tuple[Nested, Mapping[str, str]]
+_NARROW = 50  # characters of a list of choices in the help; longer ones are in the text
 _BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # what a flag leaves out of a name
 # Arguments of the library's functions and the flags that set them.
 _FLAGS = {"run_dir": "--out"} | {
@@ -48,36 +55,42 @@ class Argument(NamedTuple):
         names = (name, f"no-{name}") if self.hint is bool else (name,)
         return tuple("--" + ".".join([*groups, name]) for name in names)
 
-
-class Defaults(NamedTuple):
-    """Plain values in place of a command's defaults, nested as the command is, and their origins by dotted name."""
-
-    values: Nested
-    origins: Mapping[str, str] = {}
+    @property
+    def explanation(self) -> str:
+        """Its explanation in the docstring of its class or of one that this derives from, in one line."""
+        field = self.name.rpartition(".")[2]
+        for group in self.group.__mro__:
+            listed = str(inspect.getdoc(group)).partition("Attributes:")[2]
+            if found := re.search(rf"^    {field}: (.*(?:\n      .*)*)", listed, re.MULTILINE):
+                return " ".join(found[1].split())
+        return ""
 
 
 def parse(
     command: type[T],
     words: Sequence[str],
-    defaults: Callable[[Mapping[str, Any]], Defaults] = lambda _: Defaults({}),
+    defaults: Callable[[Mapping[str, Any]], Defaults] = lambda _: ({}, {}),
 ) -> T:
     """Read a command's words into its dataclass; `--help` prints the help and ends the process.
 
-    `defaults` turns the given values into defaults. Raises `SettingsError` with every wrong word and value.
+    `defaults` makes defaults of the given values. Raises `SettingsError` with every wrong word and value.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
     wants_help = given.pop("help", False)
-    with _adding(wrong, arguments):
-        base = defaults(given)
-    if wants_help:
-        from attnconv.cli.help_page import help_page
-
-        print(help_page(command, base.values))
-        raise SystemExit(0)
-    origins = {argument: origin for argument, origin in base.origins.items() if argument not in given}
-    with _adding(wrong, arguments, origins):
-        made: T = read(command, merged(base.values, _nested(given)))
+    origins: Mapping[str, str] = {}
+    flags = {argument.name: argument.flags[0] for argument in arguments}
+    try:
+        values, origins = defaults(given)
+        if wants_help:
+            print(_help_page(command, arguments, values))
+            raise SystemExit(0)
+        made: T = read(command, merged(values, _nested(given)))
+    except SettingsError as error:
+        for problem in error.problems:
+            name = flags.get(problem.name, problem.name.removeprefix("settings."))
+            origin = problem.origin if problem.name in given else origins.get(problem.name, problem.origin)
+            wrong.append(replace(problem, name=name, origin=origin))
     if wrong:
         raise SettingsError(wrong)
     return made
@@ -148,18 +161,6 @@ def in_flags(text: str) -> str:
     return re.sub(rf"(?<![\w./-])(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
 
 
-@contextmanager
-def _adding(wrong: list[Problem], arguments: list[Argument], origins: Mapping[str, str] = {}) -> Iterator[None]:
-    """Report wrong words together with what is found wrong with settings, all in the spelling of flags."""
-    flags = {argument.name: argument.flags[0] for argument in arguments}
-    try:
-        yield
-    except SettingsError as error:
-        found = [replace(each, origin=origins.get(each.name, each.origin)) for each in error.problems]
-        named = [replace(each, name=flags.get(each.name, each.name.removeprefix("settings."))) for each in found]
-        raise SettingsError([*wrong, *named]) from error
-
-
 def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem]]:
     """The given values, by dotted name, and the problems with words that cannot be read."""
     parser = argparse.ArgumentParser(
@@ -185,7 +186,9 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
         else:
             values[name] = value if isinstance(value, bool) else _typed(value, named[name].hint)
     unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
-    wrong += [_unknown(flag, arguments) for flag in unknown]
+    for flag in unknown:
+        fix = did_you_mean(flag, [each for argument in arguments for each in argument.flags]) or "See --help."
+        wrong.append(Problem(flag, "must be one of the command's flags", repr(flag), fix))
     others = [word for word in rest if not word.startswith("-")]
     positional = [argument for argument in arguments if argument.positional]
     values |= {argument.name: word for argument, word in zip(positional, others, strict=False)}
@@ -193,12 +196,6 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
         names = " ".join(argument.flags[0] for argument in positional)
         wrong.append(Problem("arguments", f"must be {names or 'flags only'}", repr(" ".join(others)), "See --help."))
     return values, wrong
-
-
-def _unknown(flag: str, arguments: Iterable[Argument]) -> Problem:
-    near = get_close_matches(flag, [flag for argument in arguments for flag in argument.flags], n=2)
-    fix = f"Did you mean {' or '.join(near)}?" if near else "See --help."
-    return Problem(flag, "must be one of the command's flags", repr(flag), fix)
 
 
 def _is_list(hint: Any) -> bool:
@@ -227,3 +224,65 @@ def _nested(values: Mapping[str, Any]) -> Nested:
             place = place.setdefault(group, {})
         place[last] = value
     return nested
+
+
+def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> str:
+    """Usage, the command's docstring, and every argument with its default, in place of which `values` stand."""
+
+    def title(argument: Argument) -> str:
+        return argument.name.rpartition(".")[0].removeprefix("settings.")
+
+    defaults = flat(values)
+    kinds = {name.rpartition(".")[0]: kind for name, kind in defaults.items() if name.endswith(".kind")}
+    fitting = [
+        argument
+        for argument in arguments
+        if kinds.get(argument.name.rpartition(".")[0]) in (None, getattr(argument.group, "kind", None))
+    ]
+    shown = sorted(distinct(fitting), key=lambda argument: (title(argument) != "", not argument.positional))
+    positional = [argument.flags[0] for argument in shown if argument.positional]
+    lines = [" ".join(["usage: attnconv", command.__name__.lower(), "[-h] [OPTIONS]", *positional]), ""]
+    about, _, examples = str(inspect.getdoc(command)).partition("Attributes:")[0].partition("Examples:\n")
+    for paragraph in about.strip().split("\n\n"):
+        lines += [*_wrapped(paragraph), ""]
+    lines += ["examples:", textwrap.indent(inspect.cleandoc(examples), "  ")]
+    for name, members in groupby(shown, key=title):
+        several = list(members)
+        lines += ["", f"{name} options:".strip()]
+        lines += _wrapped(str(inspect.getdoc(several[0].group)).partition("\n")[0], "  ") if name else []
+        for argument in several:
+            field = argument.name.rpartition(".")[2]
+            lines += _entry(argument, defaults.get(argument.name, getattr(argument.group, field, MISSING)))
+    return "\n".join(lines)
+
+
+def _entry(argument: Argument, default: Any) -> list[str]:
+    """An argument's flags and type, its explanation and its default."""
+    text, value = argument.explanation, ""
+    if argument.hint is not bool and not argument.positional:
+        value = f" {_metavar(types.type_info(argument.hint))}"
+    if len(value) > _NARROW:
+        text, value = f"{text} One of {value.strip(' {}').replace(',', ', ')}.", " NAME"
+    if default is not MISSING and not argument.positional:
+        listed = " ".join(map(str, default)) or "none" if isinstance(default, list | tuple) else default
+        text += f" (default: {listed})"
+    return [f"  {', '.join(argument.flags)}{value}", *_wrapped(text, "      ")]
+
+
+def _metavar(kind: types.Type) -> str:
+    match kind:
+        case types.LiteralType(values=choices):
+            return f"{{{','.join(map(str, choices))}}}"
+        case types.UnionType(types=several):
+            return next(name for each in reversed(several) if (name := _metavar(each)) != "None")
+        case types.VarTupleType(item_type=item):
+            return f"{_metavar(item)} ..."
+        case types.BoolType():
+            return "{True,False}"
+    names = {types.IntType: "INT", types.FloatType: "FLOAT", types.StrType: "TEXT", types.NoneType: "None"}
+    return names.get(type(kind), "PATH")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)

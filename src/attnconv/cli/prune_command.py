@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
+from attnconv.cli.output import print_table, print_text
 from attnconv.cli.parsing import Positional, parse
-from attnconv.cli.tables import print_table, print_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,8 +45,7 @@ class Prune:
 def run(words: Sequence[str]) -> int:
     """Find, remove and count heads; write the model."""
     arguments = parse(Prune, words)
-    from attnconv.training.run_folder import RunFolder
-    from attnconv.training.run_lock import writing
+    from attnconv.training.run_folder import RunFolder, writing
 
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
@@ -68,7 +67,10 @@ def _prune(arguments: Prune) -> None:
         raise ValueError(bad("model", "must be an attention model with settings of this library", loaded.source))
     layers = attention_layers(loaded.model)
     removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
-    _require_some_left(arguments, {name: layer.heads for name, layer in layers.items()}, removed)
+    if empty := [name for name, layer in layers.items() if len(removed[name]) == layer.heads]:
+        got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
+        fix = "To leave such a layer as it is, remove heads in Python with attnconv.surgery.prune_heads."
+        raise ValueError(bad("--criterion", "must leave at least one head in every layer", got, fix))
     pruned = prune_heads(loaded.model, removed)
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
@@ -78,19 +80,6 @@ def _prune(arguments: Prune) -> None:
         print(f"{name}: {count(before):,} -> {count(after):,}")
     if arguments.out is not None:
         _write(arguments, replace(loaded, model=pruned, settings=after), removed)
-
-
-def _require_some_left(arguments: Prune, heads: Mapping[str, int], removed: Mapping[str, tuple[int, ...]]) -> None:
-    """Reject a criterion that removes all heads of a layer, in terms of this command."""
-    empty = [name for name, gone in removed.items() if len(gone) == heads[name]]
-    if empty:
-        requirement = "must leave at least one head in every layer"
-        got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
-        fix = "Such a layer only averages or sees lines: there is nothing in it to keep. "
-        fix += "To leave it as it is, remove heads in Python with attnconv.surgery.prune_heads."
-        if arguments.criterion == "code":
-            fix += " The criterion paper is less strict."
-        raise ValueError(bad("--criterion", requirement, got, fix))
 
 
 def _print_layers(
@@ -140,15 +129,9 @@ def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[
     assert arguments.out is not None
     assert pruned.settings is not None
     folder = RunFolder(arguments.out)
-    save_weights(
-        folder.start_weights,
-        pruned.model,
-        pruned.settings,
-        classes=pruned.classes,
-        mean=pruned.mean,
-        std=pruned.std,
-        extra={"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": arguments.criterion},
-    )
+    model, classes, mean, std = pruned.model, pruned.classes, pruned.mean, pruned.std
+    extra = {"pruned": {name: list(heads) for name, heads in removed.items()}, "criterion": arguments.criterion}
+    save_weights(folder.start_weights, model, pruned.settings, classes=classes, mean=mean, std=std, extra=extra)
     origin = RunFolder.holding(Path(arguments.model))
     preset = "PRESET"
     if origin is not None:

@@ -6,38 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
-from attnconv._util.settings import Natural
-from attnconv.cli.network_comparison import example_images, print_comparison
-from attnconv.cli.output_checks import require_new
+from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
+from attnconv.cli.output import print_comparison, require_new
 from attnconv.cli.parsing import Positional, parse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class Recast:
+@dataclass(frozen=True, kw_only=True)
+class Recast(ImageOptions):
     """Replace every convolution of a network by multi-head self-attention that computes the same.
 
     Compares the two networks layer by layer, and writes the result.
 
     Examples:
         attnconv recast resnet18 --out resnet18-attention.safetensors
-        attnconv recast torchvision:resnet50 --pretrained --images cat.jpg
+        attnconv recast torchvision:resnet50 --pretrained --data PATH/TO/PICTURES
         attnconv recast runs/resnet-small --alpha 4 --weights nearest --only 'layer1.*' --out soft.safetensors
-        attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
+        attnconv recast my_package.models:network --size 64 --onnx network.onnx
 
     Attributes:
         model: The network, in any form that `attnconv.load` knows.
+        data: Images to compare the two networks on: a folder of pictures, digits or cifar10; None for one of noise.
+        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224.
         out: New weights file (.safetensors), which `attnconv.load` and every command that takes a model read.
         export: Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library.
         onnx: Also write an ONNX file, a new one; needs the packages onnx and onnxscript.
         alpha: How hard the heads are; None for hard ones, which equal the convolutions.
         weights: Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on).
         only: Patterns for the names of the layers to replace, or behind a ! to leave out; none for all.
-        pretrained: Fetch the trained weights of a network from a library.
-        images: Pictures to compare the two networks on; none for an image of noise.
-        image_size: Height and width of the images; None for the model's own, or 224.
     """
 
     model: Positional[str]
@@ -47,16 +45,12 @@ class Recast:
     alpha: float | None = None
     weights: Literal["slices", "nearest"] = "slices"
     only: tuple[str, ...] = ()
-    pretrained: bool = False
-    images: tuple[Path, ...] = ()
-    image_size: Natural | None = None
 
 
 def run(words: Sequence[str]) -> int:
     """Recast, compare, write."""
     arguments = parse(Recast, words)
     from attnconv.convert import compare, recast
-    from attnconv.models.model_loader import load
     from attnconv.models.recast_file import save_recast
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
@@ -64,11 +58,8 @@ def run(words: Sequence[str]) -> int:
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
         if path is not None:
             require_new(flag, path)
-    for flag, path in (("--export", arguments.export), ("--onnx", arguments.onnx)):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(bad(flag, "must lie in a folder that exists", str(path)))
-    loaded = load(arguments.model, pretrained=arguments.pretrained)
-    images = example_images(loaded, arguments.images, arguments.image_size, flag="--images")
+    subject = Subject.load(arguments.model, arguments, resized=False)  # the file names the model, not its size
+    loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None
     twin = recast(loaded.model, alpha=arguments.alpha, weights=arguments.weights, only=only)
     found = compare(loaded.model, twin, images)
@@ -88,6 +79,9 @@ def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
 
     from attnconv.layers import SelfAttention
 
+    for path in (arguments.export, arguments.onnx):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     for layer in model.modules():  # a program's file wants plain order in memory
         if isinstance(layer, SelfAttention) and layer.weight is not None:
             layer.weight.data = layer.weight.data.contiguous()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnconv.cli.output_checks import mark, require_room
+from attnconv.cli.output import mark, require_room
 from attnconv.cli.parsing import Positional, parse
 
 

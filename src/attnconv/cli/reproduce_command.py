@@ -4,11 +4,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
+from attnconv.cli.output import print_table
 from attnconv.cli.parsing import in_flags, parse
-from attnconv.cli.tables import print_table
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
 from attnconv.training.processes import is_first_process, world_size
@@ -148,27 +149,19 @@ def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> Non
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         cells = [run.folder.path.name, str(train.epochs), str(train.batch_size), rate, train.precision, run.state]
         if seconds:
-            cells.append(_duration(seconds[run.name]) if run.name in seconds else "")
+            cells.append(str(timedelta(seconds=round(seconds[run.name]))) if run.name in seconds else "")
         rows.append(cells)
     print_table("What is trained", columns, rows)
     waiting = [run for run in runs if run.state != "finished"]
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)
-    about = f" About {_duration(left)} on this machine, one run after the other." if left else ""
+    about = f" About {timedelta(seconds=round(left))} hours on this machine, one run after the other." if left else ""
     print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{about}", flush=True)
-
-
-def _duration(seconds: float) -> str:
-    """Format a time as `40 s`, `39 min` or `6.3 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _train(planned: PlannedRun, out: Path) -> list[str]:
     """Train one run unless it is finished; return the notes on it for the page."""
     from attnconv.training.fitting import fit
-    from attnconv.training.initial_model import measure_start
     from attnconv.training.run_checks import check_folder
 
     settings, start, folder = planned.settings, None, planned.folder
@@ -185,6 +178,4 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
     else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    if is_first_process():
-        measure_start(folder)  # of the pruned model: what pruning alone costs
     return notes

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnconv._util.json_files import read_json
 from attnconv._util.settings import Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Positional, flat, merged, parse
+from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged, parse
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.settings import RunSettings
@@ -76,7 +76,11 @@ def _defaults(given: Mapping[str, Any]) -> Defaults:
     preset = given.get("preset", file.get("preset"))
     if preset != file.get("preset", preset):
         raise SettingsError([Problem("preset", f"must be {file['preset']!r}, that of {config}", repr(preset))])
-    values = _recipe(preset, given, whole="model" in file)
+    values: Nested = {}
+    if "model" not in file or preset in PRESETS:  # elsewhere the preset is but a label of all that the file holds
+        name = given.get("recipe")
+        named = _SHOWN if preset is None else preset
+        values = plain(recipe(named, name if name in ("paper", "modern") else None))
     folder = given.get("out") or Path("runs") / str(preset)
     if given.get("resume"):
         values = _resumed(folder, preset) or values
@@ -87,16 +91,8 @@ def _defaults(given: Mapping[str, Any]) -> Defaults:
 
         values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
     origins = dict.fromkeys(flat({"settings": file}), f"from {config}")
-    named = {} if preset is None else {"preset": preset}
-    return Defaults({**named, "settings": {**values, **named}}, origins)
-
-
-def _recipe(preset: str | None, given: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    """The settings of a preset's recipe; none of a preset that is only the label of a `whole` file."""
-    if whole and preset not in PRESETS:
-        return {}
-    name = given.get("recipe")
-    return plain(recipe(_SHOWN if preset is None else preset, name if name in ("paper", "modern") else None))
+    label = {} if preset is None else {"preset": preset}
+    return {**label, "settings": {**values, **label}}, origins
 
 
 def _resumed(path: Path, preset: str | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator
 from attnconv.report.run_data import PLACES, images_for
-from attnconv.training.initial_model import starting_model
+from attnconv.training.fitting import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 

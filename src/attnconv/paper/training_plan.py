@@ -161,7 +161,7 @@ def _tiny(name: str, label: str) -> RunSettings:
     model, full = settings.model, preset_settings(name)
     if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
         model = replace(model, encoding=full.encoding, heads=full.heads)
-    train = replace(settings.train, epochs=TINY_EPOCHS, tensorboard=False)
+    train = replace(settings.train, epochs=TINY_EPOCHS)
     return replace(settings, preset=label, model=model, train=train)
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import ImageSet
 from attnconv.training.processes import local_rank
-from attnconv.training.settings import AcceleratorName, PrecisionName, RunSettings
+from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def evaluate(
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0
     batches = Batches(images, batch_size=batch_size)
-    about: dict[str, Any] = {"mean": mean, "std": std, "precision": precision, "device": device}
-    return score(tally_batches(model, batches, largest=largest, **about))
+    sums = tally_batches(model, batches, mean=mean, std=std, precision=precision, device=device, largest=largest)
+    return score(sums)
 
 
 def tally_batches(
@@ -132,17 +131,6 @@ def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(bad("model", "must give logits (b, classes)", got))
     return logits
-
-
-def measure(model: nn.Module, settings: RunSettings, data: Splits, device: torch.device) -> dict[str, Any]:
-    """Scores on held-out and test images for `result.json`; a split without images has none."""
-    found = {}
-    for name, images in (("validation", data.validation), ("test", data.test)):
-        if len(images):
-            batch, precision = settings.train.eval_batch_size, settings.train.precision
-            about: dict[str, Any] = {"mean": data.mean, "std": data.std, "batch_size": batch, "precision": precision}
-            found[name] = asdict(evaluate(model, images, device=device, **about))
-    return found
 
 
 def device_of(accelerator: AcceleratorName) -> torch.device:

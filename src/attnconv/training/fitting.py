@@ -4,10 +4,10 @@ The training is in `loop`, its record in `run_recorder`. A run that was killed a
 `resume=True` and ends, on a CPU with as many threads, with the same weights bit for bit.
 """
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import atexit
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,20 @@ import torch
 from torch import nn
 
 from attnconv._util.atomic_write import write_atomically
+from attnconv._util.errors import bad
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
+from attnconv.models.checkpoint import load_weights, read_checkpoint
+from attnconv.models.factory import build
 from attnconv.models.model_loader import checkpoint_file, load as load_model
-from attnconv.training.determinism import numerics
 from attnconv.training.environment import environment
-from attnconv.training.evaluation import device_of, measure
-from attnconv.training.initial_model import first_model
-from attnconv.training.loop import TrainingLoop
-from attnconv.training.processes import connect, is_first_process, wait_for_all
+from attnconv.training.evaluation import device_of, evaluate
+from attnconv.training.loop import TrainingLoop, numerics
+from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
-from attnconv.training.run_folder import RunFolder, write_json
-from attnconv.training.run_lock import writing
-from attnconv.training.run_recorder import Recorder
+from attnconv.training.run_folder import RunFolder, write_json, writing
+from attnconv.training.run_recorder import Recorder, head_record
 from attnconv.training.settings import RunSettings, SettingsError, problems
 from attnconv.training.training_state import read_state
 
@@ -65,7 +65,6 @@ def fit(
         OSError: The data are not there, or the folder cannot be written; what was saved before stays valid.
         DivergedError: The loss is no longer finite; the last good checkpoint stays.
         KeyboardInterrupt: At Ctrl-C; the last complete epoch is kept.
-        SystemExit: At SIGTERM likewise, with status 143.
     """
     if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
@@ -86,43 +85,26 @@ def _fit(
     if wrong := data_problems(settings, data):
         raise SettingsError(wrong)
     device = device_of(settings.train.accelerator)
-    connect(device)
+    if world_size() > 1 and not torch.distributed.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(torch.distributed.destroy_process_group)
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
-    with _stoppable(folder, progress), numerics(device):
-        if is_first_process():
-            _prepare(folder, settings, start_from, environment(command, device))
-        recorder = _train(settings, folder, data, device, progress)
-        if is_first_process():
-            result = _measure(settings, folder, data, device, recorder)
-            write_json(folder.result_file, result)
-            progress.say(_summary(result))
-        wait_for_all()
-
-
-@contextmanager
-def _stoppable(folder: RunFolder, progress: TrainingProgress) -> Iterator[None]:
-    """Report how to continue at Ctrl-C and at SIGTERM, which exits unless the caller handles it."""
-    stopped = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
-
-    def terminate(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
-    handled = in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if handled:
-        signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        with numerics(device), closing(progress):
+            if is_first_process():
+                _prepare(folder, settings, start_from, environment(command, device))
+            recorder = _train(settings, folder, data, device, progress)
+            if is_first_process():
+                result = _measure(settings, folder, data, device, recorder)
+                write_json(folder.result_file, result)
+                progress.say(_summary(result))
+            if world_size() > 1:
+                torch.distributed.barrier()
     except KeyboardInterrupt as stop:
-        raise type(stop)(stopped) from None
-    except SystemExit:
-        progress.close()
-        progress.say(stopped)
-        raise
-    finally:
-        progress.close()
-        if handled:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        kept = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
+        raise type(stop)(kept) from None
 
 
 def _prepare(
@@ -158,15 +140,21 @@ def _train(
 def _measure(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
 ) -> dict[str, Any]:
-    """Scores of the last epoch and of the one chosen on held-out images, from the weights files."""
+    """Scores of the last epoch, of the one chosen on held-out images and of given initial weights, from their files."""
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)
+    if folder.start_weights.is_file():
+        files["start"] = (0, folder.start_weights)
+    sets = {"validation": data.validation, "test": data.test}
+    about: dict[str, Any] = {"mean": data.mean, "std": data.std, "device": device}
+    about |= {"batch_size": settings.train.eval_batch_size, "precision": settings.train.precision}
     result: dict[str, Any] = {"seconds": round(recorder.seconds, 1)}
     for name, (epoch, path) in files.items():
         model: nn.Module = load_model(path).model
         result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        result[name] = {"epoch": epoch, **measure(model, settings, data, device)}
+        scores = {split: asdict(evaluate(model, images, **about)) for split, images in sets.items() if len(images)}
+        result[name] = {"epoch": epoch, **scores}
     return result
 
 
@@ -180,3 +168,32 @@ def _summary(result: Mapping[str, Any]) -> str:
         if split in result.get(name, {})
     ]
     return f"{split} accuracy: " + (", ".join(parts) or "no images to measure")
+
+
+def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
+    """The model before the first step; the global generator is left as the training needs it.
+
+    Fresh parameters are a function of the seed and the settings, so that a run keeps no copy of them; of given initial
+    weights it does.
+    """
+    torch.manual_seed(settings.train.seed)
+    model = build(settings.model)
+    if folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
+        load_weights(model, read_checkpoint(folder.start_weights))
+    return model
+
+
+def starting_model(run: RunFolder) -> nn.Module:
+    """The initial model of a finished or running training; random numbers stay as they are.
+
+    Raises `ValueError` where this version draws other weights from the seed than `heads.jsonl` records.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = first_model(run, run.settings())
+    recorded = [layer["centres"] for line in run.heads() if line["epoch"] == 0 for layer in line["layers"]]
+    made = [layer["centres"] for layer in head_record(model, 0)["layers"]]
+    for now, then in zip(made, recorded, strict=False):  # nothing may be recorded
+        if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
+            fix = "Read it with the version of attnconv that wrote it."
+            raise ValueError(bad("run", "must begin as its heads.jsonl says", f"other centres in {run.path}", fix))
+    return model.eval()

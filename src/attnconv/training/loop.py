@@ -4,9 +4,10 @@ All randomness is a function of the seed and of where the run is: the order of i
 (seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import numpy as np
@@ -16,15 +17,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attnconv._util.glibc_malloc import freed_memory_kept
 from attnconv.data.augmentation import augment
 from attnconv.data.batches import Batch, Batches
 from attnconv.data.image_set import ImageSet, Splits
 from attnconv.data.mixup import mix
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
-from attnconv.training.optimisers import make_optimiser
-from attnconv.training.processes import all_sum, rank, world_size
-from attnconv.training.schedules import factor
+from attnconv.training.optimisers import make_optimiser, rate_factor
+from attnconv.training.processes import rank, world_size
 from attnconv.training.settings import RunSettings
 
 
@@ -41,6 +42,7 @@ class TrainingLoop:
         self.settings, self.device = settings, device
         self.mean, self.std = data.mean, data.std
         self.epoch = self.step = 0
+        self.learning_rate = 0.0  # of the last step
         self.steps_per_epoch = len(data.train) // train.batch_size
         self.model = model.to(device=device, dtype=dtype_of(train.precision))
         if isinstance(settings.model, ResNetSettings):
@@ -61,6 +63,9 @@ class TrainingLoop:
         )
         measured = {"validation": data.validation, **({"test": data.test} if train.test_curve else {})}
         self._measured = {name: nearby(images, device) for name, images in measured.items() if len(images)}
+        self.tally = functools.partial(
+            tally_batches, self.model, mean=data.mean, std=data.std, precision=train.precision, device=device
+        )
         self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
@@ -91,8 +96,11 @@ class TrainingLoop:
         if clip is not None:
             parameters = [value for group in self._optimiser.param_groups for value in group["params"]]
             nn.utils.clip_grad_norm_(parameters, clip)
+        schedule, epochs = self.settings.schedule, self.settings.train.epochs
+        factor = rate_factor(schedule, self.step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
+        self.learning_rate = self.settings.optim.learning_rate * factor
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self._rate_factor(self.step)
+            group["lr"] = rate * factor
         self._optimiser.step()
         self.step += 1
 
@@ -118,31 +126,17 @@ class TrainingLoop:
         """Evaluate after an epoch: scores of its training images during the epoch, and of the other sets."""
         world = world_size()
         size = max(1, self.settings.train.eval_batch_size // world) * world
-        scores = {"train": score(all_sum(self._epoch_sums))}
+        scores = {"train": _score_of_all(self._epoch_sums)}
         for name, images in self._measured.items():
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
-            scores[name] = score(all_sum(self.tally(batches)))
+            scores[name] = _score_of_all(self.tally(batches))
         return scores
-
-    def tally(self, batches: Iterable[Batch]) -> Float[Tensor, " 3"]:
-        """The tally of some batches in evaluation mode."""
-        precision, device = self.settings.train.precision, self.device
-        return tally_batches(self.model, batches, mean=self.mean, std=self.std, precision=precision, device=device)
 
     def recent_loss(self) -> float:
         """Mean loss of the training images since the last call."""
-        sums = all_sum(self._recent_sums)
+        loss = _score_of_all(self._recent_sums).loss
         self._recent_sums.zero_()
-        return score(sums).loss
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the last step."""
-        return self.settings.optim.learning_rate * self._rate_factor(max(0, self.step - 1))
-
-    def _rate_factor(self, step: int) -> float:
-        epochs = self.settings.train.epochs
-        return factor(self.settings.schedule, step, steps_per_epoch=self.steps_per_epoch, epochs=epochs)
+        return loss
 
     def state(self) -> dict[str, Any]:
         """What is needed to continue the training after a complete epoch, as plain values and tensors."""
@@ -153,6 +147,39 @@ class TrainingLoop:
         self.epoch, self.step = state["epoch"], state["epoch"] * self.steps_per_epoch
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimizer"])
+
+
+def _score_of_all(sums: Float[Tensor, " 3"]) -> Score:
+    """The score of the images of all processes, each of which has to call this."""
+    sums = sums.clone()
+    if world_size() > 1:
+        torch.distributed.all_reduce(sums)
+    return score(sums)
+
+
+@contextmanager
+def numerics(device: torch.device) -> Iterator[None]:
+    """The same bits every time on the CPU, the fastest convolutions on a GPU; denormals stay flushed afterwards.
+
+    Peaked attention produces denormal numbers, on which CPUs are up to fourteen times slower. They are flushed in this
+    thread and in those that it starts.
+    """
+    torch.set_flush_denormal(True)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # a module with properties, which its stub does not know
+    filled, tried = memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    on_cpu = device.type == "cpu"
+    with freed_memory_kept() if on_cpu else nullcontext(), torch.random.fork_rng(devices=[]):
+        if on_cpu:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            memory.fill_uninitialized_memory = False  # nothing reads memory before it writes it
+        else:
+            torch.backends.cudnn.benchmark = True  # the batches of a run are of few sizes
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark = filled, tried
 
 
 def nearby(images: ImageSet, device: torch.device) -> ImageSet:

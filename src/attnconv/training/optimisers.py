@@ -1,37 +1,31 @@
-"""The optimiser of a run, and which parameters get weight decay.
+"""The optimiser of a run, which parameters get weight decay, and the learning rate at every step.
 
 Weight decay is a prior for a weight, but it would pull the centre of a head to its own pixel, and its spread to uniform
 attention. An encoding names such parameters in `undecayed`.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from attnconv.encodings import Encoding
-from attnconv.training.settings import OptimSettings
-
-
-def position_names(model: nn.Module) -> set[str]:
-    """Names of the centres and spreads of heads: those that the model's encodings name as `undecayed`."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        if isinstance(module, Encoding)
-        for name in module.undecayed
-    }
+from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: decayed, vectors that are not, centres and spreads."""
-    positions = position_names(model)
+    positions: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            positions |= {id(value) for name, value in module.named_parameters() if name in module.undecayed}
     weights: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     places: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of norms
-        (places if name in positions else vectors if spared else weights).append(parameter)
+        (places if id(parameter) in positions else vectors if spared else weights).append(parameter)
     rate = optim.learning_rate * optim.position_rate
     groups: list[dict[str, Any]] = [
         {"params": weights, "weight_decay": optim.weight_decay},
@@ -47,3 +41,29 @@ def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimi
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.momentum, optim.second_beta))
     return torch.optim.SGD(groups, lr=optim.learning_rate, momentum=optim.momentum, nesterov=optim.nesterov)
+
+
+def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is.
+
+    Step t of T in all, with W = round(warmup * T) steps of warm-up:
+
+        t < W        (t + 1) / W
+        cosine       1/2 (1 + cos(pi (t - W) / (T - W)))
+        linear       1 - (t - W) / (T - W)
+        steps        decay ^ (number of milestones m with m * steps_per_epoch <= t)
+        constant     1
+
+    The factor changes at every step. The paper's code stepped once per epoch, so that its first epoch ran at rate 0.
+    """
+    total = steps_per_epoch * epochs
+    warmup = round(schedule.warmup * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "steps":
+        passed = sum(milestone * steps_per_epoch <= step for milestone in schedule.milestones)
+        return float(schedule.decay**passed)
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1.0 - progress if schedule.name == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -20,22 +20,15 @@ from attnconv.training.run_folder import MetricsLine
 
 @final
 class TrainingProgress:
-    """Progress of a training: a bar on a terminal, a line per epoch elsewhere, on standard error by default."""
+    """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere."""
 
-    def __init__(
-        self, epochs: int, steps_per_epoch: int, *, shown: bool = True, console: Console | None = None
-    ) -> None:
-        self._console = Console(stderr=True) if console is None else console
-        self._epochs, self._steps, self._shown = epochs, steps_per_epoch, shown
+    def __init__(self, epochs: int, steps_per_epoch: int, *, shown: bool = True) -> None:
+        self._console = Console(stderr=True, quiet=not shown)
+        self._epochs, self._steps = epochs, steps_per_epoch
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            *columns,
-            TextColumn("{task.fields[news]}"),
-            console=self._console,
-            refresh_per_second=4,
-            disable=not (shown and self._console.is_terminal),
-        )
+        texts = TextColumn("{task.description}"), TextColumn("{task.fields[news]}")
+        hidden = not (shown and self._console.is_terminal)
+        self._bar = Progress(texts[0], *columns, texts[1], console=self._console, refresh_per_second=4, disable=hidden)
 
     def begin(self, done: int) -> None:
         """Start the bar after this many complete epochs."""
@@ -58,8 +51,7 @@ class TrainingProgress:
 
     def say(self, text: str) -> None:
         """Print one line, above the bar; a log file gets it as it is, without wrapping."""
-        if self._shown:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the bar; its last state stays. May be called more than once."""
@@ -67,17 +59,15 @@ class TrainingProgress:
 
 
 @contextmanager
-def downloading(*, shown: bool = True, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
-    console = Console(stderr=True) if console is None else console
+    console = Console(stderr=True, quiet=not shown)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
     tenths = -1
 
     def report(there: int, total: int) -> None:
         nonlocal tenths
-        if not shown:
-            return
         if console.is_terminal:
             if not bar.tasks:
                 bar.add_task("downloading", total=total)

@@ -1,5 +1,6 @@
 """Checks of a run against the machine, the data and its folder, before any work."""
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
     """List what is wrong with the settings on this machine, with these processes."""
     train = settings.train
     found = [*root_problems(settings.data), *missing_accelerator(train.accelerator)]
+    if train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        fix = "Run: pip install tensorboard."
+        found.append(Problem("train.tensorboard", "must be off without the package tensorboard", "True", fix))
     parts = world_size() * train.accumulate
     if train.batch_size % parts:
         fix = f"Take {math.ceil(train.batch_size / parts) * parts}."
@@ -44,13 +48,13 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
     return found
 
 
-def missing_accelerator(name: AcceleratorName, argument: str = "train.accelerator") -> list[Problem]:
+def missing_accelerator(name: AcceleratorName) -> list[Problem]:
     """The problem with an accelerator that torch does not find."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if here.get(name, True):
         return []
     got = f"{name!r}, but torch finds no such device"
-    return [Problem(argument, "must be one that is here", got, f"Pass {argument}='cpu'.")]
+    return [Problem("train.accelerator", "must be one that is here", got, "Pass train.accelerator='cpu'.")]
 
 
 def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
@@ -142,15 +146,7 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
 
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
-    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from attnconv.training.recipes import recipe
-        >>> run = recipe("quadratic-digits")
-        >>> differences(run, replace(run, train=replace(run.train, seed=7)))
-        [('train.seed', 42, 7)]
-    """
+    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run."""
     old, new = _flat(before), _flat(now)
     names = [name for name in {**old, **new} if name not in _FREE]
     return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]

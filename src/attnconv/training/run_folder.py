@@ -10,15 +10,17 @@
                       weights that a pruned model began with (`start`)
     tensorboard/      the same curves for TensorBoard, on request
     report/           figures and tables, written by `attnconv report`
-    .writer           while a process writes here: which one (see `attnconv.training.run_lock`)
+    .writer           while a process writes here: which one. A kill leaves the file, unlocked
 
 Epochs are counted by how many are complete: 1 is the end of the first one.
 """
 
 import json
+import os
+import platform
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict, final
 
@@ -26,8 +28,10 @@ import msgspec
 
 from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
 from attnconv._util.errors import bad
+from attnconv._util.file_lock import locked
 from attnconv._util.json_files import read_json
 from attnconv._util.settings import plain, read
+from attnconv.training.processes import is_first_process
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1
@@ -176,27 +180,53 @@ class RunFolder:
 
     def foreign_files(self) -> list[Path]:
         """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
-        own = self._own_files()
-        return sorted(
-            path for path in self._all_paths() if path not in own and (path.is_symlink() or not path.is_dir())
-        )
-
-    def clear(self) -> None:
-        """Remove the run's files, and folders that are empty then. Its lock stays."""
-        for path in self._own_files() - {self.lock_file}:
-            path.unlink()
-        for path in self._all_paths():
-            if path.is_dir() and not path.is_symlink():
-                with suppress(OSError):  # it holds other files
-                    path.rmdir()
-
-    def _own_files(self) -> set[Path]:
         patterns = (LOCK, *(_OWN if self.exists() else ("checkpoints/start.safetensors",)))
-        return {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
+        own = {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
+        files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
+        return sorted(path for path in files if path not in own)
 
-    def _all_paths(self) -> list[Path]:
-        """Everything below the folder, the content of a folder before the folder."""
-        return sorted(self.path.rglob("*"), reverse=True)
+
+@contextmanager
+def writing(folder: RunFolder) -> Iterator[None]:
+    """Lock a run folder for writing; it is made where it is missing, and removed where it is empty at the end.
+
+    Raises `ValueError` if another process writes to the folder. With torchrun, only the first process locks. Readers
+    need no lock, because files are replaced in one step.
+    """
+    if not is_first_process():
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(locked(folder.lock_file))
+        except BlockingIOError:
+            fix = "Wait for it to end, or name another folder."
+            got = f"{folder.path}, to which {_holder(folder.lock_file)} writes"
+            raise ValueError(bad("run_dir", "must be a folder that no other process writes to", got, fix)) from None
+        except FileExistsError:
+            raise ValueError(bad("run_dir", "must be a folder", f"the file {folder.path}")) from None
+        with suppress(OSError):  # a full disk: the lock holds without the name
+            file.truncate(0)
+            file.write(f"{os.getpid()} {platform.node()}\n".encode())
+        try:
+            yield
+        finally:
+            if not file.closed:  # as it is in a fork
+                with suppress(OSError):  # Windows removes no open file
+                    folder.lock_file.unlink()
+                with suppress(OSError):
+                    folder.path.rmdir()
+
+
+def _holder(file: Path) -> str:
+    """The process that holds the lock, where the file names it."""
+    try:
+        process, _, machine = file.read_text(encoding="utf-8").strip().partition(" ")
+    except (OSError, ValueError):
+        process = machine = ""
+    if not process.isdigit():
+        return "another process"
+    return f"process {process}" + ("" if machine == platform.node() else f" on {machine}")
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:

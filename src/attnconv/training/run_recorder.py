@@ -6,23 +6,28 @@ is resumed, and they are computed again, with the same bits.
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.settings import plain
+from attnconv.encodings.base import Encoding
 from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Score
-from attnconv.training.head_records import head_record
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
-from attnconv.training.run_folder import HeadsLine, MetricsLine, RunFolder, append_line
+from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, RunFolder, append_line
 from attnconv.training.training_state import save_state
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
+
+# A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
+WIDEST = 1e12
 
 
 class DivergedError(ArithmeticError):
@@ -50,8 +55,11 @@ class Recorder:
         self.seconds: float = state.get("seconds", 0.0)
         self._clock = time.monotonic()
         self._writes = is_first_process()
-        self._curves = self._writes and loop.settings.train.tensorboard
         self._board: SummaryWriter | None = None
+        if self._writes and loop.settings.train.tensorboard:
+            from torch.utils import tensorboard  # needs a package of its own
+
+            self._board = tensorboard.SummaryWriter(str(folder.tensorboard), purge_step=loop.step)
         self._waiting: list[tuple[list[MetricsLine], HeadsLine]] = []
         self._best_weights: bytes | None = None
         if self._writes and loop.epoch == 0:
@@ -68,7 +76,7 @@ class Recorder:
 
     def after_epoch(self, scores: Mapping[str, Score]) -> None:
         """Note an epoch's results, and write everything noted when that is due."""
-        epoch, train = self._loop.epoch, self._loop.settings.train
+        loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
         self._refuse_divergence(scores["train"].loss, epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
@@ -80,7 +88,11 @@ class Recorder:
             return
         self._note(scores)
         if improved or due:
-            weights = self._weights(scores)
+            accuracy = {split: result.accuracy for split, result in scores.items()}
+            extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
+            weights = weights_bytes(
+                loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
+            )
             self._best_weights = weights if improved else self._best_weights
             if due:
                 self._write(weights)
@@ -88,8 +100,7 @@ class Recorder:
     def close(self) -> None:
         """Close the file of the curves."""
         if self._board is not None:
-            with suppress(OSError):  # all of it was flushed
-                self._board.close()
+            self._board.close()
 
     def _note(self, scores: Mapping[str, Score]) -> None:
         """Keep an epoch's lines until they are written; they are shown at once."""
@@ -108,14 +119,6 @@ class Recorder:
         self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
         self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
         self._progress.epoch(lines)
-
-    def _weights(self, scores: Mapping[str, Score]) -> bytes:
-        loop = self._loop
-        accuracy = {split: result.accuracy for split, result in scores.items()}
-        extra = {"preset": loop.settings.preset, "epoch": loop.epoch, "accuracy": accuracy}
-        return weights_bytes(
-            loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
-        )
 
     def _write(self, weights: bytes) -> None:
         """Write the lines since the last time, the weights, the best ones where they are new, and the state."""
@@ -142,18 +145,20 @@ class Recorder:
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
 
     def _draw(self, values: Mapping[str, float]) -> None:
-        """Add points to TensorBoard's curves. A run goes on without them: the same numbers are in `metrics.jsonl`."""
-        if not self._curves:
-            return
-        from torch.utils.tensorboard.writer import SummaryWriter  # takes half a second: only where it is used
-
-        folder, step = self._folder.tensorboard, self._loop.step
-        try:
-            if self._board is None:
-                self._board = SummaryWriter(str(folder), purge_step=step)
+        """Add points to TensorBoard's curves, if they were asked for."""
+        if self._board is not None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
-        except OSError as error:
-            self._curves, self._board = False, None
-            self._progress.say(f"TensorBoard: no curves in {folder} from now on ({error.strerror or error}).")
+                self._board.add_scalar(name, value, self._loop.step)
+
+
+def head_record(model: nn.Module, epoch: int) -> HeadsLine:
+    """One line of `heads.jsonl`: all layers of Gaussian heads after an epoch, the data of the paper's Figure 3."""
+    layers: list[LayerHeads] = []
+    for path, module in model.named_modules():
+        if isinstance(module, Encoding) and (heads := module.gaussians()) is not None:
+            values, vectors = torch.linalg.eigh(heads.precision)
+            covariance = vectors @ torch.diag_embed(1 / values.clamp(min=1 / WIDEST)) @ vectors.mT
+            centres = heads.centres.detach().double().cpu().tolist()
+            name = path.removesuffix(".encoding")
+            layers.append({"name": name, "centres": centres, "covariance": covariance.tolist()})
+    return {"epoch": epoch, "layers": layers}

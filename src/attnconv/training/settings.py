@@ -106,9 +106,8 @@ class TrainSettings:
         seed: All randomness is a function of this, the epoch and the sample, at least 0.
         compile: Compile the model with torch.compile before training: slower to start, then faster.
         test_curve: Also measure the test set after every epoch. The choice of an epoch never depends on it.
-        tensorboard: Write curves for TensorBoard beside metrics.jsonl. Where they cannot be written, training goes on.
-        log_every: Optimiser steps between two points of the training curve in TensorBoard, and between two checks of
-            the loss.
+        tensorboard: Also write curves for TensorBoard, which needs the package tensorboard.
+        log_every: Optimiser steps between two checks of the loss, and between two points of its curve in TensorBoard.
         checkpoint_every: Epochs between two checkpoints: metrics, weights and the training state. A run that is killed
             loses at most so many; a larger number saves time where epochs take seconds.
     """
@@ -124,7 +123,7 @@ class TrainSettings:
     seed: Seed = 42
     compile: bool = False
     test_curve: bool = False
-    tensorboard: bool = True
+    tensorboard: bool = False
     log_every: Natural = 50
     checkpoint_every: Natural = 1
 

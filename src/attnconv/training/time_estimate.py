@@ -1,16 +1,16 @@
 """How long a training takes on this machine, from some of its steps."""
 
+import itertools
 import statistics
 import time
 
 import torch
 
 from attnconv.data.batches import Batches
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import Splits
 from attnconv.models.factory import build
-from attnconv.training.determinism import numerics
 from attnconv.training.evaluation import device_of
-from attnconv.training.loop import TrainingLoop
+from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.settings import RunSettings
 
 _FEWEST = 5  # steps of training; a median over them leaves out the first, which allocate
@@ -26,37 +26,25 @@ def training_seconds(settings: RunSettings, data: Splits, *, seconds: float = 5.
     is for the last and the chosen epoch.
     """
     train, device = settings.train, device_of(settings.train.accelerator)
+    held_out, test = len(data.validation), len(data.test)
     with numerics(device):
         loop = TrainingLoop(settings, build(settings.model), data, device)
-        step = statistics.median(_step_seconds(loop, seconds))
-        image = _image_seconds(loop, data.validation if len(data.validation) else data.test)
-    held_out, test = len(data.validation), len(data.test)
+        steps, images, end = [], [], time.monotonic() + seconds
+        for batches in itertools.chain.from_iterable(loop.epoch_batches() for _ in range(train.epochs)):
+            start = _now(device)
+            loop.train_step(batches)
+            steps.append(_now(device) - start)
+            if len(steps) >= _FEWEST and time.monotonic() > end:
+                break
+        measured = data.validation if held_out else data.test
+        few = measured.take(torch.arange(min(_EVALUATED * train.eval_batch_size, len(measured))))
+        for batch in Batches(few, batch_size=train.eval_batch_size):
+            start = _now(device)
+            loop.tally([batch])
+            images.append((_now(device) - start) / len(batch.labels))
+    step, image = statistics.median(steps), statistics.median(images or [0.0])
     epoch = loop.steps_per_epoch * step + (held_out + test * train.test_curve) * image
     return train.epochs * epoch + 2 * (held_out + test) * image
-
-
-def _step_seconds(loop: TrainingLoop, seconds: float) -> list[float]:
-    end, found = time.monotonic() + seconds, []
-    for _ in range(loop.settings.train.epochs):
-        for batches in loop.epoch_batches():
-            start = _now(loop.device)
-            loop.train_step(batches)
-            found.append(_now(loop.device) - start)
-            if len(found) >= _FEWEST and time.monotonic() > end:
-                return found
-        loop.epoch += 1
-    return found
-
-
-def _image_seconds(loop: TrainingLoop, images: ImageSet) -> float:
-    """Median over some batches of evaluation; 0 where there are no images."""
-    size, found = loop.settings.train.eval_batch_size, []
-    few = images.take(torch.arange(min(_EVALUATED * size, len(images))))
-    for batch in Batches(few, batch_size=size):
-        start = _now(loop.device)
-        loop.tally([batch])
-        found.append((_now(loop.device) - start) / len(batch.labels))
-    return statistics.median(found) if found else 0.0
 
 
 def _now(device: torch.device) -> float:

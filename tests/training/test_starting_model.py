@@ -7,8 +7,7 @@ import torch
 
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.factory import build
-from attnconv.training.initial_model import first_model, measure_start, starting_model
-from attnconv.training.run_folder import RunFolder
+from attnconv.training.fitting import first_model, starting_model
 from tests.report.making import SMALL, make_run
 
 
@@ -40,27 +39,3 @@ def test_given_weights_are_the_start(tmp_path: Path) -> None:
     run.heads_file.unlink()
     pairs = zip(starting_model(run).parameters(), given.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-
-
-class TestMeasureStart:
-    def test_runs_without_given_weights_or_without_a_result_are_left_alone(self, tmp_path: Path) -> None:
-        run = make_run(tmp_path / "fresh")
-        before = run.result()
-        measure_start(run)
-        assert run.result() == before
-        unfinished = make_run(tmp_path / "unfinished", complete=False)
-        unfinished.start_weights.write_bytes(unfinished.last_weights.read_bytes())
-        measure_start(unfinished)
-        assert unfinished.result() is None
-
-    def test_it_is_measured_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = make_run(tmp_path / "run")
-        run.start_weights.write_bytes(run.last_weights.read_bytes())
-        measure_start(run)
-        found = run.result()
-        assert found is not None
-        assert 0.0 < found["start"]["test"]["accuracy"] < 0.4  # weights that nobody trained
-        assert found["start"]["epoch"] == 0
-        monkeypatch.setattr(RunFolder, "settings", None)  # nothing is read again
-        measure_start(run)
-        assert run.result() == found

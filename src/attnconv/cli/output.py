@@ -1,0 +1,74 @@
+"""What commands print, by rich, and where they may write.
+
+A folder is new, empty or marked by an earlier call, which leaves the file `.attnconv` in it; a file is new.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnconv._util.errors import bad
+
+if TYPE_CHECKING:
+    from attnconv.convert import Comparison
+
+_MARK = ".attnconv"
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """Print a table without lines; its first `left` columns hold words, which are wrapped, the others numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        words = index < left
+        table.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_text(text: str) -> None:
+    """Print text, wrapped at the terminal's width."""
+    from rich.console import Console
+
+    Console().print(text, highlight=False, markup=False)
+
+
+def print_comparison(found: "Comparison", title: str) -> None:
+    """Print one row per layer of two networks, and the difference of their outputs."""
+    columns = ("layer", "heads", "alpha", "output", "difference", "bound", "MFLOPs", "attention")
+    rows = []
+    for row in found.layers:
+        alpha, bound = ("" if value is None else f"{value:.3g}" for value in (row.alpha, row.bound))
+        flops = (f"{count / 1e6:.3g}" for count in (row.flops, row.attention_flops))
+        name = row.name or "(the model)"
+        rows.append((name, str(row.heads), alpha, f"{row.scale:.3g}", f"{row.error:.1e}", bound, *flops))
+    print_table(title, columns, rows)
+    print_text("output, difference: largest absolute values; MFLOPs: of the convolution, and as attention.")
+    relative = found.error / found.scale if found.scale else 0.0
+    outputs = f"of outputs up to {found.scale:.3g} ({relative:.1e} relative)"
+    print_text(f"Network: largest difference {found.error:.1e} {outputs}.")
+
+
+def require_room(flag: str, folder: Path) -> None:
+    """Reject a folder that holds other files; before any work."""
+    fix = "Name another folder."
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(bad(flag, "must be a folder", f"the file {folder}", fix))
+    if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
+        requirement = "must be a folder that is new, empty or from an earlier call"
+        raise ValueError(bad(flag, requirement, f"{folder}, which holds other files", fix))
+
+
+def mark(folder: Path) -> None:
+    """Make a folder and mark it, before the first file is written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
+
+
+def require_new(flag: str, file: Path) -> None:
+    """Reject a file that exists; before any work."""
+    if file.exists() or file.is_symlink():
+        raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or name another."))
