@@ -12,13 +12,6 @@ from .conv_score import (
     convolution_score as convolution_score,
     grid_coverage as grid_coverage,
 )
-from .head_similarity import (
-    MirrorSymmetry as MirrorSymmetry,
-    TurnedHeads as TurnedHeads,
-    mirror_partners as mirror_partners,
-    mirror_symmetry as mirror_symmetry,
-    turned_heads as turned_heads,
-)
 from .head_statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
@@ -31,6 +24,13 @@ from .layer_trends import (
 from .moments import (
     AttentionMoments as AttentionMoments,
     attention_moments as attention_moments,
+)
+from .null_models import (
+    MirrorSymmetry as MirrorSymmetry,
+    TurnedHeads as TurnedHeads,
+    mirror_partners as mirror_partners,
+    mirror_symmetry as mirror_symmetry,
+    turned_heads as turned_heads,
 )
 from .query_maps import (
     QueryMaps as QueryMaps,

@@ -18,7 +18,7 @@ from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
-from attnconv.inspect.attention_rows import TokenRows, UnreadableError, gated_rows, operator_rows
+from attnconv.inspect.attention_calls import TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.capture_calls import AttentionCalls
 from attnconv.inspect.image_checks import blaming_images
 from attnconv.inspect.token_grid import Running, layout_of

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv.inspect.attention_rows import TokenRows, UnreadableError, product_rows, score_rows
+from attnconv.inspect.attention_calls import TokenRows, UnreadableError, product_rows, score_rows
 
 SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
 KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

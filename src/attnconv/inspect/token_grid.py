@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from attnconv.inspect.attention_rows import TokenRows, UnreadableError
+from attnconv.inspect.attention_calls import TokenRows, UnreadableError
 from attnconv.inspect.token_operator import TokenLayout, window_layout
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Grid
-from attnconv.inspect.attention_rows import TokenRows
+from attnconv.inspect.attention_calls import TokenRows
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 from attnconv.operators.kernels.contractions import apply_rows, contract_rows
 
@@ -73,7 +73,7 @@ class TokenOperator(AttentionOperator):
         prefix, suffix, window: As in the layout.
 
     Example:
-        >>> from attnconv.inspect.attention_rows import product_rows
+        >>> from attnconv.inspect.attention_calls import product_rows
         >>> from attnconv.inspect.token_operator import TokenLayout
         >>> query = torch.zeros(1, 2, 7, 4)  # 2 heads, a class token and 2 x 3 tokens, uniform attention
         >>> operator = TokenOperator(product_rows(query, query), TokenLayout((2, 3), prefix=1))

@@ -10,9 +10,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.head_similarity import mirror_partners, mirror_symmetry
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.inspect.layer_trends import LEVEL, layer_trend
+from attnconv.inspect.null_models import mirror_partners, mirror_symmetry
 from attnconv.paper.finished_run import StudyRun
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 
