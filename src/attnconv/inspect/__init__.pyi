@@ -17,17 +17,15 @@ from .head_statistics import (
     RunningStatistics as RunningStatistics,
     layer_statistics as layer_statistics,
 )
-from .layer_trends import (
-    LayerTrend as LayerTrend,
-    layer_trend as layer_trend,
-)
 from .moments import (
     AttentionMoments as AttentionMoments,
     attention_moments as attention_moments,
 )
 from .null_models import (
+    LayerTrend as LayerTrend,
     MirrorSymmetry as MirrorSymmetry,
     TurnedHeads as TurnedHeads,
+    layer_trend as layer_trend,
     mirror_partners as mirror_partners,
     mirror_symmetry as mirror_symmetry,
     turned_heads as turned_heads,

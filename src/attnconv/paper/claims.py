@@ -1,7 +1,7 @@
 """The observations of the paper: what it says, what is measured of it here, and when it holds.
 
 The criteria were written before any of these numbers was known, except for the fixed shifts of one run of
-`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.layer_trends.LEVEL`),
+`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.null_models.LEVEL`),
 from shuffles of the run's own heads.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from operator import attrgetter
 from typing import final
 
-from attnconv.inspect.layer_trends import LEVEL
+from attnconv.inspect.null_models import LEVEL
 from attnconv.paper import measures
 from attnconv.paper.measures import LEAST_CONSTANCY, LEAST_MASS, RECOVERED, Found
 from attnconv.paper.models import CONTENT, DROPPED, PRUNED, SOURCE

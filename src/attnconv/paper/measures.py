@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.inspect.head_statistics import LayerStatistics
-from attnconv.inspect.layer_trends import LEVEL, layer_trend
-from attnconv.inspect.null_models import mirror_partners, mirror_symmetry
+from attnconv.inspect.null_models import LEVEL, layer_trend, mirror_partners, mirror_symmetry
 from attnconv.paper.finished_run import StudyRun
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 

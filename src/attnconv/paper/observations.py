@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from scipy.stats import t as student
 
-from attnconv.inspect.layer_trends import LEVEL
+from attnconv.inspect.null_models import LEVEL
 from attnconv.models.preset_tables import Table
 from attnconv.paper.claims import CLAIMS, MARGIN, Claim
 from attnconv.paper.finished_run import Runs, StudyRun
