@@ -13,7 +13,7 @@ from attnconv.convert import from_conv, low_rank
 from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.inspect import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
-from attnconv.inspect.conv_score import assigned_mass, heads_per_shift, kernel_size, tap_residual
+from attnconv.inspect.head_statistics import assigned_mass, heads_per_shift, kernel_size, tap_residual
 from attnconv.operators import AttentionOperator, Dense, Shift
 from experiments.chance_scores import chance
 from tests.tolerances import tolerance

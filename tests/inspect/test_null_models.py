@@ -7,8 +7,7 @@ import torch
 from scipy.stats import spearmanr
 
 from attnconv import Grid, Shift, from_conv
-from attnconv.inspect.conv_score import grid_coverage
-from attnconv.inspect.head_statistics import profile_cosines, redundancy
+from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
 from attnconv.inspect.null_models import layer_trend, mirror_partners, mirror_symmetry, turned_at_random, turned_heads
 from attnconv.inspect.shift_profiles import ShiftProfile, shift_profile
 from tests.tolerances import tolerance

@@ -8,13 +8,11 @@ from .capture import (
     content_layers as content_layers,
     visit_attention as visit_attention,
 )
-from .conv_score import (
-    convolution_score as convolution_score,
-    grid_coverage as grid_coverage,
-)
 from .head_statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
+    convolution_score as convolution_score,
+    grid_coverage as grid_coverage,
     layer_statistics as layer_statistics,
 )
 from .moments import (

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.inspect.conv_score import grid_coverage
-from attnconv.inspect.head_statistics import profile_cosines, redundancy
+from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
 from attnconv.inspect.shift_profiles import ShiftProfile
 
 LEVEL = 0.95  # quantile of the draws that is chance
