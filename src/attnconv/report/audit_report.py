@@ -11,8 +11,7 @@ import matplotlib
 import torch
 
 import attnconv
-from attnconv.inspect.auditing import Audit, LayerAudit
-from attnconv.inspect.kernel_expressibility import KERNEL
+from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
 from attnconv.models.preset_tables import Table
 from attnconv.report.audit_figures import draw_profiles, draw_scores
 from attnconv.report.html_page import Fact, Page, Picture, Section, render
