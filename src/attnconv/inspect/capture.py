@@ -1,4 +1,4 @@
-"""Attention of any model, read by hooks and intercepted calls (`capture_calls`) while it runs, one layer at a time.
+"""Attention of any model, read by hooks and intercepted calls (`attention_calls`) while it runs, one layer at a time.
 
 What cannot be read is refused by the module's name, as are modules named as attention in which none was seen: no map of
 a model may be missed silently.
@@ -18,8 +18,7 @@ from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
-from attnconv.inspect.attention_calls import TokenRows, UnreadableError, gated_rows, operator_rows
-from attnconv.inspect.capture_calls import AttentionCalls
+from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.image_checks import blaming_images
 from attnconv.inspect.token_grid import Running, layout_of
 from attnconv.inspect.token_operator import TokenOperator
