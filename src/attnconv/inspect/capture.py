@@ -20,8 +20,7 @@ from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
 from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.image_checks import blaming_images
-from attnconv.inspect.token_grid import Running, layout_of
-from attnconv.inspect.token_operator import TokenOperator
+from attnconv.inspect.token_operator import Running, TokenOperator, layout_of
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator

@@ -8,7 +8,7 @@ from torch import nn
 
 from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import AttentionParts, attention_parts
-from attnconv.inspect.token_grid import pair_of
+from attnconv.inspect.token_operator import pair_of
 
 FIX = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
