@@ -12,7 +12,7 @@ from attnconv import audit
 from attnconv.inspect import TokenOperator, visit_attention
 from attnconv.operators.base import AttentionOperator
 from attnconv.surgery import conv_initialisation as module, start_as_convolution
-from experiments.small_vit import SmallViT
+from experiments.small_vit import Attention, SmallViT
 from tests.small_hf_vit import SmallHfViT
 
 FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
@@ -21,6 +21,13 @@ FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
 def model_of(**more: Any) -> SmallViT:
     torch.manual_seed(0)
     return SmallViT(**more)
+
+
+class Turning(Attention):
+    """Takes rotary positions."""
+
+    def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:
+        return super().forward(x) if position_embeddings is None else x
 
 
 class TestMass:
@@ -243,6 +250,21 @@ class TestRefusals:
             start_as_convolution(nn.Linear(2, 2))
         with pytest.raises(ValueError, match=r"model: .*got q_norm"):
             start_as_convolution(model_of(qk_norm=True))
+
+    def test_attention_of_other_terms(self) -> None:
+        norm, turning, biased = Attention(64, 4), Turning(64, 4), Attention(64, 4)
+        norm.norm = nn.LayerNorm(64)  # type: ignore[assignment]
+        biased.relative_position_bias_table = nn.Parameter(torch.zeros(1, 4))
+        biased.relative_position_index = torch.zeros(65, 65, dtype=torch.int64)  # type: ignore[assignment]
+        for attention, words in (
+            (norm, "got Attention with a norm before"),
+            (turning, "got Turning with rotary positions"),
+            (biased, "got Attention with a bias by relative positions"),
+        ):
+            model = model_of()
+            model.blocks[1].attn = attention
+            with pytest.raises(ValueError, match=rf"model.blocks.1.attn: .*{words}"):
+                start_as_convolution(model)
 
     def test_a_refused_model_is_as_it_was(self) -> None:
         """A second norm between the block's own and its attention."""

@@ -27,9 +27,15 @@ from attnconv._util.input_checks import FLOATING, check_module
 from attnconv._util.rollback import all_or_nothing
 from attnconv._util.value_checks import indices, is_real, whole
 from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.module_adapters import AttentionParts, first_tensor, refuse_other_formula
+from attnconv.inspect.module_adapters import (
+    AttentionParts,
+    VitBlock,
+    VitParts,
+    first_tensor,
+    refuse_other_formula,
+    vit_parts,
+)
 from attnconv.inspect.shift_profiles import at_shift
-from attnconv.inspect.vit_adapters import VitBlock, VitParts, vit_parts
 from attnconv.layers.checks import check_finite
 from attnconv.surgery.head_kernel_fit import relative_size
 from attnconv.surgery.position_vectors import AxisFeatures, cosines
