@@ -347,6 +347,7 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     name, attention = f"{name}.{inner}", getattr(block, inner)
     parts = attention_parts(attention, f"model.{name}")
     terms = {
+        "q_norm, which bounds scores": not isinstance(parts.query_norm, nn.Identity),
         "rotary positions": bool(set(ROTATIONS) & set(CallForm.of(attention).names)),
         "a bias by relative positions": parts.bias is not None,
         "a norm before the output projection": not isinstance(parts.out_norm, nn.Identity),
