@@ -25,7 +25,6 @@ from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery.window_taps import Taps
 
 _Place: TypeAlias = tuple[tuple[int, int], int, int, int, Tensor]  # grid, prefix, suffix, images, constancy
 _ONCE = "must attend once over the tokens of an image in rows and columns, with only class tokens before it"
@@ -62,12 +61,6 @@ class LayerTokens:
     def maps_and_values(self) -> tuple[Tensor, Tensor]:
         """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
         return self.parts.maps_and_values(self.inputs, self.terms)
-
-    def taps(self, kernel_size: int) -> Taps:
-        """The shifts that a kernel reads."""
-        taps = Taps.of(self.grid, kernel_size, self.inputs)
-        allowed = self.terms.allowed()
-        return taps.masked(allowed) if allowed is not None and self.terms.blocks() else taps
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
