@@ -257,7 +257,7 @@ class TestRefusals:
         norm, turning, biased = Attention(64, 4), Turning(64, 4), Attention(64, 4)
         norm.norm = nn.LayerNorm(64)  # type: ignore[assignment]
         biased.relative_position_bias_table = nn.Parameter(torch.zeros(1, 4))
-        biased.relative_position_index = torch.zeros(65, 65, dtype=torch.int64)  # type: ignore[assignment]
+        biased.relative_position_index = torch.zeros(65, 65, dtype=torch.int64)
         for attention, words in (
             (norm, "got Attention with a norm before"),
             (turning, "got Turning with rotary positions"),

@@ -126,11 +126,10 @@ def audit(
         queries: Upper limit of queries per image, spread evenly, at least 1. With fewer than about a hundred, chance is
             no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
-        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Number of class tokens and registers before the image's tokens, for models that do not say it. With
-            `grid`, the remaining tokens are after the image's.
+        grid: As for `visit_attention`, and so are the next three, the same for every batch.
+        prefix: Tokens before the image's.
         layers: Names of the modules to read; None for all.
-        options: Further keyword arguments of the model's forward pass, the same for every batch.
+        options: Further keyword arguments of the model's forward pass.
         skip_unreadable: Leave out attention that cannot be read, such as that of a pooling head with one query, and
             name it in `left_out`. Ignored with `layers`.
 
@@ -141,11 +140,10 @@ def audit(
 
     Example:
         >>> from attnconv.convert import from_conv
-        >>> layer = from_conv(nn.Conv2d(3, 4, 3, padding=1))
-        >>> found = audit(nn.Sequential(layer, nn.ReLU()), torch.randn(2, 3, 8, 8))
-        >>> (layer,) = found.layers
-        >>> layer.name, round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
-        ('0', 1.0, 0.0)
+        >>> model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 3, padding=1)), nn.ReLU())
+        >>> layer = audit(model, torch.randn(2, 3, 8, 8))["0"]
+        >>> round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
+        (1.0, 0.0)
     """
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
     running: dict[str, _RunningLayer] = {}
@@ -184,15 +182,15 @@ class _RunningLayer:
             statistics = self.statistics.result()
         except ValueError as error:
             raise ValueError(f"model.{name}: {error}") from error
-        own = isinstance(module, SelfAttention) and _is_position_only(module, sizes)
-        span = kernel_span(module, sizes) if own else None
+        own = module if isinstance(module, SelfAttention) and _is_position_only(module, sizes) else None
+        span = None if own is None else kernel_span(own, sizes)
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
             sizes=sizes,
             queries=len(self.queries),
             query_count=self.grid.query_count,
-            position_only=own,
+            position_only=own is not None,
             span_residual=None if span is None else span.missed,
             statistics=statistics,
             span_unknown="" if span is None else span.reason,

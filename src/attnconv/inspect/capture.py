@@ -48,7 +48,7 @@ def visit_attention(
     prefix: int | None = None,
     layers: Collection[str] | None = None,
     options: Mapping[str, object] | None = None,
-    unreadable: Callable[[str, str], None] | None = None,
+    unreadable: Callable[[str, str], object] | None = None,
 ) -> None:
     """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
@@ -190,7 +190,7 @@ class _Visit:
     grid: tuple[int, ...] | None
     prefix: int | None
     layers: frozenset[str] | None
-    unreadable: Callable[[str, str], None] | None
+    unreadable: Callable[[str, str], object] | None
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
     running: list[Running] = field(default_factory=list)

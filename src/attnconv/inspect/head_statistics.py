@@ -46,14 +46,10 @@ class LayerStatistics:
     """Statistics of one attention layer. Tensors are float64 unless said otherwise.
 
     Attributes:
-        centre: Mean centre of attention, key minus query, (h, dims) in pixels.
-        covariance: Mean covariance of a query's weights, (h, dims, dims) in pixels squared.
-        distance: Mean distance between query and key, (h,) in pixels.
-        entropy: Mean entropy, (h,) in nats.
+        centre, covariance, distance, entropy, padding_mass: Those of `AttentionMoments`, as means over images.
         content_share: Share of the probabilities' variance that differs between images of a batch, (h,), 0 to 1; None
             where no operator held several images.
         position_share: 1 - content_share, what positions explain.
-        padding_mass: Mean mass off the image's pixels: zero padding, class tokens, registers, (h,).
         constancy: How constant the pattern is as the query moves, (h,), 0 to 1; NaN without mass.
         best_shift: The shift with the most mass, (h, dims) int64 in pixels.
         shift_mass: The mass there, (h,), 0 to 1.
@@ -95,18 +91,17 @@ def layer_statistics(
 
     Args:
         operator: The attention probabilities, as `attention_operators` returns them.
-        queries: Flat query indices, such as `sample_queries` returns; None for all of the grid's.
-        block: Rows at a time; None for as many as make 2^22 probabilities.
+        queries: As for `attention_moments`.
+        block: Likewise.
 
     Raises:
         TypeError, ValueError: As `attention_moments`.
 
     Example:
         >>> from attnconv import Grid, Shift
-        >>> taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-        >>> statistics = layer_statistics(Shift(Grid.make((8, 8)), taps, torch.zeros(())))
-        >>> statistics.convolution_score, statistics.coverage, statistics.best_shift[0].tolist()
-        (1.0, 1.0, [-1, -1])
+        >>> statistics = layer_statistics(Shift(Grid.make((8,)), [(-1,), (0,), (1,)], torch.zeros(())))
+        >>> statistics.convolution_score, statistics.coverage, statistics.best_shift.flatten().tolist()
+        (1.0, 1.0, [-1, 0, 1])
     """
     running = RunningStatistics()
     running.add(operator, queries=queries, block=block)
@@ -122,10 +117,8 @@ class RunningStatistics:
 
     Example:
         >>> from attnconv import Dense, Grid
-        >>> grid, running = Grid.make((5,)), RunningStatistics()
-        >>> for seed in range(3):
-        ...     generator = torch.Generator().manual_seed(seed)
-        ...     running.add(Dense.from_scores(grid, torch.randn(2, 4, 5, 5, generator=generator)))
+        >>> running = RunningStatistics()
+        >>> running.add(Dense.from_scores(Grid.make((5,)), torch.zeros(2, 4, 5, 5)))
         >>> running.result().entropy.shape
         torch.Size([4])
     """
@@ -190,15 +183,12 @@ def convolution_score(profile: ShiftProfile) -> float:
     Example:
         >>> from attnconv import Grid, Shift
         >>> from attnconv.inspect import shift_profile
-        >>> grid = Grid.make((9,))
-        >>> convolution_score(shift_profile(Shift(grid, [(-1,), (0,), (1,)], torch.zeros(()))))
-        1.0
-        >>> copies = shift_profile(Shift(grid, [(1,), (1,), (1,)], torch.zeros(())))
+        >>> copies = shift_profile(Shift(Grid.make((9,)), [(1,), (1,), (1,)], torch.zeros(())))
         >>> round(convolution_score(copies), 2)  # one tap, and what the last pixel holds at shift 0
         0.29
     """
     shares = profile.mass.flatten(1)
-    mass = assigned_mass(shares, heads_per_shift(len(shares), len(profile.reach))) / len(shares)
+    mass = assigned_mass(shares, math.ceil(len(shares) / 3 ** len(profile.reach))) / len(shares)
     if profile.key_count == 1:  # one key is attended whatever the head does
         return mass
     chance = 1 / profile.key_count
@@ -243,11 +233,6 @@ def tap_residual(profile: ShiftProfile) -> float:
 def kernel_size(heads: int, dims: int) -> int:
     """The largest odd K with K^dims <= heads."""
     return max(size for size in range(1, heads + 1, 2) if size**dims <= heads)
-
-
-def heads_per_shift(heads: int, dims: int) -> int:
-    """c = ceil(heads / 3^dims), the number of heads that may share one shift in the score."""
-    return -(-heads // 3**dims)
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:

@@ -222,7 +222,9 @@ def _probability(drop: object) -> float:
 
 def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
     """The projections to queries, keys and values."""
-    fused, matrix, vector = getattr(source, "qkv", None), None, None
+    fused = getattr(source, "qkv", None)
+    matrix: Tensor | None = None
+    vector: Tensor | None = None
     if isinstance(source, nn.MultiheadAttention):
         matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
     elif isinstance(fused, nn.Linear):

@@ -57,11 +57,9 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
     Example:
         >>> from attnconv import Grid, Shift
         >>> from attnconv.inspect import shift_profile
-        >>> taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-        >>> profile = shift_profile(Shift(Grid.make((8, 8)), taps, torch.zeros(())))
-        >>> turned = turned_heads(profile, draws=20)
-        >>> redundancy(profile) < float(turned.redundancy.min()), float(turned.coverage.max()) < 1
-        (True, True)
+        >>> profile = shift_profile(Shift(Grid.make((8,)), [(-1,), (0,), (1,)], torch.zeros(())))
+        >>> redundancy(profile) < float(turned_heads(profile, draws=20).redundancy.mean())
+        True
     """
     generator = torch.Generator().manual_seed(whole("seed", seed, 0))
     turned = [turned_at_random(profile, generator) for _ in range(whole("draws", draws, 1))]
@@ -77,9 +75,9 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
     square = len(set(profile.reach)) == 1
     heads = []
     for head in profile.mass:
-        flipped = torch.rand(dims, generator=generator) < 0.5
-        order = torch.randperm(dims, generator=generator).tolist() if square else list(range(dims))
-        heads.append(head.flip(flipped.nonzero().flatten().tolist()).permute(order))
+        flipped = (torch.rand(dims, generator=generator) < 0.5).nonzero().flatten().tolist()
+        order = torch.randperm(dims, generator=generator).tolist() if square else range(dims)
+        heads.append(head.flip(flipped).permute(*order))
     return replace(profile, mass=torch.stack(heads))
 
 

@@ -14,6 +14,7 @@ and two constants a and b make the score <phi(i + delta), phi(k)> - 2 <= 0, so t
 between keys, moves no maximum. Image tokens hold both, class tokens only b, so that their queries stay 0.
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -116,10 +117,9 @@ def start_as_convolution(
         >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
     check_module(model)
-    if not is_real(mass) or not 0 < mass < 1:
-        raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
-    if not is_real(position_length) or position_length <= 0:
-        raise ValueError(bad("position_length", "must be a number above 0", repr(position_length)))
+    for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
+        if not is_real(value) or not 0 < value < limit:
+            raise ValueError(bad(name, f"must be a number above 0 and below {limit}", repr(value)))
     parts = vit_parts(model)
     taps = _taps(parts, filters, kernel_size)
     filters = filters.to_dense() if isinstance(filters, Tensor) else filters
