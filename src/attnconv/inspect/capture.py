@@ -210,7 +210,11 @@ class _Visit:
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.visiting:
             return
-        self.running.append(_frame(name, module, args, named))
+        first = next(iter((*args, *named.values())), None)
+        second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
+        pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
+        shape = tuple(first.shape) if isinstance(first, Tensor) else None
+        self.running.append(Running(name, module, shape, second if pair else None))
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
             self._refuse(name, module, reason)
@@ -218,7 +222,7 @@ class _Visit:
             self.own += 1
             self.running[-1].calls = 1
             if self.own == 1 and self._wanted(name):
-                self._hand_over(name, module.operator(next(iter((*args, *named.values())))))
+                self._hand_over(name, module.operator(first))
 
     def _end(self, name: str, module: nn.Module, _: object, output: object) -> None:
         if self.visiting:
@@ -228,8 +232,9 @@ class _Visit:
         if self.running:
             self.running[-1].calls += frame.calls
         # After an error there is no output; it must not be hidden behind another.
-        silent = output is not None and frame.calls == 0 and self.own == 0
-        if silent and _claims_attention(module) and self._wanted(name):
+        silent, kind = output is not None and frame.calls == 0 and self.own == 0, type(module).__name__
+        claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
+        if silent and claims and self._wanted(name):
             self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
@@ -301,15 +306,6 @@ class _Visit:
             raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
 
 
-def _frame(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
-    """A module that begins, with what its inputs tell about its tokens."""
-    first = next(iter((*args, *named.values())), None)
-    second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
-    shape = tuple(first.shape) if isinstance(first, Tensor) else None
-    pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
-    return Running(name, module, shape, second if pair else None)
-
-
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
     """The attention of a module that mixes content and positions by a gate; None until both parts are known."""
     module: Any = frame.module
@@ -337,9 +333,3 @@ def _other_formula(module: nn.Module) -> str | None:
         return _CHANNELS
     # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
     return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
-
-
-def _claims_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class ends in attention."""
-    name = type(module).__name__
-    return name.lower().endswith(("attention", "attn")) or name in NOT_A_SOFTMAX
