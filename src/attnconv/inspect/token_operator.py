@@ -10,7 +10,7 @@ so what does not fit is refused.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -80,8 +80,6 @@ class TokenOperator(AttentionOperator):
         >>> from attnconv.inspect.token_operator import TokenLayout
         >>> query = torch.zeros(1, 2, 7, 4)  # 2 heads, a class token and 2 x 3 tokens, uniform attention
         >>> operator = TokenOperator(product_rows(query, query), TokenLayout((2, 3), prefix=1))
-        >>> operator.grid.sizes, operator.rows(torch.tensor([5])).shape
-        ((2, 3), torch.Size([1, 2, 1, 6]))
         >>> torch.testing.assert_close(operator.padding_mass(torch.tensor([5])), torch.full((1, 2, 1), 1 / 7))
     """
 
@@ -173,18 +171,7 @@ class Running:
     pending: TokenRows | None = None  # the first of two attentions that the module mixes
 
 
-@final
-@dataclass(frozen=True)
-class _Hint:
-    """Tokens of the image according to a module, how many may be before them, and how many are after."""
-
-    sizes: tuple[int, int]
-    prefixes: frozenset[int]
-    suffix: int = 0
-
-    def prefix(self, tokens: int) -> int:
-        """Tokens before the image, out of all."""
-        return tokens - math.prod(self.sizes) - self.suffix
+Hint: TypeAlias = tuple[TokenLayout, set[int]]  # the layout of a call's tokens if this many may be before the image's
 
 
 def layout_of(
@@ -205,7 +192,7 @@ def layout_of(
     if images.dim() == 3 and rows.batch not in shape[:2]:
         raise UnreadableError(f"it attends in {rows.batch} sequences for the input {shape}")
     modules = [frame.module for frame in reversed(running)]
-    hints = [hint for module in modules for hint in _hints(module, images)]
+    hints = [hint for module in modules for hint in _hints(module, images, tokens)]
     if grid is None:
         layout = _model_layout(hints, tokens, images, prefix)
     else:
@@ -222,12 +209,11 @@ def layout_of(
     raise UnreadableError(f"its {tokens} tokens make no grid of {why}")
 
 
-def _model_layout(hints: Sequence[_Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
+def _model_layout(hints: Sequence[Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
     """The grid by the model's hints or, without any, of square patches after no token or one; None if none fits."""
-    for hint in hints:
-        before = hint.prefix(tokens)
-        if before in (hint.prefixes if prefix is None else {prefix}):
-            return TokenLayout(hint.sizes, before, hint.suffix)
+    for layout, prefixes in hints:
+        if layout.prefix in (prefixes if prefix is None else {prefix}):
+            return layout
     if not hints and images.dim() == 4:
         for before in (0, 1) if prefix is None else (prefix,):
             square = _square_patches(tokens - before, images)
@@ -237,15 +223,15 @@ def _model_layout(hints: Sequence[_Hint], tokens: int, images: Tensor, prefix: i
 
 
 def _user_layout(
-    modules: Sequence[nn.Module], hints: Sequence[_Hint], tokens: int, grid: tuple[int, ...], prefix: int | None
+    modules: Sequence[nn.Module], hints: Sequence[Hint], tokens: int, grid: tuple[int, ...], prefix: int | None
 ) -> TokenLayout | None:
     """The user's grid, or None if it is too large; the user or the model says which other tokens are before it."""
     others = tokens - math.prod(grid)
     if others < (prefix or 0):
         return None
-    fitting = [hint for hint in hints if hint.prefix(tokens) in hint.prefixes]
+    fitting = [layout for layout, prefixes in hints if layout.prefix in prefixes]
     if prefix is not None:
-        if prefix < others and fitting and all(hint.sizes != grid for hint in fitting):
+        if prefix < others and fitting and all(layout.sizes != grid for layout in fitting):
             given = f"{grid=}, {prefix=} leave {others - prefix} of its {tokens} tokens over"
             raise UnreadableError(
                 f"{given}, while the model itself says a grid of {fitting[0].sizes}; pass that or none"
@@ -253,7 +239,7 @@ def _user_layout(
         return TokenLayout(grid, prefix, others - prefix)
     if others < 2:
         return TokenLayout(grid, others)
-    known = [(hint.prefix(tokens), hint.suffix) for hint in fitting if hint.sizes == grid]
+    known = [(layout.prefix, layout.suffix) for layout in fitting if layout.sizes == grid]
     known += [pair for module in modules if (pair := _other_tokens(module)) is not None and sum(pair) == others]
     if known:
         return TokenLayout(grid, *known[0])
@@ -263,23 +249,27 @@ def _user_layout(
     )
 
 
-def _hints(module: nn.Module, images: Tensor) -> Iterator[_Hint]:
+def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
     """Hints of a module: patches of timm, Hugging Face and torchvision."""
     if images.dim() != 4:
         return
+
+    def hint(sizes: tuple[int, int], prefixes: set[int], suffix: int = 0) -> Hint:
+        return TokenLayout(sizes, tokens - math.prod(sizes) - suffix, suffix), prefixes
+
     height, width = images.shape[2:]
     known, embed = _other_tokens(module), getattr(module, "patch_embed", None)
     early = {0, 1} if known is None else {0, known[0]}  # class tokens may join later than the first blocks
     before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
     fixed = pair_of(getattr(embed, "grid_size", None))
     if fixed is not None and pair_of(getattr(embed, "img_size", None)) == (height, width):
-        yield _Hint(fixed, frozenset(early))
+        yield hint(fixed, early)
     holders = ((embed, early, 0), (getattr(module, "config", None), before, after), (module, {0, 1}, 0))
     for holder, prefixes, suffix in holders:
         patch = pair_of(getattr(holder, "patch_size", None))
         if patch is not None:  # without and with patches that extend beyond the border
-            yield _Hint((height // patch[0], width // patch[1]), frozenset(prefixes), suffix)
-            yield _Hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), frozenset(prefixes), suffix)
+            yield hint((height // patch[0], width // patch[1]), prefixes, suffix)
+            yield hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), prefixes, suffix)
 
 
 def _other_tokens(module: Any) -> tuple[int, int] | None:

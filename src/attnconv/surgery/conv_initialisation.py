@@ -166,7 +166,6 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
 
 
 def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
-    """Warn of layers whose attention is not sharp enough."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
         fix = "Give images like the model's own, a smaller kernel_size or less mass."
@@ -228,15 +227,15 @@ class _Start:
         for writer in (parts.patches, *(part for block in parts.blocks for part in block.writers)):
             for weight in writer.parameters(recurse=False):
                 self._project_off(weight)
-        for token in parts.tokens:
-            token.sub_(token @ self.basis.T @ self.basis)
         rows, columns = self.features
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
         # Two unit vectors: at length 1 positions are as long as content is in the mean.
         scale = self.length * parts.embed(self.images).square().sum(-1).mean().div(2).sqrt()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
-            for token in parts.tokens:
+        for token in parts.tokens:
+            token.sub_(token @ self.basis.T @ self.basis)
+            if self.constants:
                 token.add_(scale * self.basis[-1])
         parts.positions.zero_()
         parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
@@ -283,7 +282,6 @@ class _Start:
                 part.bias.zero_()
         maps = torch.stack([self._moved(shift) for shift in shifts.tolist()]) @ self.basis  # (h, features, c)
         key[:, : len(keys)] = keys  # a view; the other rows keep their start: queries learn by them
-
         before, (places, inside) = self.parts.prefix, self._keys(shifts)
 
         def masses(sharpness: float) -> Tensor:
