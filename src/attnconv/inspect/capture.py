@@ -210,7 +210,7 @@ class _Visit:
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.visiting:
             return
-        first = next(iter((*args, *named.values())), None)
+        first: Any = next(iter((*args, *named.values())), None)
         second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
         pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
         shape = tuple(first.shape) if isinstance(first, Tensor) else None

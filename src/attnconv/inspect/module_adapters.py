@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect.score_modifiers import ROTATIONS, CallForm, PositionBias, ScoreTerms
+from attnconv.inspect.score_modifiers import NO_TERMS, ROTATIONS, CallForm, PositionBias, ScoreTerms
 from attnconv.inspect.token_operator import pair_of
 
 # Where a module may hold each part of the formula; the first attribute that is there counts.
@@ -86,14 +86,13 @@ class AttentionParts:
     out_dropout: nn.Module  # after W_o
 
     def maps_and_values(
-        self, x: Float[Tensor, "b n c"], terms: ScoreTerms | None = None
+        self, x: Float[Tensor, "b n c"], terms: ScoreTerms = NO_TERMS
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
         """Attention and values of all heads, without dropout."""
         query, key, value = (
             part.of(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        terms = ScoreTerms() if terms is None else terms
         query, key = terms.turned(self.query_norm(query)), terms.turned(self.key_norm(key))
         scores = query @ key.transpose(-2, -1) * self.scale
         if self.bias is not None:
@@ -128,12 +127,12 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
             heads=heads,
             head_dim=size,
             scale=float(scale),
-            query_norm=_or_identity(found["q_norm"]),
-            key_norm=_or_identity(found["k_norm"]),
-            out_norm=_or_identity(found["norm"]),
+            query_norm=found["q_norm"] or nn.Identity(),
+            key_norm=found["k_norm"] or nn.Identity(),
+            out_norm=found["norm"] or nn.Identity(),
             bias=_bias(attention),
             dropout=_probability(found["dropout"]),
-            out_dropout=_or_identity(found["out_dropout"]),
+            out_dropout=found["out_dropout"] or nn.Identity(),
         )
         others += _misfits(parts)
         if not others:
@@ -156,7 +155,7 @@ def refuse_other_formula(
     x: Float[Tensor, "b n c"],
     out: Float[Tensor, "b n d"],
     *,
-    terms: ScoreTerms | None = None,
+    terms: ScoreTerms = NO_TERMS,
     name: str = "attention",
 ) -> None:
     """Compare the formula of a module's parts with its output in evaluation mode.
@@ -193,10 +192,6 @@ def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
         if found is not None:
             return found
     return None
-
-
-def _or_identity(module: nn.Module | None) -> nn.Module:
-    return nn.Identity() if module is None else module
 
 
 def _misfits(parts: AttentionParts) -> list[str]:

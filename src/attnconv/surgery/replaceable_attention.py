@@ -73,17 +73,11 @@ class LayerTokens:
 
 
 def replaceable(
-    model: nn.Module,
-    images: Tensor,
-    *,
-    layers: Collection[str] | None,
-    grid: Sequence[int] | None,
-    prefix: int | None,
-    options: Mapping[str, object],
+    model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
     """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
 
-    Arguments are those of `visit_attention`.
+    `layers` are the names to choose from, `reading` further arguments of `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
@@ -105,7 +99,7 @@ def replaceable(
         for name, recorded in calls.items():
             hook = modules[name].register_forward_hook(lambda _, *call, to=recorded: to.append(call), with_kwargs=True)
             hooks.enter_context(hook)
-        visit_attention(model, images, visit, grid=grid, prefix=prefix, options=options, unreadable=unreadable)
+        visit_attention(model, images, visit, unreadable=unreadable, **reading)
     tokens: dict[str, LayerTokens] = {}
     for name in [name for name in placed if name not in passed_over]:
         try:
