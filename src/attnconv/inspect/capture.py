@@ -232,7 +232,8 @@ class _Visit:
         if self.running:
             self.running[-1].calls += frame.calls
         # After an error there is no output; it must not be hidden behind another.
-        silent, kind = output is not None and frame.calls == 0 and self.own == 0, type(module).__name__
+        silent = output is not None and frame.calls == 0 and self.own == 0
+        kind = type(module).__name__
         claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
         if silent and claims and self._wanted(name):
             self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
