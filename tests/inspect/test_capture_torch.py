@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from attnconv import SelfAttention2d
 from attnconv.inspect import TokenOperator, attention_moments, attention_operators, visit_attention
-from attnconv.inspect.attention_rows import product_rows, score_rows
+from attnconv.inspect.attention_calls import product_rows, score_rows
 from attnconv.inspect.token_operator import TokenLayout, window_layout
 from attnconv.layers import GatedPositionalAttention
 from attnconv.operators.base import AttentionOperator, all_queries

@@ -13,7 +13,7 @@ from attnconv.convert import from_conv, low_rank
 from attnconv.encodings import Quadratic
 from attnconv.grid import Grid
 from attnconv.inspect import attention_operators, convolution_score, grid_coverage, sample_queries, shift_profile
-from attnconv.inspect.conv_score import assigned_mass, heads_per_shift, kernel_size, tap_residual
+from attnconv.inspect.head_statistics import assigned_mass, kernel_size, tap_residual
 from attnconv.operators import AttentionOperator, Dense, Shift
 from experiments.chance_scores import chance
 from tests.tolerances import tolerance
@@ -259,13 +259,6 @@ def test_the_assignment_is_the_best_of_all(heads: int, shifts: int, limit: int) 
 def test_more_heads_than_shifts_leaves_some_without() -> None:
     shares = torch.tensor([[0.5, 0.2], [0.9, 0.8], [0.1, 0.3]], dtype=DOUBLE)
     assert assigned_mass(shares, 1) == pytest.approx(0.5 + 0.8, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("heads", "dims", "expected"), [(1, 2, 1), (9, 2, 1), (10, 2, 2), (18, 2, 2), (19, 2, 3), (4, 1, 2), (27, 3, 1)]
-)
-def test_heads_per_shift(heads: int, dims: int, expected: int) -> None:
-    assert heads_per_shift(heads, dims) == expected
 
 
 class TestTapResidual:

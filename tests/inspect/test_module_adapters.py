@@ -52,18 +52,10 @@ def test_parts_are_the_module_s_own_weights() -> None:
         torch.testing.assert_close(first_tensor(module(X)), parts.out.bias.expand(2, 10, 24))
 
 
-class Turning(Attention):
-    """Takes rotary positions."""
-
-    def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:
-        return super().forward(x) if position_embeddings is None else x
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("gate", nn.Linear(24, 24), "with gate .a gate."),
-        ("norm", nn.LayerNorm(24), "with norm .a norm before"),
         ("relative_position_bias_table", nn.Parameter(torch.zeros(9, 3)), "with relative_position_bias_table .a bias"),
         ("q_norm", nn.LayerNorm(24), "norms over several heads"),
         ("proj", nn.Linear(30, 24), "other widths"),
@@ -75,12 +67,7 @@ def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> N
     module = copy.deepcopy(Attention(24, 3))
     setattr(module, name, value)
     with pytest.raises(ValueError, match=f"model.blocks: .*{words}"):
-        attention_parts(module, "model.blocks", plain=True)
-
-
-def test_rotary_positions_are_not_plain() -> None:
-    with pytest.raises(ValueError, match=r"attention: .*got Turning with rotary positions"):
-        attention_parts(Turning(24, 3), plain=True)
+        attention_parts(module, "model.blocks")
 
 
 @pytest.mark.parametrize(

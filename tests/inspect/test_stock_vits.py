@@ -206,7 +206,7 @@ class TestTimm:
         ]
 
     def test_norms_of_queries_and_keys_bound_scores(self) -> None:
-        with pytest.raises(ValueError, match=r"must not normalise its queries and keys, got q_norm in blocks.0.attn"):
+        with pytest.raises(ValueError, match=r"model.blocks.0.attn: .*got Attention with q_norm"):
             start_as_convolution(timm_model("norms"))
 
 

@@ -12,8 +12,10 @@ from attnconv import audit
 from attnconv.inspect import TokenOperator, visit_attention
 from attnconv.operators.base import AttentionOperator
 from attnconv.surgery import conv_initialisation as module, start_as_convolution
-from experiments.small_vit import SmallViT
+from attnconv.surgery.conv_initialisation import AxisFeatures, cosines
+from experiments.small_vit import Attention, SmallViT
 from tests.small_hf_vit import SmallHfViT
+from tests.tolerances import tolerance
 
 FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
 
@@ -21,6 +23,13 @@ FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
 def model_of(**more: Any) -> SmallViT:
     torch.manual_seed(0)
     return SmallViT(**more)
+
+
+class Turning(Attention):
+    """Takes rotary positions."""
+
+    def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:
+        return super().forward(x) if position_embeddings is None else x
 
 
 class TestMass:
@@ -241,8 +250,23 @@ class TestRefusals:
     def test_models_of_another_kind(self) -> None:
         with pytest.raises(ValueError, match=r"model: .*got Linear"):
             start_as_convolution(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match=r"model: .*got q_norm"):
+        with pytest.raises(ValueError, match=r"model.blocks.0.attn: .*got Attention with q_norm"):
             start_as_convolution(model_of(qk_norm=True))
+
+    def test_attention_of_other_terms(self) -> None:
+        norm, turning, biased = Attention(64, 4), Turning(64, 4), Attention(64, 4)
+        norm.norm = nn.LayerNorm(64)  # type: ignore[assignment]
+        biased.relative_position_bias_table = nn.Parameter(torch.zeros(1, 4))
+        biased.relative_position_index = torch.zeros(65, 65, dtype=torch.int64)
+        for attention, words in (
+            (norm, "got Attention with a norm before"),
+            (turning, "got Turning with rotary positions"),
+            (biased, "got Attention with a bias by relative positions"),
+        ):
+            model = model_of()
+            model.blocks[1].attn = attention
+            with pytest.raises(ValueError, match=rf"model.blocks.1.attn: .*{words}"):
+                start_as_convolution(model)
 
     def test_a_refused_model_is_as_it_was(self) -> None:
         """A second norm between the block's own and its attention."""
@@ -266,3 +290,33 @@ class TestRefusals:
         model.pos_embed = nn.Parameter(torch.zeros(1, 70, 64))
         with pytest.raises(ValueError, match=r"model: .*got SmallViT"):
             start_as_convolution(model)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 14])
+def test_cosines_are_orthonormal_and_but_for_the_first_of_mean_nought(size: int) -> None:
+    table = cosines(size)
+    torch.testing.assert_close(table.T @ table, torch.eye(size), **tolerance(torch.float32))
+    torch.testing.assert_close(table[:, 1:].sum(0), torch.zeros(size - 1), **tolerance(torch.float32))
+
+
+@pytest.mark.parametrize(("size", "room"), [(8, 8), (8, 7), (14, 5), (5, 9)])
+def test_features_are_unit_vectors_and_differ(size: int, room: int) -> None:
+    axis = AxisFeatures(size, room, 1)
+    products = axis.at(torch.arange(size)) @ axis.at(torch.arange(size)).T
+    torch.testing.assert_close(products.diagonal(), torch.ones(size), **tolerance(torch.float32))
+    assert float((products - torch.eye(size)).max()) < 0.999
+    assert axis.exact == (room >= size)
+    assert axis.at(torch.arange(size)).shape[1] <= room
+
+
+@pytest.mark.parametrize("room", [8, 5])
+@pytest.mark.parametrize("step", [-2, 0, 1])
+def test_a_shift_is_a_linear_map(room: int, step: int) -> None:
+    axis, places = AxisFeatures(8, room, 2), torch.arange(8)
+    moved = axis.at(places) @ axis.moved(step).T
+    torch.testing.assert_close(moved, axis.at(places + step), **tolerance(torch.float32))
+    # No key is better for a query than the one at the shift, or at the border than the nearest to it. (Of 8 places by
+    # two frequencies, one at half the period is as good for a shift of 2 beyond the border.)
+    products = moved @ axis.at(places).T
+    nearest = products.gather(1, (places + step).clamp(0, 7)[:, None])[:, 0]
+    torch.testing.assert_close(nearest, products.amax(1), **tolerance(torch.float32))

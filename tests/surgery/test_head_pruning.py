@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnconv import GeneralizedQuadratic, Quadratic, SelfAttention2d, from_conv
 from attnconv.encodings import ENCODING_NAMES, SeparableEncoding
-from attnconv.inspect.kernel_expressibility import kernel_span
+from attnconv.inspect.auditing import kernel_span
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.factory import build
 from attnconv.models.model_loader import load

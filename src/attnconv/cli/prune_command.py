@@ -14,7 +14,7 @@ from attnconv.cli.parsing import Positional, parse
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnconv.inspect.kernel_expressibility import KernelSpan
+    from attnconv.inspect.auditing import KernelSpan
     from attnconv.models.model_loader import LoadedModel
 
 
@@ -86,7 +86,7 @@ def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
     """Print each layer's heads, and its distance from every 3 x 3 convolution."""
-    from attnconv.inspect.kernel_expressibility import KERNEL, kernel_span
+    from attnconv.inspect.auditing import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 
     kernel = f"{KERNEL} x {KERNEL}"

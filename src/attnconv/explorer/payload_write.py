@@ -15,9 +15,8 @@ from attnconv._util.value_checks import whole
 from attnconv.explorer.payload_format import Payload, PayloadLayer, Statistics, write_payload
 from attnconv.explorer.payload_layers import gaussian_tensors, store_layer
 from attnconv.explorer.training_history import Moment
-from attnconv.inspect.auditing import LayerAudit, audit
+from attnconv.inspect.auditing import KERNEL, LayerAudit, audit
 from attnconv.inspect.capture import visit_attention
-from attnconv.inspect.kernel_expressibility import KERNEL
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import is_convolution

@@ -8,29 +8,25 @@ from .capture import (
     content_layers as content_layers,
     visit_attention as visit_attention,
 )
-from .conv_score import (
-    convolution_score as convolution_score,
-    grid_coverage as grid_coverage,
-)
-from .head_similarity import (
-    MirrorSymmetry as MirrorSymmetry,
-    TurnedHeads as TurnedHeads,
-    mirror_partners as mirror_partners,
-    mirror_symmetry as mirror_symmetry,
-    turned_heads as turned_heads,
-)
 from .head_statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
+    convolution_score as convolution_score,
+    grid_coverage as grid_coverage,
     layer_statistics as layer_statistics,
-)
-from .layer_trends import (
-    LayerTrend as LayerTrend,
-    layer_trend as layer_trend,
 )
 from .moments import (
     AttentionMoments as AttentionMoments,
     attention_moments as attention_moments,
+)
+from .null_models import (
+    LayerTrend as LayerTrend,
+    MirrorSymmetry as MirrorSymmetry,
+    TurnedHeads as TurnedHeads,
+    layer_trend as layer_trend,
+    mirror_partners as mirror_partners,
+    mirror_symmetry as mirror_symmetry,
+    turned_heads as turned_heads,
 )
 from .query_maps import (
     QueryMaps as QueryMaps,

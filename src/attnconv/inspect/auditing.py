@@ -5,24 +5,30 @@ so that the memory of one layer is enough.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
 from attnconv._util.value_checks import whole
+from attnconv.grid import Grid
 from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.kernel_expressibility import kernel_span
 from attnconv.inspect.query_sampling import sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
+from attnconv.theory.expressibility import can_express
+
+KERNEL = 3
+MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes: each query takes a QR decomposition
 
 
 @final
@@ -120,11 +126,10 @@ def audit(
         queries: Upper limit of queries per image, spread evenly, at least 1. With fewer than about a hundred, chance is
             no longer small.
         batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
-        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Number of class tokens and registers before the image's tokens, for models that do not say it. With
-            `grid`, the remaining tokens are after the image's.
+        grid: As for `visit_attention`, and so are the next three, the same for every batch.
+        prefix: Tokens before the image's.
         layers: Names of the modules to read; None for all.
-        options: Further keyword arguments of the model's forward pass, the same for every batch.
+        options: Further keyword arguments of the model's forward pass.
         skip_unreadable: Leave out attention that cannot be read, such as that of a pooling head with one query, and
             name it in `left_out`. Ignored with `layers`.
 
@@ -135,23 +140,24 @@ def audit(
 
     Example:
         >>> from attnconv.convert import from_conv
-        >>> layer = from_conv(nn.Conv2d(3, 4, 3, padding=1))
-        >>> found = audit(nn.Sequential(layer, nn.ReLU()), torch.randn(2, 3, 8, 8))
-        >>> (layer,) = found.layers
-        >>> layer.name, round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
-        ('0', 1.0, 0.0)
+        >>> model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 3, padding=1)), nn.ReLU())
+        >>> layer = audit(model, torch.randn(2, 3, 8, 8))["0"]
+        >>> round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
+        (1.0, 0.0)
     """
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
     running: dict[str, _RunningLayer] = {}
     left_out: dict[str, str] = {}
-    reading: dict[str, Any] = {"grid": grid, "prefix": prefix, "layers": layers, "options": options}
-    reading["unreadable"] = left_out.setdefault if skip_unreadable else None
+    unreadable = left_out.setdefault if skip_unreadable else None
     count, shape = 0, None
     for some in _batches(images, batch):
         check_images(some, before=count, shape=shape)
         count, shape = count + len(some), tuple(some.shape[1:])
         with blaming_images(model, some, options):
-            visit_attention(model, some, _Visitor(running, some, queries), **reading)
+            visit = _adding_to(running, some, queries)
+            visit_attention(
+                model, some, visit, grid=grid, prefix=prefix, layers=layers, options=options, unreadable=unreadable
+            )
     if shape is None:
         raise ValueError(bad("images", "must hold at least one image", 0))
     if not running:
@@ -161,22 +167,19 @@ def audit(
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class _RunningLayer:
     """What is gathered of one attention."""
 
-    def __init__(self, module: str, operator: AttentionOperator, queries: int) -> None:
-        self._module, self._grid, self._statistics = module, operator.grid, RunningStatistics()
-        self._queries = sample_queries(operator.grid, queries, device=operator.device)
-
-    def add(self, operator: AttentionOperator) -> None:
-        # None asks for all queries: products over axes are then summed without a single row.
-        everything = len(self._queries) == self._grid.query_count
-        self._statistics.add(operator, queries=None if everything else self._queries)
+    module: str
+    grid: Grid
+    queries: Int[Tensor, "r"]
+    statistics: RunningStatistics
 
     def result(self, name: str, model: nn.Module) -> LayerAudit:
-        module, sizes = model.get_submodule(self._module), self._grid.sizes
+        module, sizes = model.get_submodule(self.module), self.grid.sizes
         try:
-            statistics = self._statistics.result()
+            statistics = self.statistics.result()
         except ValueError as error:
             raise ValueError(f"model.{name}: {error}") from error
         own = module if isinstance(module, SelfAttention) and _is_position_only(module, sizes) else None
@@ -185,8 +188,8 @@ class _RunningLayer:
             name=name or type(module).__name__,
             kind=type(module).__name__,
             sizes=sizes,
-            queries=len(self._queries),
-            query_count=self._grid.query_count,
+            queries=len(self.queries),
+            query_count=self.grid.query_count,
             position_only=own is not None,
             span_residual=None if span is None else span.missed,
             statistics=statistics,
@@ -194,22 +197,51 @@ class _RunningLayer:
         )
 
 
-@final
-class _Visitor:
-    """Adds the attentions of one batch of images to the layers; later calls of a module are layers of their own."""
+def _adding_to(
+    running: dict[str, _RunningLayer], images: Tensor, queries: int
+) -> Callable[[str, AttentionOperator], None]:
+    """Add the attentions of one batch of images to the layers; later calls of a module are layers of their own."""
+    calls: Counter[str] = Counter()
 
-    def __init__(self, running: dict[str, _RunningLayer], images: Tensor, queries: int) -> None:
-        self._running, self._images, self._queries = running, images, queries
-        self._calls: dict[str, int] = {}
-
-    def __call__(self, name: str, operator: AttentionOperator) -> None:
-        if self._images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(self._images):
-            got = f"{tuple(self._images.shape)}, of which {name!r} attends in {operator.batch} sequences"
+    def visit(name: str, operator: AttentionOperator) -> None:
+        if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
+            got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
             fix = "Wrap the model in one that transposes them."
             raise ValueError(bad("images", "must have the batch axis first", got, fix))
-        call = self._calls[name] = self._calls.get(name, 0) + 1
-        key = name if call == 1 else f"{name} (call {call})"
-        self._running.setdefault(key, _RunningLayer(name, operator, self._queries)).add(operator)
+        calls[name] += 1
+        key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
+        if key not in running:
+            chosen = sample_queries(operator.grid, queries, device=operator.device)
+            running[key] = _RunningLayer(name, operator.grid, chosen, RunningStatistics())
+        layer = running[key]
+        # None asks for all queries: products over axes are then summed without a single row.
+        everything = len(layer.queries) == layer.grid.query_count
+        layer.statistics.add(operator, queries=None if everything else layer.queries)
+
+    return visit
+
+
+@final
+@dataclass(frozen=True)
+class KernelSpan:
+    """How near one layer comes to every 3 x 3 convolution."""
+
+    missed: float | None  # relative part of kernels that no weights reach, away from the border
+    expresses: bool  # whether that is 0 to rounding
+    sizes: tuple[int, ...]  # positions per axis of the image
+    reason: str  # why `missed` is None, else empty
+
+
+def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
+    """Measure a layer whose attention depends on positions only, on an image that is just large enough to tell."""
+    few = tuple(min(size, MOST_POSITIONS[len(sizes)]) for size in sizes)
+    try:
+        found = can_express(layer, KERNEL, sizes=few)
+    # A custom encoding may raise any of these for an image of another size.
+    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it stopped with: {words}")
+    return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Attention of any model, read by hooks and intercepted calls (`capture_calls`) while it runs, one layer at a time.
+"""Attention of any model, read by hooks and intercepted calls (`attention_calls`) while it runs, one layer at a time.
 
 What cannot be read is refused by the module's name, as are modules named as attention in which none was seen: no map of
 a model may be missed silently.
@@ -7,22 +7,21 @@ a model may be missed silently.
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from attnconv._util.errors import bad
 from attnconv._util.eval_mode import evaluating
 from attnconv._util.input_checks import check_module, check_tensor
 from attnconv._util.value_checks import is_index, whole
-from attnconv.inspect.attention_rows import TokenRows, UnreadableError, gated_rows, operator_rows
-from attnconv.inspect.capture_calls import AttentionCalls
+from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.image_checks import blaming_images
-from attnconv.inspect.token_grid import Running, layout_of
-from attnconv.inspect.token_operator import TokenOperator
+from attnconv.inspect.token_operator import Running, TokenOperator, layout_of
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -49,7 +48,7 @@ def visit_attention(
     prefix: int | None = None,
     layers: Collection[str] | None = None,
     options: Mapping[str, object] | None = None,
-    unreadable: Callable[[str, str], None] | None = None,
+    unreadable: Callable[[str, str], object] | None = None,
 ) -> None:
     """Run a model once and pass the operator of each attention to a function, just before it is computed.
 
@@ -87,19 +86,17 @@ def visit_attention(
             raise TypeError(bad(name, "must be a function", type(function).__name__))
     _check_arguments(grid, prefix, layers)
     call_options = checked_options(model, images, options)
-    state = _Visit(images, visit, grid, prefix, layers, unreadable)
-    handles: list[RemovableHandle] = []
-    try:
+    sizes, names = None if grid is None else tuple(grid), None if layers is None else frozenset(layers)
+    state = _Visit(images, visit, sizes, prefix, names, unreadable if layers is None else None)
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
-            handles.extend(state.watch(name, module))
-        with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(state.call):
-            model(images, **call_options)
-    except Exception:
-        state.raise_refusal()  # what comes after a refusal would hide it
-        raise
-    finally:
-        for handle in handles:
-            handle.remove()
+            state.watch(name, module, hooks)
+        try:
+            with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(state.call):
+                model(images, **call_options)
+        except Exception:
+            state.raise_refusal()  # what comes after a refusal would hide it
+            raise
     state.check(model)
 
 
@@ -184,77 +181,73 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
 
 
 @final
+@dataclass(eq=False)
 class _Visit:
     """The state of one visit: which modules are running, and what was read or refused."""
 
-    def __init__(
-        self,
-        images: Tensor,
-        visit: Callable[[str, AttentionOperator], None],
-        grid: Sequence[int] | None,
-        prefix: int | None,
-        layers: Collection[str] | None,
-        unreadable: Callable[[str, str], None] | None,
-    ) -> None:
-        self._images, self._visit, self._prefix = images, visit, prefix
-        self._grid = None if grid is None else tuple(grid)
-        self._layers = None if layers is None else frozenset(layers)
-        self._unreadable = unreadable if layers is None else None
-        self._refused: dict[str, tuple[nn.Module, str]] = {}
-        self._seen: dict[str, None] = {}  # in the order in which they run
-        self._running: list[Running] = []
-        self._visiting = False  # what the visitor runs is no part of the pass
-        self._own = 0  # layers of this library that are running: what they call is theirs
+    images: Tensor
+    visit: Callable[[str, AttentionOperator], None]
+    grid: tuple[int, ...] | None
+    prefix: int | None
+    layers: frozenset[str] | None
+    unreadable: Callable[[str, str], object] | None
+    refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
+    running: list[Running] = field(default_factory=list)
+    visiting: bool = False  # what the visitor runs is no part of the pass
+    own: int = 0  # layers of this library that are running: what they call is theirs
 
-    def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+    def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
         """Register hooks that record when a module begins and ends."""
         if isinstance(module, torch.jit.ScriptModule):
-            if self._layers is None:
+            if self.layers is None:
                 self._refuse(name, module, "it is a compiled script, which hides what it calls")
-            return []
-
-        return [
-            module.register_forward_pre_hook(
-                lambda module, args, named: self._begin(name, module, args, named), with_kwargs=True
-            ),
-            module.register_forward_hook(lambda module, _args, output: self._end(module, output), always_call=True),
-        ]
+            return
+        begin, end = partial(self._begin, name), partial(self._end, name)
+        hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+        hooks.enter_context(module.register_forward_hook(end, always_call=True))
 
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._visiting:
+        if self.visiting:
             return
-        self._running.append(_frame(name, module, args, named))
+        first: Any = next(iter((*args, *named.values())), None)
+        second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
+        pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
+        shape = tuple(first.shape) if isinstance(first, Tensor) else None
+        self.running.append(Running(name, module, shape, second if pair else None))
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
             self._refuse(name, module, reason)
         if isinstance(module, SelfAttention):
-            self._own += 1
-            self._running[-1].calls = 1
-            if self._own == 1 and self._wanted(name):
-                self._hand_over(name, module.operator(next(iter((*args, *named.values())))))
+            self.own += 1
+            self.running[-1].calls = 1
+            if self.own == 1 and self._wanted(name):
+                self._hand_over(name, module.operator(first))
 
-    def _end(self, module: nn.Module, output: Any) -> None:
-        if self._visiting:
+    def _end(self, name: str, module: nn.Module, _: object, output: object) -> None:
+        if self.visiting:
             return
-        frame = self._running.pop()
-        self._own -= isinstance(module, SelfAttention)
-        if self._running:
-            self._running[-1].calls += frame.calls
+        frame = self.running.pop()
+        self.own -= isinstance(module, SelfAttention)
+        if self.running:
+            self.running[-1].calls += frame.calls
         # After an error there is no output; it must not be hidden behind another.
-        silent = output is not None and frame.calls == 0 and self._own == 0
-        if silent and _claims_attention(module) and self._wanted(frame.name):
-            self._refuse(frame.name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
+        silent = output is not None and frame.calls == 0 and self.own == 0
+        kind = type(module).__name__
+        claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
+        if silent and claims and self._wanted(name):
+            self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """Read a call of attention that is about to run."""
-        if self._own > 0 or self._visiting:
+        if self.own > 0 or self.visiting:
             return
-        frames = self._running
+        frames = self.running
         while len(frames) > 1 and isinstance(frames[-1].module, nn.Softmax):
             frames = frames[:-1]
         frame = frames[-1]
         frame.calls += 1
-        if not self._wanted(frame.name) or frame.name in self._refused:
+        if not self._wanted(frame.name) or frame.name in self.refused:
             return
         try:
             if (reason := _other_formula(frame.module)) is not None:
@@ -262,7 +255,7 @@ class _Visit:
             rows = _with_gate(frame, read())
             if rows is None:
                 return
-            operator = TokenOperator(rows, layout_of(frames, rows, self._images, self._grid, self._prefix))
+            operator = TokenOperator(rows, layout_of(frames, rows, self.images, self.grid, self.prefix))
         except UnreadableError as error:
             self._refuse(frame.name, frame.module, str(error))
             return
@@ -270,33 +263,33 @@ class _Visit:
         rows.release()
 
     def _wanted(self, name: str) -> bool:
-        return self._layers is None or name in self._layers
+        return self.layers is None or name in self.layers
 
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
-        self._seen[name] = None
-        if self._refused and self._unreadable is None:  # the pass only goes on to name what can be read
+        self.seen[name] = None
+        if self.refused and self.unreadable is None:  # the pass only goes on to name what can be read
             return
-        self._visiting = True
-        self._visit(name, operator)
-        self._visiting = False
+        self.visiting = True
+        self.visit(name, operator)
+        self.visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
         """Record what cannot be read; the pass continues in order to see what can be."""
-        if name in self._refused:
+        if name in self.refused:
             return
-        self._refused[name] = (module, reason)
-        if self._running:
-            self._running[-1].calls += 1  # its parents need not report that nothing was seen in them
-        if self._unreadable is not None:
-            self._unreadable(name, reason)
+        self.refused[name] = (module, reason)
+        if self.running:
+            self.running[-1].calls += 1  # its parents need not report that nothing was seen in them
+        if self.unreadable is not None:
+            self.unreadable(name, reason)
 
     def raise_refusal(self) -> None:
         """Raise an error for the first refusal, unless the caller receives them."""
-        if not self._refused or self._unreadable is not None:
+        if not self.refused or self.unreadable is not None:
             return
-        name, (module, reason) = next(iter(self._refused.items()))
+        name, (module, reason) = next(iter(self.refused.items()))
         fix = f"It is not: {reason}."
-        if readable := [name for name in self._seen if name not in self._refused]:
+        if readable := [name for name in self.seen if name not in self.refused]:
             fix += f" Others are: pass layers={list(readable)}"
             fix += ", or to `audit` skip_unreadable=True, which names what it leaves out."
         requirement = f"the attention of module {name!r} must be readable"
@@ -305,22 +298,13 @@ class _Visit:
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
         self.raise_refusal()
-        missing = sorted((self._layers or frozenset()) - self._seen.keys())
+        missing = sorted((self.layers or frozenset()) - self.seen.keys())
         if missing:
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
-        if not self._seen and not self._refused:
+        if not self.seen and not self.refused:
             fix = "No layer of this library, no call of PyTorch's attention and no softmax over keys was seen in it."
             raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
-
-
-def _frame(name: str, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Running:
-    """A module that begins, with what its inputs tell about its tokens."""
-    first = next(iter((*args, *named.values())), None)
-    second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
-    shape = tuple(first.shape) if isinstance(first, Tensor) else None
-    pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
-    return Running(name, module, shape, second if pair else None)
 
 
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
@@ -350,9 +334,3 @@ def _other_formula(module: nn.Module) -> str | None:
         return _CHANNELS
     # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
     return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
-
-
-def _claims_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class ends in attention."""
-    name = type(module).__name__
-    return name.lower().endswith(("attention", "attn")) or name in NOT_A_SOFTMAX

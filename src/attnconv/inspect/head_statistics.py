@@ -8,25 +8,35 @@ images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h =
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
     receptive field      root mean square of |delta - mu| under w, the normalised mean of p_h over heads
+    convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys of an image and, on d axes,
+                         mass = max over f with at most c = ceil(heads / 3^d) heads at a shift of
+                                (1 / heads) sum_h p_h(f(h))
+
+A score of 1 is a layer of Lemma 1 (every head at its own shift, everywhere), 0 is uniform attention. c is what an even
+split of the heads among 3^d taps needs: copies of one tap score little, but a tap of full rank may take several heads.
 """
 
+import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float64, Int
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.conv_score import convolution_score, grid_coverage, tap_residual
 from attnconv.inspect.moments import attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator
 
 # Variance in pixels squared below which a matched Gaussian is a single tap: no profile on whole shifts lies between.
 LEAST_VARIANCE = 1e-6
+ROUNDING = 1e-6  # of the largest singular value: differences that float32 rows leave between equal heads
 MOMENTS = ("centre", "covariance", "distance", "entropy", "padding_mass")
 
 
@@ -36,14 +46,10 @@ class LayerStatistics:
     """Statistics of one attention layer. Tensors are float64 unless said otherwise.
 
     Attributes:
-        centre: Mean centre of attention, key minus query, (h, dims) in pixels.
-        covariance: Mean covariance of a query's weights, (h, dims, dims) in pixels squared.
-        distance: Mean distance between query and key, (h,) in pixels.
-        entropy: Mean entropy, (h,) in nats.
+        centre, covariance, distance, entropy, padding_mass: Those of `AttentionMoments`, as means over images.
         content_share: Share of the probabilities' variance that differs between images of a batch, (h,), 0 to 1; None
             where no operator held several images.
         position_share: 1 - content_share, what positions explain.
-        padding_mass: Mean mass off the image's pixels: zero padding, class tokens, registers, (h,).
         constancy: How constant the pattern is as the query moves, (h,), 0 to 1; NaN without mass.
         best_shift: The shift with the most mass, (h, dims) int64 in pixels.
         shift_mass: The mass there, (h,), 0 to 1.
@@ -85,18 +91,17 @@ def layer_statistics(
 
     Args:
         operator: The attention probabilities, as `attention_operators` returns them.
-        queries: Flat query indices, such as `sample_queries` returns; None for all of the grid's.
-        block: Rows at a time; None for as many as make 2^22 probabilities.
+        queries: As for `attention_moments`.
+        block: Likewise.
 
     Raises:
         TypeError, ValueError: As `attention_moments`.
 
     Example:
         >>> from attnconv import Grid, Shift
-        >>> taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-        >>> statistics = layer_statistics(Shift(Grid.make((8, 8)), taps, torch.zeros(())))
-        >>> statistics.convolution_score, statistics.coverage, statistics.best_shift[0].tolist()
-        (1.0, 1.0, [-1, -1])
+        >>> statistics = layer_statistics(Shift(Grid.make((8,)), [(-1,), (0,), (1,)], torch.zeros(())))
+        >>> statistics.convolution_score, statistics.coverage, statistics.best_shift.flatten().tolist()
+        (1.0, 1.0, [-1, 0, 1])
     """
     running = RunningStatistics()
     running.add(operator, queries=queries, block=block)
@@ -112,17 +117,15 @@ class RunningStatistics:
 
     Example:
         >>> from attnconv import Dense, Grid
-        >>> grid, running = Grid.make((5,)), RunningStatistics()
-        >>> for seed in range(3):
-        ...     generator = torch.Generator().manual_seed(seed)
-        ...     running.add(Dense.from_scores(grid, torch.randn(2, 4, 5, 5, generator=generator)))
+        >>> running = RunningStatistics()
+        >>> running.add(Dense.from_scores(Grid.make((5,)), torch.zeros(2, 4, 5, 5)))
         >>> running.result().entropy.shape
         torch.Size([4])
     """
 
     def __init__(self) -> None:
         self._profile = RunningShiftProfile()
-        self._means: dict[str, _Mean] = defaultdict(_Mean)
+        self._by_image: dict[str, list[Tensor]] = defaultdict(list)
 
     @torch.no_grad()
     def add(
@@ -136,9 +139,9 @@ class RunningStatistics:
         self._profile.add(operator, queries=queries, block=block)  # first, since it refuses a foreign operator
         moments = attention_moments(operator, queries=queries, block=block)
         for name in MOMENTS:
-            self._means[name].add(getattr(moments, name))
+            self._by_image[name].append(getattr(moments, name))
         if moments.content_share is not None:
-            self._means["content_share"].add(moments.content_share.expand(operator.batch, -1))
+            self._by_image["content_share"].append(moments.content_share.expand(operator.batch, -1))
 
     def result(self) -> LayerStatistics:
         """The statistics of all operators so far.
@@ -149,10 +152,11 @@ class RunningStatistics:
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
-        content = self._means["content_share"].value if "content_share" in self._means else None
+        means = {name: torch.cat(values).nanmean(0) for name, values in self._by_image.items()}
+        content = means.pop("content_share", None)
         shift_mass, best = profile.mass.flatten(1).max(-1)
         return LayerStatistics(
-            **{name: self._means[name].value for name in MOMENTS},
+            **means,
             content_share=content,
             position_share=None if content is None else 1 - content,
             constancy=profile.constancy,
@@ -166,6 +170,88 @@ class RunningStatistics:
             convolution_score=convolution_score(profile),
             profile=profile,
         )
+
+
+def convolution_score(profile: ShiftProfile) -> float:
+    """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution, one tap per head).
+
+    Random attention scores a little above 0, since the best shifts are chosen among noise; more images average it away.
+
+    Args:
+        profile: The layer's attention per shift, as `shift_profile` returns it.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> copies = shift_profile(Shift(Grid.make((9,)), [(1,), (1,), (1,)], torch.zeros(())))
+        >>> round(convolution_score(copies), 2)  # one tap, and what the last pixel holds at shift 0
+        0.29
+    """
+    shares = profile.mass.flatten(1)
+    mass = assigned_mass(shares, math.ceil(len(shares) / 3 ** len(profile.reach))) / len(shares)
+    if profile.key_count == 1:  # one key is attended whatever the head does
+        return mass
+    chance = 1 / profile.key_count
+    return min(1.0, max(0.0, (mass - chance) / (1 - chance)))
+
+
+def grid_coverage(profile: ShiftProfile) -> float:
+    """Compute the mean mass, 0 to 1, that distinct heads put on the taps of the centred kernel they could make up.
+
+    With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the middle of the
+    layer's field. Where a stride leaves the middle open, the best one counts.
+
+    Args:
+        profile: The layer's attention per shift.
+
+    Example:
+        >>> from attnconv import Grid, Shift
+        >>> from attnconv.inspect import shift_profile
+        >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
+        1.0
+    """
+    shares = profile.mass.flatten(1)
+    return max(assigned_mass(shares[:, taps], 1) for taps in _kernels(profile)) / _tap_count(profile)
+
+
+def tap_residual(profile: ShiftProfile) -> float:
+    """How far the taps of `grid_coverage` lie outside the span of the heads' profiles, 0 to 1 (Lemma 3).
+
+        sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t one at its tap and zero elsewhere
+
+    Singular vectors of p count where their value is above that of noise of variance v,
+    max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
+    """
+    _, values, directions = torch.linalg.svd(profile.mass.flatten(1), full_matrices=False)
+    noise = profile.noise.flatten(1)
+    least = torch.maximum(values[0] * ROUNDING, noise.sum(1).max().sqrt() + noise.sum(0).max().sqrt())
+    kept = directions[values > least]
+    reached = max(float(kept[:, taps].square().sum()) for taps in _kernels(profile))  # squared part within the span
+    return math.sqrt(max(0.0, 1 - reached / _tap_count(profile)))
+
+
+def kernel_size(heads: int, dims: int) -> int:
+    """The largest odd K with K^dims <= heads."""
+    return max(size for size in range(1, heads + 1, 2) if size**dims <= heads)
+
+
+def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
+    """The most mass of heads that are assigned a shift each, `heads_per_shift` at most to one; the rest hold none."""
+    repeated = shares.cpu().repeat(1, heads_per_shift)  # a shift has as many columns as heads
+    heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
+    return float(repeated[heads.tolist(), columns.tolist()].sum())
+
+
+def _kernels(profile: ShiftProfile) -> Iterator[Int[Tensor, "taps"]]:
+    """For each middle, flat indices of the kernel's taps within reach; those out of reach hold nothing."""
+    half = kernel_size(len(profile.mass), len(profile.reach)) // 2
+    for middle in itertools.product(*(range(least, most + 1) for least, most in profile.middle)):
+        off = profile.shifts - torch.tensor(middle, device=profile.mass.device)
+        yield (off.abs() <= half).all(-1).nonzero().flatten()
+
+
+def _tap_count(profile: ShiftProfile) -> int:
+    return kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
@@ -193,11 +279,8 @@ def redundancy(profile: ShiftProfile) -> float:
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
     """<p, p'> / (|p| |p'|) of every pair of profiles; 0 where one has no mass."""
-    directions = []
-    for profiles in (one, other):
-        norms = profiles.norm(dim=1, keepdim=True)
-        directions.append(profiles / norms.where(norms > 0, 1))
-    return directions[0] @ directions[1].mT
+    tiny = torch.finfo(torch.float64).tiny
+    return F.normalize(one, dim=1, eps=tiny) @ F.normalize(other, dim=1, eps=tiny).mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:
@@ -211,21 +294,3 @@ def receptive_field(profile: ShiftProfile) -> float:
 def _normalised(shares: Float64[Tensor, "h s"]) -> Float64[Tensor, "h s"]:
     total = shares.sum(-1, keepdim=True)
     return shares / total.where(total > 0, math.nan)
-
-
-@final
-class _Mean:
-    """A mean over images that leaves out NaN."""
-
-    def __init__(self) -> None:
-        self._total, self._count = torch.zeros(()), torch.zeros(())
-
-    def add(self, values: Float64[Tensor, "b *rest"]) -> None:
-        """Add one entry per image."""
-        self._total = values.nansum(0) + self._total
-        self._count = (~values.isnan()).sum(0) + self._count
-
-    @property
-    def value(self) -> Float64[Tensor, "*rest"]:
-        """NaN where every image had it."""
-        return self._total / self._count

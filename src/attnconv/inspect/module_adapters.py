@@ -1,4 +1,4 @@
-"""The parts of an attention module, by the names that timm, Hugging Face and nn.MultiheadAttention give them.
+"""The parts of attention modules and of vision transformers, by the names that timm, Hugging Face and torch give them.
 
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases left out
 
@@ -6,10 +6,9 @@ with scores as in `score_modifiers` and norms that may be absent. Parts known to
 `refuse_other_formula` catches the rest.
 """
 
-import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -18,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
+from attnconv.inspect.score_modifiers import NO_TERMS, ROTATIONS, CallForm, PositionBias, ScoreTerms
+from attnconv.inspect.token_operator import pair_of
 
 # Where a module may hold each part of the formula; the first attribute that is there counts.
 NAMES = {
@@ -48,28 +48,19 @@ FIX = (
     "timm's VisionTransformer, Beit, Eva and SwinTransformer, Hugging Face's ViT family and nn.MultiheadAttention have "
     "such modules."
 )
-FIX_PLAIN = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 have such modules."
+FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
+POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
+BLOCKS = ("blocks", "layers", "layer")
+TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Outputs `start` to `stop` of a linear map."""
+    """A linear map, which may be some outputs of a larger one: its tensors are views of the module's."""
 
-    matrix: Tensor  # weight of the whole map, (outputs, c)
-    vector: Tensor | None  # bias of the whole map or of these outputs only
-    start: int
-    stop: int
-
-    @property
-    def weight(self) -> Float[Tensor, "d c"]:
-        return self.matrix[self.start : self.stop]
-
-    @property
-    def bias(self) -> Float[Tensor, "d"] | None:
-        if self.vector is None or len(self.vector) == self.stop - self.start:
-            return self.vector
-        return self.vector[self.start : self.stop]
+    weight: Float[Tensor, "d c"]
+    bias: Float[Tensor, "d"] | None
 
     def of(self, x: Float[Tensor, "*b c"]) -> Float[Tensor, "*b d"]:
         return F.linear(x, self.weight, self.bias)
@@ -95,14 +86,13 @@ class AttentionParts:
     out_dropout: nn.Module  # after W_o
 
     def maps_and_values(
-        self, x: Float[Tensor, "b n c"], terms: ScoreTerms | None = None
+        self, x: Float[Tensor, "b n c"], terms: ScoreTerms = NO_TERMS
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
         """Attention and values of all heads, without dropout."""
         query, key, value = (
             part.of(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        terms = ScoreTerms() if terms is None else terms
         query, key = terms.turned(self.query_norm(query)), terms.turned(self.key_norm(key))
         scores = query @ key.transpose(-2, -1) * self.scale
         if self.bias is not None:
@@ -115,10 +105,10 @@ class AttentionParts:
         return out
 
 
-def attention_parts(attention: nn.Module, name: str = "attention", *, plain: bool = False) -> AttentionParts:
+def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionParts:
     """Find the parts of an attention module; raise a ValueError if it lacks some or has others that change the formula.
 
-    `plain` refuses all but softmax(s N_q(q) N_k(k)^T) v and an output projection. `name` is the module's in errors.
+    `name` is the module's in errors.
     """
     split, found = _split(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
@@ -129,7 +119,7 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
     wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
     wanted["qkv or q_proj, k_proj and v_proj"] = split
     lacking = [part for part, value in wanted.items() if value is None]
-    others = [] if split is None else _others(attention, plain=plain)
+    others = [] if split is None else _others(attention)
     if split is not None and out is not None and not lacking:
         parts = AttentionParts(
             *split,
@@ -137,21 +127,21 @@ def attention_parts(attention: nn.Module, name: str = "attention", *, plain: boo
             heads=heads,
             head_dim=size,
             scale=float(scale),
-            query_norm=_or_identity(found["q_norm"]),
-            key_norm=_or_identity(found["k_norm"]),
-            out_norm=_or_identity(found["norm"]),
+            query_norm=found["q_norm"] or nn.Identity(),
+            key_norm=found["k_norm"] or nn.Identity(),
+            out_norm=found["norm"] or nn.Identity(),
             bias=_bias(attention),
             dropout=_probability(found["dropout"]),
-            out_dropout=_or_identity(found["out_dropout"]),
+            out_dropout=found["out_dropout"] or nn.Identity(),
         )
         others += _misfits(parts)
         if not others:
             return parts
-    kind, fix = type(attention).__name__, FIX_PLAIN if plain else FIX
+    kind = type(attention).__name__
     if others:
-        formula = "compute softmax(q k^T) v and `proj` alone" if plain else "be softmax attention of known parts"
-        raise ValueError(bad(name, f"must {formula}", f"{kind} with {', '.join(others)}", fix))
-    raise ValueError(bad(name, f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}", kind, fix))
+        got = f"{kind} with {', '.join(others)}"
+        raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
+    raise ValueError(bad(name, f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}", kind, FIX))
 
 
 def projects(module: nn.Module) -> bool:
@@ -165,7 +155,7 @@ def refuse_other_formula(
     x: Float[Tensor, "b n c"],
     out: Float[Tensor, "b n d"],
     *,
-    terms: ScoreTerms | None = None,
+    terms: ScoreTerms = NO_TERMS,
     name: str = "attention",
 ) -> None:
     """Compare the formula of a module's parts with its output in evaluation mode.
@@ -204,14 +194,10 @@ def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
     return None
 
 
-def _or_identity(module: nn.Module | None) -> nn.Module:
-    return nn.Identity() if module is None else module
-
-
 def _misfits(parts: AttentionParts) -> list[str]:
     """Parts of other widths than the formula's, with an explanation."""
     width = parts.heads * parts.head_dim
-    widths = {part.stop - part.start for part in (parts.query, parts.key, parts.value)} | {parts.out.in_features}
+    widths = {len(part.weight) for part in (parts.query, parts.key, parts.value)} | {parts.out.in_features}
     found = [] if widths == {width} else ["other widths of queries, keys and values"]
     size = (parts.head_dim,)
     if any(tuple(getattr(norm, "normalized_shape", size)) != size for norm in (parts.query_norm, parts.key_norm)):
@@ -231,29 +217,24 @@ def _probability(drop: object) -> float:
 
 def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
     """The projections to queries, keys and values."""
-    if isinstance(source, nn.MultiheadAttention):
-        whole: Tensor | None = source.in_proj_weight
-        return None if whole is None else _thirds(whole, source.in_proj_bias)
     fused = getattr(source, "qkv", None)
-    if isinstance(fused, nn.Linear):
-        bias: Tensor | None = fused.bias
-        query, key, value = _thirds(fused.weight, bias)
-        if bias is None:
-            query = replace(query, vector=getattr(source, "q_bias", None))
-            value = replace(value, vector=getattr(source, "v_bias", None))
+    matrix: Tensor | None = None
+    vector: Tensor | None = None
+    if isinstance(source, nn.MultiheadAttention):
+        matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
+    elif isinstance(fused, nn.Linear):
+        matrix, vector = fused.weight, fused.bias
+    if matrix is not None:
+        apart = (getattr(source, "q_bias", None), None, getattr(source, "v_bias", None))
+        biases = apart if vector is None else vector.tensor_split(3)
+        query, key, value = map(Projection, matrix.tensor_split(3), biases)
         return query, key, value
     for paths in PROJECTIONS:
         linears = [part for path in paths if isinstance(part := _first(source, (path,)), nn.Linear)]
         if len(linears) == 3:
-            query, key, value = (Projection(part.weight, part.bias, 0, part.out_features) for part in linears)
+            query, key, value = (Projection(part.weight, part.bias) for part in linears)
             return query, key, value
     return None
-
-
-def _thirds(matrix: Tensor, vector: Tensor | None) -> tuple[Projection, Projection, Projection]:
-    width = len(matrix) // 3
-    query, key, value = (Projection(matrix, vector, part * width, (part + 1) * width) for part in range(3))
-    return query, key, value
 
 
 def _bias(attention: nn.Module) -> PositionBias | None:
@@ -267,12 +248,10 @@ def _bias(attention: nn.Module) -> PositionBias | None:
     return None
 
 
-def _others(attention: nn.Module, *, plain: bool) -> list[str]:
+def _others(attention: nn.Module) -> list[str]:
     """Parts that change the formula, with an explanation."""
-    known: set[str] = set()
-    if not plain and _bias(attention) is not None:
-        known |= {"relative_position_bias_table", *BIAS_HOLDERS}
-    if not plain and _first(attention, ("qkv.bias",)) is None:
+    known: set[str] = set() if _bias(attention) is None else {"relative_position_bias_table", *BIAS_HOLDERS}
+    if _first(attention, ("qkv.bias",)) is None:
         known.add("q_bias")  # else there are two biases of one projection
     found = [
         f"{name} ({what})"
@@ -282,10 +261,100 @@ def _others(attention: nn.Module, *, plain: bool) -> list[str]:
     ]
     if isinstance(attention, nn.MultiheadAttention) and (attention.bias_k is not None or attention.add_zero_attn):
         found.append("keys beside those of its tokens")
-    if plain:
-        arguments = inspect.signature(type(attention).forward).parameters
-        if "rope" in type(attention).__name__.lower() or set(ROTATIONS) & set(arguments):
-            found.append("rotary positions")
-        if not isinstance(_first(attention, NAMES["norm"]), nn.Identity | None):
-            found.append("norm (a norm before the output projection)")
     return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class VitBlock:
+    """One block that normalises before its attention."""
+
+    name: str  # of the attention module in the model
+    attention: nn.Module
+    parts: AttentionParts
+    norm: nn.Module  # before the attention
+    writers: tuple[nn.Linear, nn.Linear]  # the last maps of attention and MLP, which write to the residual stream
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class VitParts:
+    """The parts of a vision transformer; they share its weights."""
+
+    embed: nn.Module
+    patches: nn.Conv2d
+    positions: nn.Parameter  # (1, tokens, c), with or without those before the image's
+    tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
+    grid: tuple[int, int]  # tokens of the image, (height, width)
+    image_shape: tuple[int, int, int]  # (channels, height, width)
+    blocks: tuple[VitBlock, ...]
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before those of the image."""
+        return sum(token.shape[1] for token in self.tokens)
+
+
+def vit_parts(model: nn.Module) -> VitParts:
+    """Find the parts of a vision transformer; raise a ValueError for others and for layer scales per channel."""
+    inside: dict[str, Any] = {}  # the first part of each name, wherever it is
+    for name, part in (*model.named_parameters(), *model.named_modules()):
+        inside.setdefault(name.rpartition(".")[2], part)
+    positions, embed, blocks = (
+        next((inside[name] for name in names if name in inside), None) for names in (POSITIONS, PATCHES, BLOCKS)
+    )
+    if embed is None or positions is None or not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise _refusal(model, "with pos_embed, patch_embed and blocks")
+    patches = _first(embed, ("proj", "projection"))
+    if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
+        raise _refusal(model, "with one convolution for patches and a parameter for positions")
+    grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
+    if grid is None and size is not None:
+        grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
+    if grid is None:
+        raise _refusal(embed, "that says its grid_size or image_size")
+    stem = next(name for name, part in model.named_modules() if part is blocks)
+    parts = VitParts(
+        embed,
+        patches,
+        positions,
+        tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter)),
+        grid,
+        (patches.in_channels, grid[0] * patches.stride[0], grid[1] * patches.stride[1]),
+        tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children()),
+    )
+    if not 0 <= positions.shape[1] - grid[0] * grid[1] <= parts.prefix:
+        raise _refusal(model, f"with positions for {grid} patches and at most {parts.prefix} tokens before them")
+    return parts
+
+
+def _block(name: str, block: nn.Module) -> VitBlock:
+    """One block, whose attention must be softmax(s N_q(q) N_k(k)^T) v and an output projection."""
+    inner = next((inner for inner in ("attn", "attention") if hasattr(block, inner)), "")
+    norm, mlp = _first(block, ("norm1", "layernorm_before")), _first(block, ("mlp", "output"))
+    if not inner or norm is None or mlp is None:
+        raise _refusal(block, "whose blocks have one attention, its norm and one mlp", name)
+    out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense"))
+    if not isinstance(out, nn.Linear):
+        raise _refusal(mlp, "whose mlp ends in a linear map fc2", name)
+    for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
+        weights = getattr(block, part).parameters() if hasattr(block, part) else ()
+        if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):
+            raise ValueError(bad(f"model.{name}.{part}", "must be one number for all channels", "several"))
+    name, attention = f"{name}.{inner}", getattr(block, inner)
+    parts = attention_parts(attention, f"model.{name}")
+    terms = {
+        "q_norm, which bounds scores": not isinstance(parts.query_norm, nn.Identity),
+        "rotary positions": bool(set(ROTATIONS) & set(CallForm.of(attention).names)),
+        "a bias by relative positions": parts.bias is not None,
+        "a norm before the output projection": not isinstance(parts.out_norm, nn.Identity),
+    }
+    if more := [term for term, found in terms.items() if found]:
+        got = f"{type(attention).__name__} with {', '.join(more)}"
+        raise ValueError(bad(f"model.{name}", "must compute softmax(q k^T) v and `proj` alone", got, FIX_VIT))
+    return VitBlock(name, attention, parts, norm, (parts.out, out))
+
+
+def _refusal(module: nn.Module, requirement: str, name: str = "") -> ValueError:
+    argument = f"model.{name}" if name else "model"
+    return ValueError(bad(argument, f"must be a vision transformer {requirement}", type(module).__name__, FIX_VIT))

@@ -76,12 +76,9 @@ def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[floa
         raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))
     indices = [[int(part * size) for part, size in zip(place, grid.query_sizes, strict=True)] for place in places]
     rows = operator.rows([row * grid.query_sizes[1] + column for row, column in indices]).double().mean(0)  # h r m
-    row_axis, column_axis = grid.axes
-    positions = tuple(
-        (
-            (row_axis.stride * row + row_axis.offset) / row_axis.spacing,
-            (column_axis.stride * column + column_axis.offset) / column_axis.spacing,
-        )
-        for row, column in indices
+    lines = (
+        [(axis.stride * index + axis.offset) / axis.spacing for index in along]
+        for axis, along in zip(grid.axes, zip(*indices, strict=True), strict=True)
     )
+    positions = tuple(zip(*lines, strict=True))
     return QueryMaps(name, positions, rows.transpose(0, 1).unflatten(-1, grid.sizes).cpu())

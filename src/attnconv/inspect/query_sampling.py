@@ -42,17 +42,12 @@ def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = Non
 
 def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "_"]]:
     """Check queries (None for all) and split them into blocks of `block` rows, or of as many as fit in memory."""
-    if block is None:
-        block = BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count)
-    else:
-        block = whole("block", block, 1)
-    if queries is None:
-        chosen = all_queries(operator.grid, operator.device)
-    else:
-        chosen = query_indices(queries, operator.grid, operator.device)
+    grid, fitting = operator.grid, max(1, BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count))
+    block = fitting if block is None else whole("block", block, 1)
+    chosen = all_queries(grid, operator.device) if queries is None else query_indices(queries, grid, operator.device)
     if chosen.numel() == 0:
         raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
-    return chosen.split(max(1, block))
+    return chosen.split(block)
 
 
 def _one_per_cell(

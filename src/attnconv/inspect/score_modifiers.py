@@ -99,6 +99,9 @@ class ScoreTerms:
         return replace(self, added=images[0])
 
 
+NO_TERMS = ScoreTerms()
+
+
 @final
 @dataclass(frozen=True)
 class CallForm:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -159,18 +159,6 @@ class RunningShiftProfile:
         self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
         self._images = 0
         self._explained, self._squares = self._mass.new_zeros(2, operator.heads)
-
-
-def at_shift(
-    rows: Float[Tensor, "*lead n n"], grid: tuple[int, int], shift: tuple[int, int]
-) -> Float[Tensor, "*lead q"]:
-    """A[q, q + delta] for the queries q in Q(delta), from all rows of an image of some height and width."""
-    (height, width), (down, right) = grid, shift
-    index = torch.arange(height * width, device=rows.device).reshape(height, width)
-    lines = slice(max(0, -down), max(0, height - max(0, down)))
-    columns = slice(max(0, -right), max(0, width - max(0, right)))
-    queries = index[lines, columns].flatten()
-    return rows[..., queries, queries + down * width + right]
 
 
 def _extent(axis: Axis) -> int:

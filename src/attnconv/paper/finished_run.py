@@ -9,8 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from attnconv.inspect.capture import visit_attention
-from attnconv.inspect.head_similarity import TurnedHeads, turned_heads
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
+from attnconv.inspect.null_models import TurnedHeads, turned_heads
 from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings

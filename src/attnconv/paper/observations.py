@@ -1,7 +1,7 @@
 """The observations of the paper: what it says, what is measured of it here, seed by seed, and whether it holds.
 
 The criteria were written before any of these numbers was known, except for the fixed shifts of one run of
-`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.layer_trends.LEVEL`),
+`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.null_models.LEVEL`),
 from shuffles of the run's own heads.
 
     votes      a claim holds where every seed meets its criterion and is not seen where none does
@@ -24,9 +24,8 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.head_similarity import mirror_partners, mirror_symmetry
 from attnconv.inspect.head_statistics import LayerStatistics
-from attnconv.inspect.layer_trends import LEVEL, layer_trend
+from attnconv.inspect.null_models import LEVEL, layer_trend, mirror_partners, mirror_symmetry
 from attnconv.models.preset_tables import Table
 from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
 from attnconv.paper.tables import PaperTable, Unit, formatted

@@ -15,8 +15,7 @@ from matplotlib.patches import Rectangle
 
 import attnconv
 from attnconv._util.errors import bad
-from attnconv.inspect.auditing import Audit, LayerAudit
-from attnconv.inspect.kernel_expressibility import KERNEL
+from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
 from attnconv.inspect.shift_profiles import ShiftProfile
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable

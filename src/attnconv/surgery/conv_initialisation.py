@@ -6,11 +6,15 @@ else that writes to the stream is projected off it. Up to LayerNorm's scale, wit
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 
-Where phi is not an orthonormal basis (`AxisFeatures`, small heads), two constants a and b make the score <phi(i +
-delta), phi(k)> - 2 <= 0, so that LayerNorm's scale, which differs between keys, moves no maximum. Image tokens hold
-both, class tokens only b, so that their queries stay 0.
+phi of an axis is an orthonormal basis where heads have room for one feature per position; else it has low frequencies,
+
+    phi(i) = (cos(f_1 i), .., sin(f_1 i), ..) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
+
+and two constants a and b make the score <phi(i + delta), phi(k)> - 2 <= 0, so that LayerNorm's scale, which differs
+between keys, moves no maximum. Image tokens hold both, class tokens only b, so that their queries stay 0.
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +22,7 @@ from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
@@ -27,12 +31,16 @@ from attnconv._util.input_checks import FLOATING, check_module
 from attnconv._util.rollback import all_or_nothing
 from attnconv._util.value_checks import indices, is_real, whole
 from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.module_adapters import AttentionParts, first_tensor, refuse_other_formula
-from attnconv.inspect.shift_profiles import at_shift
-from attnconv.inspect.vit_adapters import VitBlock, VitParts, vit_parts
+from attnconv.inspect.module_adapters import (
+    AttentionParts,
+    VitBlock,
+    VitParts,
+    first_tensor,
+    refuse_other_formula,
+    vit_parts,
+)
 from attnconv.layers.checks import check_finite
 from attnconv.surgery.head_kernel_fit import relative_size
-from attnconv.surgery.position_vectors import AxisFeatures, cosines
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 LOST = 0.01  # relative error of the given filters above which it warns
@@ -78,7 +86,7 @@ def start_as_convolution(
     where this one stopped.
 
     Args:
-        model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained. It is changed.
+        model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained.
         filters: `random` keeps the initial values and `proj`; `impulse` lets each head pass on its own channels; or the
             filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x channels
             matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
@@ -109,12 +117,11 @@ def start_as_convolution(
         >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
     check_module(model)
-    if not is_real(mass) or not 0 < mass < 1:
-        raise ValueError(bad("mass", "must be a number above 0 and below 1", repr(mass)))
-    if not is_real(position_length) or position_length <= 0:
-        raise ValueError(bad("position_length", "must be a number above 0", repr(position_length)))
+    for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
+        if not is_real(value) or not 0 < value < limit:
+            raise ValueError(bad(name, f"must be a number above 0 and below {limit}", repr(value)))
     parts = vit_parts(model)
-    taps = _shifts(_kernel_size(parts, filters, kernel_size))
+    taps = _taps(parts, filters, kernel_size)
     filters = filters.to_dense() if isinstance(filters, Tensor) else filters
     chosen = list(range(len(parts.blocks))) if layers is None else sorted(indices("layers", layers, len(parts.blocks)))
     if not chosen:
@@ -125,19 +132,19 @@ def start_as_convolution(
     if images is None:
         noise = torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0))
         images = noise.to(parts.positions)
-    start = _Start(model, parts, images, reach=int(taps.max()), length=position_length)
+    start = _Start(model, parts, images, filters, taps, mass, position_length)
     check_images(images)
     with all_or_nothing(model):
         with evaluating(model), blaming_images(model, images):
-            found = start.run([parts.blocks[layer] for layer in chosen], filters, taps, mass)
+            found = start.run([parts.blocks[layer] for layer in chosen])
         _warn_of_less(found, mass)  # a warning may be an error
         if isinstance(filters, Tensor):
             _warn_of_lost(found, parts.blocks[0].parts, filters)
     return found
 
 
-def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
-    """K, of filters that fit the model."""
+def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]:
+    """The shifts of a K x K kernel, from the centre outwards; filters must fit the model."""
     channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
     if isinstance(filters, Tensor):
         kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
@@ -154,20 +161,13 @@ def _kernel_size(parts: VitParts, filters: Any, kernel_size: int) -> int:
         raise ValueError(bad("filters", "must not be impulse where heads do not share channels", inner))
     if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
         raise ValueError(bad("kernel_size", f"must be odd and fit on {parts.grid} tokens", kernel_size))
-    return kernel_size
-
-
-def _shifts(size: int) -> Int[Tensor, "s 2"]:
-    """The shifts of a K x K kernel, from the centre outwards."""
-    line = range(-(size // 2), size // 2 + 1)
+    line = range(-(kernel_size // 2), kernel_size // 2 + 1)
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 
 
 def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
-    """Warn of layers whose attention is not sharp enough."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
-    less = [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]
-    if less:
+    if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
         fix = "Give images like the model's own, a smaller kernel_size or less mass."
         words = bad("mass", f"must be within reach of the sharpest scores, here {', '.join(less)}", f"{mass:g}", fix)
         warnings.warn(words, stacklevel=4)
@@ -175,49 +175,49 @@ def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
 
 def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
     """Warn of given filters that the heads cannot hold, with the rank that fits."""
-    lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
-    if lost:
+    if lost := [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]:
         heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
-        rank = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max())
-        requirement = (
-            f"must have rank at most {heads // taps * width} at each of {taps} taps for {heads} x {width} channels"
-        )
+        rank, most = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max()), heads // taps * width
+        requirement = f"must have rank at most {most} at each of {taps} taps for {heads} x {width} channels"
         fix = f"Their relative error is {', '.join(lost)}. Give filters of lower rank or with fewer taps."
         warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
+@dataclass(eq=False)
 class _Start:
     """A model with a subspace for positions, and the images on which its layers are measured."""
 
-    def __init__(self, model: nn.Module, parts: VitParts, images: Tensor, *, reach: int, length: float) -> None:
-        self.model, self.parts, self.images, self.grid, self.length = model, parts, images, parts.grid, length
-        for block in parts.blocks:
-            if not isinstance(block.parts.query_norm, nn.Identity):
-                got = f"q_norm in {block.name}"
-                raise ValueError(bad("model", "must not normalise its queries and keys", got, "It bounds scores."))
-        self.channels = parts.patches.out_channels
-        room = min(parts.blocks[0].parts.head_dim, self.channels // 2)
+    model: nn.Module
+    parts: VitParts
+    images: Tensor
+    filters: str | Tensor
+    taps: Int[Tensor, "s 2"]
+    mass: float
+    length: float  # of positions relative to content
+
+    def __post_init__(self) -> None:
+        parts, self.grid = self.parts, self.parts.grid
+        channels = parts.patches.out_channels
+        room = min(parts.blocks[0].parts.head_dim, channels // 2)
         if room < 6:
-            raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", self.channels))
-        self.axes = [AxisFeatures(size, room // 2, reach) for size in self.grid]
+            raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", channels))
+        self.axes = [AxisFeatures(size, room // 2, int(self.taps.max())) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
         # The last `count` vectors of the cosine basis: orthonormal, and all but the first of mean 0.
-        self.basis = cosines(self.channels)[:, self.channels - count :].T.to(parts.positions)  # (features, c)
+        self.basis = cosines(channels)[:, channels - count :].T.to(parts.positions)  # (features, c)
 
-    def run(
-        self, blocks: Iterable[VitBlock], filters: str | Tensor, taps: Tensor, mass: float
-    ) -> dict[str, LayerStart]:
+    def run(self, blocks: Iterable[VitBlock]) -> dict[str, LayerStart]:
         """Initialise the model and some of its blocks in order: each is measured on the output of the one before."""
         self._make_room()
         found, next_tap = {}, 0
         for block in blocks:
             heads = block.parts.heads
-            which = torch.arange(next_tap, next_tap + heads) % len(taps)
-            next_tap = 0 if isinstance(filters, Tensor) or heads >= len(taps) else next_tap + heads
-            found[block.name] = self._start(block, filters, taps[which], mass)
+            which = torch.arange(next_tap, next_tap + heads) % len(self.taps)
+            next_tap = 0 if isinstance(self.filters, Tensor) or heads >= len(self.taps) else next_tap + heads
+            found[block.name] = self._start(block, self.taps[which])
         self._check_finite(first_tensor(self.model(self.images)))
         return found
 
@@ -227,15 +227,15 @@ class _Start:
         for writer in (parts.patches, *(part for block in parts.blocks for part in block.writers)):
             for weight in writer.parameters(recurse=False):
                 self._project_off(weight)
-        for token in parts.tokens:
-            token.sub_(token @ self.basis.T @ self.basis)
         rows, columns = self.features
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
         # Two unit vectors: at length 1 positions are as long as content is in the mean.
         scale = self.length * parts.embed(self.images).square().sum(-1).mean().div(2).sqrt()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
-            for token in parts.tokens:
+        for token in parts.tokens:
+            token.sub_(token @ self.basis.T @ self.basis)
+            if self.constants:
                 token.add_(scale * self.basis[-1])
         parts.positions.zero_()
         parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
@@ -244,34 +244,34 @@ class _Start:
         """Project outputs (the first axis) off the positions, in place."""
         weight.sub_((self.basis.T @ (self.basis @ weight.reshape(len(weight), -1))).reshape(weight.shape))
 
-    def _start(self, block: VitBlock, filters: str | Tensor, shifts: Tensor, mass: float) -> LayerStart:
+    def _start(self, block: VitBlock, shifts: Tensor) -> LayerStart:
         """Set a block's weights, and measure what they do."""
         attention = block.parts
         for name, weight in block.norm.named_parameters():
             weight.fill_(1.0 if name == "weight" else 0.0)
-        lost = self._set_values(attention, filters, shifts)
+        lost = self._set_values(attention, shifts)
         x = self._inputs(block)
-        held = self._set_scores(attention, x, shifts, mass)
+        held = self._set_scores(attention, x, shifts)
         out = first_tensor(block.attention(x))
         assert out is not None
         error = given_error = self._error(out, self._exact(attention, x, shifts))
-        if isinstance(filters, Tensor):
-            given_error = self._error(out, self._convolved(attention, x, filters.to(x)))
+        if isinstance(self.filters, Tensor):
+            given_error = self._error(out, self._convolved(attention, x, self.filters.to(x)))
         return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given_error)
 
-    def _set_values(self, attention: AttentionParts, filters: str | Tensor, shifts: Tensor) -> float:
+    def _set_values(self, attention: AttentionParts, shifts: Tensor) -> float:
         """Set values and `proj`; the relative error of given filters."""
         value, out, lost = attention.value.weight, attention.out.weight, 0.0  # views
-        if isinstance(filters, Tensor):
+        if isinstance(self.filters, Tensor):
             size = (attention.heads, attention.head_dim)
-            lost = _factor(filters.to(out), shifts, value.unflatten(0, size), out.unflatten(1, size))
-        elif filters == "impulse":
+            lost = _factor(self.filters.to(out), shifts, value.unflatten(0, size), out.unflatten(1, size))
+        elif self.filters == "impulse":
             value.copy_(torch.eye(len(value)))
             out.copy_(torch.eye(len(value)))
         self._project_off(out)
         return lost
 
-    def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor, mass: float) -> Tensor:
+    def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """Set queries and keys, as sharp as asked for; the attention of each head to its shift."""
         length = 4 if self.constants else 2  # of positions, squared, where the stream is not normalised
         place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
@@ -282,16 +282,20 @@ class _Start:
                 part.bias.zero_()
         maps = torch.stack([self._moved(shift) for shift in shifts.tolist()]) @ self.basis  # (h, features, c)
         key[:, : len(keys)] = keys  # a view; the other rows keep their start: queries learn by them
+        before, (places, inside) = self.parts.prefix, self._keys(shifts)
 
         def masses(sharpness: float) -> Tensor:
+            """Set the queries; the attention of each head to its shift, over queries for which it is in the image."""
             query.zero_()
             query[:, : len(keys)] = maps * (sharpness / (place * attention.scale))
-            return self._mass(attention, x, shifts)
+            rows = attention.maps_and_values(x)[0][:, :, before:, before:]
+            taken = rows.gather(3, places.expand(len(rows), -1, -1)[..., None])[..., 0]
+            return (taken * inside).sum((0, 2)) / (len(rows) * inside.sum(1))
 
         low, high = 0.0, SHARPEST
         for _ in range(40):  # bisection of log(1 + sharpness)
             middle = (low + 1) ** 0.5 * (high + 1) ** 0.5 - 1
-            low, high = (middle, high) if float(masses(middle).mean()) < mass else (low, middle)
+            low, high = (middle, high) if float(masses(middle).mean()) < self.mass else (low, middle)
         return masses(high)
 
     def _moved(self, shift: list[int]) -> Tensor:
@@ -301,14 +305,13 @@ class _Start:
             parts.append(torch.tensor([[-2.0, 0.0]]))  # what meets b in the keys is -2 a
         return torch.block_diag(*parts).to(self.basis)
 
-    def _mass(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Attention of each head to its shift, over the queries for which it is inside the image."""
-        before = self.parts.prefix
-        rows = attention.maps_and_values(x)[0][:, :, before:, before:]
-        taken = (
-            at_shift(rows[:, head], self.grid, (down, right)) for head, (down, right) in enumerate(shifts.tolist())
-        )
-        return torch.stack([some.mean() for some in taken])
+    def _keys(self, shifts: Int[Tensor, "h 2"]) -> tuple[Int[Tensor, "h n"], Bool[Tensor, "h n"]]:
+        """The token at each head's shift, or the nearest at the edge, and whether the shift is inside the image."""
+        places = torch.cartesian_prod(*map(torch.arange, self.grid)) + shifts[:, None]  # (h, n, 2)
+        last = torch.tensor(self.grid) - 1
+        nearest = places.clamp(torch.zeros_like(last), last)
+        keys = nearest[..., 0] * self.grid[1] + nearest[..., 1]
+        return keys.to(self.basis.device), (places == nearest).all(-1).to(self.basis.device)
 
     def _inputs(self, block: VitBlock) -> Tensor:
         """The input of a block's attention, which must be the output of the block's norm."""
@@ -343,12 +346,8 @@ class _Start:
 
     def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """The layer's convolution: its output if each head attended only its shift, or the edge beyond the border."""
-        height, width = self.grid
-        rows = (torch.arange(height) + shifts[:, :1]).clamp(0, height - 1)
-        columns = (torch.arange(width) + shifts[:, 1:]).clamp(0, width - 1)
-        keys = (rows[:, :, None] * width + columns[:, None]).flatten(1).to(x.device)  # (h, n)
         values = attention.maps_and_values(x)[1][:, :, self.parts.prefix :]
-        return attention.finish(values.gather(2, keys[None, :, :, None].expand_as(values)))
+        return attention.finish(values.gather(2, self._keys(shifts)[0][:, :, None].expand_as(values)))
 
     def _convolved(self, attention: AttentionParts, x: Tensor, filters: Tensor) -> Tensor:
         """The convolution with the given filters, over a border that repeats the edge, plus the layer's bias."""
@@ -374,3 +373,33 @@ def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out:
         lost[down, across, part] = 0
         used[down, across] += size
     return float(lost.sum() / filters.square().sum().clamp_min(torch.finfo(torch.float32).tiny)) ** 0.5
+
+
+def cosines(size: int) -> Float[Tensor, "n n"]:
+    """The orthonormal cosine basis: row i, frequency f."""
+    place = torch.arange(size, dtype=torch.float64)
+    table = torch.cos(torch.pi * (place[:, None] + 0.5) * place / size)
+    return (table / table.norm(dim=0)).float()
+
+
+@final
+class AxisFeatures:
+    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`."""
+
+    def __init__(self, size: int, room: int, reach: int) -> None:
+        self.size, self.exact = size, room >= size
+        # `reach` beyond the end, the last position must be nearer than the first, one period away.
+        self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
+
+    def at(self, places: Int[Tensor, "n"]) -> Float[Tensor, "n f"]:
+        """phi of some positions."""
+        if self.exact:
+            return cosines(self.size)[places.clamp(0, self.size - 1)]
+        angle = places[:, None] * self.turns
+        return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
+
+    def moved(self, step: int) -> Float[Tensor, "f f"]:
+        """B, from its action on all positions: exact, since it maps a basis or rotates planes."""
+        places = torch.arange(self.size)
+        here, there = self.at(places).double(), self.at(places + step).double()
+        return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()

@@ -1,7 +1,12 @@
 """Fit to each head the fixed mixing of values that is nearest to its output on given images.
 
-With regressors R (values at the K x K shifts times r of `window_taps`, their mean, values of class tokens), the
-coefficients z = (w, g, u) of `partly_convolved_attention` and the head's own output y,
+A token may read some of its K x K shifts only. With the mean attention a,
+
+    r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
+
+gives the weight of shifts that leave the image, or lead to a masked token, to the others. With regressors R (values at
+the shifts times r, their mean, values of class tokens), the coefficients z = (w, g, u) of `partly_convolved_attention`
+and the head's own output y,
 
     least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
     mean             z0: the mean attention per shift and per class token; the image's mean has the rest of 1
@@ -9,18 +14,74 @@ coefficients z = (w, g, u) of `partly_convolved_attention` and the head's own ou
 The ridge t decides where values do not: on images without contrast all kernels of the same sum are equally good.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 import torch
-from jaxtyping import Float, Float64
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnconv.surgery.replaceable_attention import LayerTokens
-from attnconv.surgery.window_taps import Taps
 
 Fit: TypeAlias = Literal["least_squares", "mean"]
 _RIDGE = 1e-4  # of the mean diagonal entry of R^T R
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """The shifts of a K x K kernel, row by row, at the tokens of a grid."""
+
+    index: Int[Tensor, "taps n"]  # token at each shift, plus 1; 0 outside the grid
+    inside: Float[Tensor, "w taps n"]  # 1 where a shift can be read, else 0; per sequence of an image, or one for all
+    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None if all
+
+    @classmethod
+    def of_layer(cls, tokens: LayerTokens, kernel_size: int) -> "Taps":
+        """The taps of a layer, where its masks allow them."""
+        taps, allowed = cls.of(tokens.grid, kernel_size, tokens.inputs), tokens.terms.allowed()
+        return taps.masked(allowed) if allowed is not None and tokens.terms.blocks() else taps
+
+    @classmethod
+    def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
+        """The taps of an odd kernel where nothing is masked, with the device and dtype of `like`."""
+        places = torch.arange(1.0, grid[0] * grid[1] + 1, dtype=torch.float64, device=like.device)
+        index = F.unfold(places.reshape(1, 1, *grid), kernel_size, padding=kernel_size // 2)[0].long()
+        return cls(index, (index > 0)[None].to(like.dtype), None)
+
+    def masked(self, allowed: Bool[Tensor, "w n n"]) -> "Taps":
+        """The same shifts where `allowed` says which keys a query can read."""
+        shares = allowed.to(self.inside.dtype)
+        inside = F.pad(shares, (1, 0)).gather(2, self.index.T.expand(len(allowed), -1, -1)).transpose(1, 2)
+        return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
+
+    def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
+        """r of the module's formula, with the profile as a."""
+        mass = profile.flatten(1)
+        total = mass.sum(1)[:, None]
+        inside = torch.einsum("wtn,ht->whn", self.inside, mass)
+        tiny = torch.finfo(profile.dtype).tiny
+        return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
+
+    def mass(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "h"]:
+        """Mean attention of a query to all shifts that it can read."""
+        return profile.flatten(1) @ self.inside.mean((0, 2))
+
+    def columns(
+        self, values: Float[Tensor, "b h n d"], profile: Float[Tensor, "h K K"]
+    ) -> Iterator[Float[Tensor, "b h n d"]]:
+        """Yield the values at each shift times r, then their mean. Sequences of one image are consecutive."""
+        by_sequence = values.unflatten(0, (-1, len(self.inside)))
+        padded = F.pad(by_sequence, (0, 0, 1, 0))
+        weights = self.ratio(profile)[:, :, None] * self.inside[:, None]  # (w, h, taps, n)
+        for tap, places in enumerate(self.index):
+            yield (padded[:, :, :, places] * weights[:, :, tap, :, None]).flatten(0, 1)
+        if self.spread is None:
+            yield values.mean(2, keepdim=True).expand_as(values)
+        else:
+            yield (self.spread[:, None] @ by_sequence).flatten(0, 1)
 
 
 @final
@@ -40,7 +101,7 @@ class HeadMixing:
 @torch.no_grad()
 def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_squares") -> HeadMixing:
     """Fit the mixings of all heads of a layer with the formulas above."""
-    shifts = tokens.taps(kernel_size)
+    shifts = Taps.of_layer(tokens, kernel_size)
     profile, weights = _mean_maps(tokens, shifts, kernel_size)
     if fit == "least_squares":
         gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
@@ -60,7 +121,7 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_s
 def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n d"]]:
     """Return R z - y and y at the image's tokens, of all heads."""
     errors, outputs = [], []
-    shifts = tokens.taps(mixing.kernel_size)
+    shifts = Taps.of_layer(tokens, mixing.kernel_size)
     for block in tokens.blocks(mixing.kernel_size):
         rows, values = block.maps_and_values()
         outputs.append(rows[:, :, block.prefix :] @ values)

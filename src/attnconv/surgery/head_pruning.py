@@ -110,8 +110,15 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)
     for name, layer in attention_layers(pruned).items():
-        if len(kept.get(name, ())) not in (0, layer.heads):
-            _keep(layer, kept[name])
+        if len(kept.get(name, ())) in (0, layer.heads):
+            continue
+        layer.heads, layer.encoding = len(kept[name]), layer.encoding.select_heads(kept[name])
+        for tensor in ("weight", "value_weight", "output_weight"):
+            parameter: nn.Parameter | None = getattr(layer, tensor)
+            if parameter is not None:
+                some = nn.Parameter(parameter.detach()[kept[name]], requires_grad=parameter.requires_grad)
+                setattr(layer, tensor, some)
+        layer.unplan()
     return pruned
 
 
@@ -149,14 +156,3 @@ def _kept(name: str, count: int, removed: Any) -> list[int]:
         fix = "Keep at least one: a layer needs a head."
         raise ValueError(bad(f"heads[{name!r}]", f"must leave at least one of the {count} heads", gone, fix))
     return [head for head in range(count) if head not in gone]
-
-
-def _keep(layer: SelfAttention, kept: list[int]) -> None:
-    """Remove all other heads from a layer, in place."""
-    layer.encoding = layer.encoding.select_heads(kept)
-    for name in ("weight", "value_weight", "output_weight"):
-        parameter: nn.Parameter | None = getattr(layer, name)
-        if parameter is not None:
-            setattr(layer, name, nn.Parameter(parameter.detach()[kept], requires_grad=parameter.requires_grad))
-    layer.heads = len(kept)
-    layer.unplan()

@@ -24,7 +24,7 @@ from attnconv._util.value_checks import indices, is_real, whole
 from attnconv.inspect.capture import checked_options, uncompiled
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.surgery.head_kernel_fit import Fit, HeadMixing, fit_mixing, mixing_errors, relative_size
+from attnconv.surgery.head_kernel_fit import Fit, HeadMixing, Taps, fit_mixing, mixing_errors, relative_size
 from attnconv.surgery.partly_convolved_attention import ConvolvedAttention
 from attnconv.surgery.replaceable_attention import LayerTokens, replaceable
 
@@ -130,13 +130,19 @@ def replace_heads(
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
         tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
-    _check_extents(tokens, kernel_size)
+    for name, part in tokens.items():
+        if kernel_size > (most := 2 * max(part.grid) - 1):  # beyond are rows or columns that no token can read
+            requirement = f"must be at most {most} on {part.grid[0]} x {part.grid[1]} tokens of {name}"
+            raise ValueError(bad("kernel_size", requirement, kernel_size))
     mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()}
     costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
     held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
     candidates = _candidates(held_out, mixings, costs)
     if heads is None:
-        chosen = _cheapest(candidates, count or 0, least_constancy)
+        chosen = [entry for entry in candidates if entry.constancy >= least_constancy][:count]
+        if len(chosen) < (count or 0):
+            requirement = f"must be at most {len(chosen)}, the heads of constancy {least_constancy:g} and more"
+            raise ValueError(bad("count", requirement, count))
     else:
         chosen = _named(candidates, heads, passed_over)
     changed, errors = copy.deepcopy(model), {}
@@ -170,15 +176,6 @@ def _check(heads: object, count: Any, layers: Any, least_constancy: float, kerne
         raise ValueError(bad("heads", "must map names of attention modules to lists of heads", repr(heads)))
     if heads is not None and least_constancy > 0:
         raise ValueError(bad("least_constancy", "must be 0 if `heads` is given", least_constancy, "Use `count`."))
-
-
-def _check_extents(tokens: Mapping[str, LayerTokens], kernel_size: int) -> None:
-    """Refuse kernels with rows or columns that no token can read."""
-    for name, part in tokens.items():
-        height, width = part.grid
-        if kernel_size > (most := 2 * max(height, width) - 1):
-            requirement = f"must be at most {most} on {height} x {width} tokens of {name}"
-            raise ValueError(bad("kernel_size", requirement, kernel_size))
 
 
 def _costs(
@@ -234,7 +231,7 @@ def _candidates(
     for name, part in tokens.items():
         mixing = mixings[name]
         error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixing))
-        window_mass = part.taps(mixing.kernel_size).mass(mixing.profile)
+        window_mass = Taps.of_layer(part, mixing.kernel_size).mass(mixing.profile)
         measures = (part.constancy, window_mass, relative_size(error, given), costs[name])
         rows = zip(*(measure.tolist() for measure in measures), strict=True)
         found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
@@ -255,14 +252,6 @@ def _named(
             raise ValueError(bad("heads", f"must name heads of {known}", repr(name)))
         chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
     return chosen
-
-
-def _cheapest(candidates: Sequence[HeadCandidate], count: int, least_constancy: float) -> list[HeadCandidate]:
-    enough = [entry for entry in candidates if entry.constancy >= least_constancy]
-    if count > len(enough):
-        requirement = f"must be at most {len(enough)}, the heads of constancy {least_constancy:g} and more"
-        raise ValueError(bad("count", requirement, count))
-    return enough[:count]
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
 at an image token q, over the K x K shifts and the class tokens or registers p; v is 0 outside the image (or window). r
-(`window_taps`) is not trained: a trained kernel has signs, and its sum may vanish.
+(`head_kernel_fit`) is not trained: a trained kernel has signs, and its sum may vanish.
 
 Class tokens and registers keep their attention. Where keys are neither normalised nor rotated, their scores need no
 keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all scores of a row.
@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ROTATIONS, ScoreTerms
-from attnconv.surgery.head_kernel_fit import HeadMixing
+from attnconv.surgery.head_kernel_fit import HeadMixing, Taps
 from attnconv.surgery.replaceable_attention import LayerTokens
-from attnconv.surgery.window_taps import Taps
 
 
 @final

@@ -25,7 +25,6 @@ from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery.window_taps import Taps
 
 _Place: TypeAlias = tuple[tuple[int, int], int, int, int, Tensor]  # grid, prefix, suffix, images, constancy
 _ONCE = "must attend once over the tokens of an image in rows and columns, with only class tokens before it"
@@ -63,12 +62,6 @@ class LayerTokens:
         """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
         return self.parts.maps_and_values(self.inputs, self.terms)
 
-    def taps(self, kernel_size: int) -> Taps:
-        """The shifts that a kernel reads."""
-        taps = Taps.of(self.grid, kernel_size, self.inputs)
-        allowed = self.terms.allowed()
-        return taps.masked(allowed) if allowed is not None and self.terms.blocks() else taps
-
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
         parts = self.parts
@@ -80,17 +73,11 @@ class LayerTokens:
 
 
 def replaceable(
-    model: nn.Module,
-    images: Tensor,
-    *,
-    layers: Collection[str] | None,
-    grid: Sequence[int] | None,
-    prefix: int | None,
-    options: Mapping[str, object],
+    model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
     """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
 
-    Arguments are those of `visit_attention`.
+    `layers` are the names to choose from, `reading` further arguments of `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
@@ -112,7 +99,7 @@ def replaceable(
         for name, recorded in calls.items():
             hook = modules[name].register_forward_hook(lambda _, *call, to=recorded: to.append(call), with_kwargs=True)
             hooks.enter_context(hook)
-        visit_attention(model, images, visit, grid=grid, prefix=prefix, options=options, unreadable=unreadable)
+        visit_attention(model, images, visit, unreadable=unreadable, **reading)
     tokens: dict[str, LayerTokens] = {}
     for name in [name for name in placed if name not in passed_over]:
         try:

@@ -1,4 +1,4 @@
-"""How the heads of a layer relate: against a null model of randomly turned heads, and against their mirror images.
+"""Statistics of heads against chance: heads turned at random, mirrors exchanged, layers shuffled.
 
 Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), as in `redundancy`.
 
@@ -6,22 +6,28 @@ Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), 
                 far and how widely a head attends stays, its direction is drawn anew
     mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if every mirrored
                 head has a partner in the layer, another head or itself
+    trend       rho = corr(rank(layer), rank(value)) over all heads, with mean ranks for ties: 1 where every head of a
+                later layer has the larger value
+
+Chance is what the statistic exceeds in one of twenty draws.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.inspect.conv_score import grid_coverage
-from attnconv.inspect.head_statistics import profile_cosines, redundancy
-from attnconv.inspect.layer_trends import LEVEL
+from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
 from attnconv.inspect.shift_profiles import ShiftProfile
+
+LEVEL = 0.95  # quantile of the draws that is chance
 
 
 @final
@@ -51,11 +57,9 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
     Example:
         >>> from attnconv import Grid, Shift
         >>> from attnconv.inspect import shift_profile
-        >>> taps = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-        >>> profile = shift_profile(Shift(Grid.make((8, 8)), taps, torch.zeros(())))
-        >>> turned = turned_heads(profile, draws=20)
-        >>> redundancy(profile) < float(turned.redundancy.min()), float(turned.coverage.max()) < 1
-        (True, True)
+        >>> profile = shift_profile(Shift(Grid.make((8,)), [(-1,), (0,), (1,)], torch.zeros(())))
+        >>> redundancy(profile) < float(turned_heads(profile, draws=20).redundancy.mean())
+        True
     """
     generator = torch.Generator().manual_seed(whole("seed", seed, 0))
     turned = [turned_at_random(profile, generator) for _ in range(whole("draws", draws, 1))]
@@ -71,9 +75,9 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
     square = len(set(profile.reach)) == 1
     heads = []
     for head in profile.mass:
-        flipped = torch.rand(dims, generator=generator) < 0.5
-        order = torch.randperm(dims, generator=generator).tolist() if square else list(range(dims))
-        heads.append(head.flip(flipped.nonzero().flatten().tolist()).permute(order))
+        flipped = (torch.rand(dims, generator=generator) < 0.5).nonzero().flatten().tolist()
+        order = torch.randperm(dims, generator=generator).tolist() if square else range(dims)
+        heads.append(head.flip(flipped).permute(*order))
     return replace(profile, mass=torch.stack(heads))
 
 
@@ -165,3 +169,53 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile], *, draws: int = 1000, seed
     signs = torch.randint(0, 2, (whole("draws", draws, 1), len(together)), generator=generator).double() * 2 - 1
     chance = torch.quantile(signs @ together / len(together), LEVEL)
     return MirrorSymmetry(float(torch.cat(across).mean()), float(torch.cat(upright).mean()), float(chance))
+
+
+@final
+@dataclass(frozen=True)
+class LayerTrend:
+    """How a statistic changes from layer to layer.
+
+    Attributes:
+        rho: Spearman's rank correlation, -1 to 1; 0 where all values or all layers are the same.
+        chance: What rho exceeds in one of twenty shuffles of the heads over the layers.
+    """
+
+    rho: float
+    chance: float
+
+    @property
+    def rises(self) -> bool:
+        """Whether it grows by more than chance."""
+        return self.rho > self.chance
+
+
+def layer_trend(values: Sequence[Sequence[float]], *, draws: int = 1000, seed: int = 0) -> LayerTrend:
+    """Test whether a statistic of heads grows with their layer.
+
+    Args:
+        values: Layer by layer, first to last, one value per head; NaN leaves a head out, infinity ranks last.
+        draws: Number of shuffles, at least 1.
+        seed: Their seed, at least 0.
+
+    Raises:
+        ValueError: `draws` is below 1 or `seed` below 0.
+
+    Example:
+        >>> found = layer_trend([[1.0, 1.5, 2.0], [3.0, 2.5, 4.0], [5.0, 9.0, 7.0]])
+        >>> round(found.rho, 2), found.rises
+        (0.95, True)
+    """
+    draws, generator = whole("draws", draws, 1), torch.Generator().manual_seed(whole("seed", seed, 0))
+    pairs = [(layer, value) for layer, some in enumerate(values) for value in some if not math.isnan(value)]
+    layers = _standard_ranks(torch.tensor([layer for layer, _ in pairs], dtype=torch.float64))
+    numbers = _standard_ranks(torch.tensor([value for _, value in pairs], dtype=torch.float64))
+    shuffled = torch.rand(draws, len(layers), generator=generator, dtype=torch.float64).argsort(-1)
+    return LayerTrend(float(layers @ numbers), float(torch.quantile(layers[shuffled] @ numbers, LEVEL)))
+
+
+def _standard_ranks(values: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+    """Ranks, centred and of length 1, so that their product is a correlation; zeros where all are the same."""
+    _, places, counts = values.unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[places]
+    return F.normalize(ranks - ranks.mean(), dim=0)

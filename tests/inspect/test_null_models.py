@@ -1,12 +1,14 @@
+import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from attnconv import Grid, Shift, from_conv
-from attnconv.inspect.conv_score import grid_coverage
-from attnconv.inspect.head_similarity import mirror_partners, mirror_symmetry, turned_at_random, turned_heads
-from attnconv.inspect.head_statistics import profile_cosines, redundancy
+from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
+from attnconv.inspect.null_models import layer_trend, mirror_partners, mirror_symmetry, turned_at_random, turned_heads
 from attnconv.inspect.shift_profiles import ShiftProfile, shift_profile
 from tests.tolerances import tolerance
 
@@ -108,3 +110,32 @@ def test_heads_without_mass_are_like_nothing() -> None:
     profiles = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     expected = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(profile_cosines(profiles, profiles), expected, **tolerance(torch.float64))
+
+
+class TestLayerTrend:
+    def test_is_spearmans_correlation(self) -> None:
+        generator = np.random.default_rng(0)
+        values = [
+            (generator.normal(size=count) + layer / 2).round(1).tolist() for layer, count in enumerate((3, 5, 4, 6))
+        ]
+        layers = [layer for layer, some in enumerate(values) for _ in some]
+        expected = spearmanr(layers, [value for some in values for value in some]).statistic
+        assert layer_trend(values).rho == pytest.approx(expected, rel=1e-12)
+
+    def test_chance_is_exceeded_about_once_in_twenty(self) -> None:
+        generator = np.random.default_rng(1)
+        found = [layer_trend(generator.normal(size=(4, 9)).tolist(), draws=200).rises for _ in range(400)]
+        assert 0.01 < np.mean(found) < 0.10
+
+    def test_numbers_that_grow_rise_and_others_do_not(self) -> None:
+        assert layer_trend([[0.0, 0.1], [0.5, 0.6], [1.0, math.inf]]).rises
+        assert not layer_trend([[3.0, 3.0], [2.0, 2.0], [1.0, 1.0]]).rises
+
+    def test_nothing_to_rank_is_no_trend(self) -> None:
+        for values in ([[1.0, 1.0], [1.0]], [[1.0, 2.0]], [[math.nan], [1.0]]):
+            found = layer_trend(values)
+            assert (found.rho, found.rises) == (0.0, False)
+
+    def test_no_draw_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"draws: .*got 0"):
+            layer_trend([[1.0]], draws=0)
