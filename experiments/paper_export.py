@@ -21,7 +21,7 @@ import torch
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv.models.checkpoint import load_weights, read_checkpoint, weights_bytes
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv.models.checkpoint import load_weights, read_checkpoint, save_weights, weights_bytes
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 from attnconv.models.weights_file import read_weights
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from attnconv.encodings import Encoding
 from attnconv.encodings.registry_names import EncodingName
-from attnconv.models.classifier import AttentionBlock, AttentionClassifier, make_encoding, space_to_depth
-from attnconv.models.factory import build
+from attnconv.models.classifiers import AttentionBlock, AttentionClassifier, build, make_encoding, space_to_depth
 from attnconv.models.settings import AttentionSettings, CentresName
 from tests.tolerances import tolerance
 

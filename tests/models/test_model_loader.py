@@ -14,8 +14,7 @@ from torch import nn
 
 import attnconv
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.classifier import AttentionClassifier
-from attnconv.models.factory import build
+from attnconv.models.classifiers import AttentionClassifier, build
 from attnconv.models.library_models import Logits
 from attnconv.models.model_loader import RUN_WEIGHTS, load
 from attnconv.models.presets import PRESETS

@@ -10,7 +10,7 @@ import torch
 
 from attnconv.convert import recast
 from attnconv.layers import SelfAttention
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import ResNetSettings

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from attnconv.models.classifiers import BasicBlock, ResNet
 from attnconv.models.presets import PRESETS
-from attnconv.models.resnet import BasicBlock, ResNet
 from attnconv.models.settings import ResNetSettings
 from tests.tolerances import tolerance
 

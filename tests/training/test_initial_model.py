@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.training.initial_model import first_model, measure_start, starting_model
 from attnconv.training.run_folder import RunFolder
 from tests.report.making import SMALL, make_run

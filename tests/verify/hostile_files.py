@@ -31,7 +31,7 @@ from attnconv.data.image_decoding import read_image
 from attnconv.data.image_folder import read_folders
 from attnconv.data.settings import DataSettings
 from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import AttentionSettings, ResNetSettings

@@ -22,7 +22,7 @@ from attnconv._util.input_checks import check_module
 from attnconv._util.rollback import all_or_nothing
 from attnconv._util.settings import plain
 from attnconv._util.value_checks import is_real
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import ModelSettings, model_settings
 from attnconv.models.weights_file import WeightsFile, check_version, read_weights, weights_content, write_weights
 

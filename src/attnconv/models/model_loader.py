@@ -14,7 +14,7 @@ from torch import nn
 from attnconv._util.errors import bad, did_you_mean
 from attnconv.models import recast_file
 from attnconv.models.checkpoint import checkpoint_of, model_of
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.library_models import LIBRARIES, library_model
 from attnconv.models.presets import PRESETS, preset_settings
 from attnconv.models.settings import ModelSettings

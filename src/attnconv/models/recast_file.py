@@ -20,7 +20,7 @@ from attnconv._util.errors import bad
 from attnconv._util.settings import plain
 from attnconv.convert import plan_shifts, recast
 from attnconv.models.checkpoint import About, fresh, load_tensors, read_about
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.library_models import LIBRARIES, library_model
 from attnconv.models.settings import ModelSettings, model_settings
 from attnconv.models.weights_file import WeightsFile, check_version, weights_content, write_weights

@@ -12,7 +12,7 @@ from torch import nn
 from attnconv._util.errors import bad
 from attnconv.data.load_splits import load as load_data
 from attnconv.models.checkpoint import load_weights, read_checkpoint
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load as load_model
 from attnconv.training.determinism import numerics
 from attnconv.training.evaluation import device_of, measure

@@ -7,7 +7,7 @@ import torch
 
 from attnconv.data.batches import Batches
 from attnconv.data.image_set import ImageSet, Splits
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.training.determinism import numerics
 from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop
