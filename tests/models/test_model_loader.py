@@ -15,8 +15,7 @@ from torch import nn
 import attnconv
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.classifiers import AttentionClassifier, build
-from attnconv.models.library_models import Logits
-from attnconv.models.model_loader import RUN_WEIGHTS, load
+from attnconv.models.model_loader import RUN_WEIGHTS, Logits, load
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.settings import plain
-from attnconv.models.checkpoint import weights_bytes
+from attnconv.models.checkpoint import About, weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.head_records import head_record
 from attnconv.training.loop import TrainingLoop
@@ -113,9 +113,7 @@ class Recorder:
         loop = self._loop
         accuracy = {split: result.accuracy for split, result in scores.items()}
         extra = {"preset": loop.settings.preset, "epoch": loop.epoch, "accuracy": accuracy}
-        return weights_bytes(
-            loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
-        )
+        return weights_bytes(loop.model, loop.settings.model, About(self._classes, loop.mean, loop.std), extra)
 
     def _write(self, weights: bytes) -> None:
         """Write the lines since the last time, the weights, the best ones where they are new, and the state."""
