@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet
+from attnconv.data.image_set import Batch, Batches, ImageSet
 from attnconv.data.random_numbers import uniform
 
 
@@ -37,7 +36,7 @@ class TestOrder:
         batches = Batches(numbered(30), batch_size=30, seed=4, shuffle=True)
 
         def order(epoch: int) -> list[int]:
-            batches.set_epoch(epoch)
+            batches.epoch = epoch
             (batch,) = batches
             return samples_of(batch)
 
@@ -80,7 +79,7 @@ class TestRandomNumbers:
         wanted = uniform(2, epoch, n)
         for rank in range(world):
             batches = Batches(numbered(n), batch_size=each * world, seed=2, shuffle=shuffle, rank=rank, world=world)
-            batches.set_epoch(epoch)
+            batches.epoch = epoch
             for batch in batches:
                 assert torch.equal(batch.uniforms, wanted[samples_of(batch)])
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from attnconv.data import cifar as module
-from attnconv.data.cifar import read_cifar
-from attnconv.data.cifar_facts import CIFARS, Cifar
+from attnconv.data.cifar import CIFARS, Cifar, read_cifar
 from attnconv.data.download import Remote
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings

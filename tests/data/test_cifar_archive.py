@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from attnconv.data.cifar_archive import read_archive, unpickle
-from attnconv.data.cifar_facts import CIFARS, Cifar
+from attnconv.data.cifar import CIFARS, Cifar, read_archive, unpickle
 from tests.data.making import pixels, small_cifar, tar_gz, with_archive
 from tests.data.test_cifar import assert_is_small_cifar
 

@@ -173,10 +173,6 @@ class TestOneImage:
 
 
 class TestBadFolders:
-    def test_a_missing_root(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=rf"data\.root: .*got {tmp_path}/absent"):
-            read_folders(settings_for(tmp_path / "absent"))
-
     def test_no_classes(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"must hold at least two folders, .* got no folder in {tmp_path}"):
             read_folders(settings_for(tmp_path))

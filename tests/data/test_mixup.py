@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnconv.data.mixup import beta, mix
+from attnconv.data.augmentation import beta, mix
 from attnconv.data.random_numbers import uniform
 from attnconv.data.settings import AugmentSettings
 from tests.tolerances import tolerance
@@ -89,8 +89,3 @@ class TestBeta:
         draws = beta(1.0, uniform(0, 0, 64_000)[:, :24])
         counts = torch.histc(draws, bins=32, min=0, max=1)
         assert abs(float(((counts - 2000) ** 2 / 2000).sum()) - 31) < 4.5 * (2 * 31) ** 0.5
-
-    @pytest.mark.parametrize("a", [0.0, 1.5])
-    def test_range(self, a: float) -> None:
-        with pytest.raises(ValueError, match=rf"parameter: .*got {a}"):
-            beta(a, torch.rand(3, 24))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnconv.data.batches import Batch
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import Batch, ImageSet, Splits
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.classifiers import build
 from attnconv.paper.training_plan import RUNS, settings_at

@@ -86,8 +86,8 @@ class Subject:
 
         `skip_broken` skips files that cannot be read or are of one colour.
         """
+        from attnconv.data.image_folder import read_pictures
         from attnconv.data.load_splits import load as load_data
-        from attnconv.data.sample_images import read_pictures
         from attnconv.data.settings import DataSettings
 
         sizes, channels = self.sizes, self.channels

@@ -2,7 +2,7 @@
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import SettingsError, problems
-from attnconv.data.cifar_facts import CIFARS
+from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
@@ -52,8 +52,6 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
         return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
         return *read_folders(settings), "image folders"
-    from attnconv.data.cifar import read_cifar  # pyarrow takes half a second to import
-
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source

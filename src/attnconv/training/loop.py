@@ -16,10 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from attnconv.data.augmentation import augment
-from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet, Splits
-from attnconv.data.mixup import mix
+from attnconv.data.augmentation import augment, mix
+from attnconv.data.image_set import Batch, Batches, ImageSet, Splits
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser
@@ -74,7 +72,7 @@ class TrainingLoop:
 
     def epoch_batches(self) -> Iterator[Iterator[Batch]]:
         """For each optimiser step of the epoch, the batches that it accumulates."""
-        self._batches.set_epoch(self.epoch)
+        self._batches.epoch = self.epoch
         batches = iter(self._batches)
         for _ in range(self.steps_per_epoch):
             yield itertools.islice(batches, self.settings.train.accumulate)

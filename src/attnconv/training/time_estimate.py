@@ -5,8 +5,7 @@ import time
 
 import torch
 
-from attnconv.data.batches import Batches
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import Batches, ImageSet, Splits
 from attnconv.models.classifiers import build
 from attnconv.training.determinism import numerics
 from attnconv.training.evaluation import device_of
