@@ -41,7 +41,11 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
         raise ValueError(bad("data.validation", requirement, settings.validation, fix))
-    mean, std = _statistics(settings, whole)
+    if settings.name in CIFARS:
+        facts = CIFARS[settings.name]
+        mean, std = facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
+    else:
+        mean, std = channel_statistics(whole.images)
     return Splits(_limited(train, settings), sets["validation"], sets["test"], classes, mean, std, source)
 
 
@@ -55,14 +59,6 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source
-
-
-def _statistics(settings: DataSettings, whole: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the channels: published ones for CIFAR, else those of all training images."""
-    if settings.name not in CIFARS:
-        return channel_statistics(whole.images)
-    facts = CIFARS[settings.name]
-    return facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
 
 
 def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:
