@@ -9,7 +9,7 @@ import torch
 
 from attnconv import LearnedRelativeContent, SelfAttention2d
 from attnconv.explorer import Payload, Selection, attention_row, payload, read_payload
-from attnconv.explorer.selection import attention_of, question, selection_in
+from attnconv.explorer.notebook import attention_of, question, selection_in
 
 TOLD: dict[str, Any] = {"layer": 1, "head": 2, "query": [1, 4], "image": 1, "time": 0, "part": "both"}
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
 from attnconv.explorer import read_upload
-from attnconv.explorer.uploaded_images import LARGEST_UPLOAD
+from attnconv.explorer.session import LARGEST_UPLOAD
 
 TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 

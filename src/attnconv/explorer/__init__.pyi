@@ -4,6 +4,7 @@ from .html_page import (
 )
 from .notebook import (
     Explorer as Explorer,
+    Selection as Selection,
     explore as explore,
 )
 from .payload_format import (
@@ -17,16 +18,17 @@ from .payload_write import (
     Pictures as Pictures,
     payload as payload,
 )
-from .selection import Selection as Selection
 from .server import (
     app as app,
     listen as listen,
     server_for as server_for,
 )
-from .session import Session as Session
+from .session import (
+    Session as Session,
+    read_upload as read_upload,
+)
 from .training_history import (
     HeadShapes as HeadShapes,
     Moment as Moment,
     moments_of as moments_of,
 )
-from .uploaded_images import read_upload as read_upload
