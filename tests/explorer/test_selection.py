@@ -64,7 +64,7 @@ class TestAttentionOf:
 
 
 def asked(shown: Payload, told: Selection | None = None, **places: Any) -> dict[str, Any]:
-    return question(shown, told, **{"layer": None, "head": None, "query": None, "image": None, **places})
+    return question(shown, told, **{"pending": {}, "layer": None, "head": None, "query": None, "image": None, **places})
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,15 @@ from .notebook import (
 from .payload_format import (
     Payload as Payload,
     PayloadLayer as PayloadLayer,
+    attention_row as attention_row,
     example as example,
     read_payload as read_payload,
 )
-from .payload_rows import attention_row as attention_row
 from .payload_write import (
+    HeadShapes as HeadShapes,
+    Moment as Moment,
     Pictures as Pictures,
+    moments_of as moments_of,
     payload as payload,
 )
 from .server import (
@@ -26,9 +29,4 @@ from .server import (
 from .session import (
     Session as Session,
     read_upload as read_upload,
-)
-from .training_history import (
-    HeadShapes as HeadShapes,
-    Moment as Moment,
-    moments_of as moments_of,
 )

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, SupportsIndex, TypeAlias, final
 
 import msgspec
@@ -27,8 +26,7 @@ from attnconv._util.errors import bad
 from attnconv._util.exports import missing
 from attnconv._util.value_checks import whole
 from attnconv.explorer.html_page import find_page, with_payload
-from attnconv.explorer.payload_format import Payload, PayloadLayer, read_payload
-from attnconv.explorer.payload_rows import attention_row
+from attnconv.explorer.payload_format import Payload, PayloadLayer, attention_row, read_payload
 from attnconv.explorer.payload_write import payload
 
 HEIGHT = 900  # pixels of the frame
@@ -263,7 +261,7 @@ def question(
     payload: Payload,
     shown: Selection | None,
     *,
-    pending: Mapping[str, Any] = MappingProxyType({}),
+    pending: Mapping[str, Any],
     layer: SupportsIndex | str | None,
     head: SupportsIndex | None,
     query: Place | None,
