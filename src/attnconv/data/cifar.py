@@ -158,10 +158,9 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
         try:
             fetch(archive, root / archive.name, progress=progress)
             return
-        except ConnectionError as error:
-            tried, reason = error, f"the download failed: {str(error).rstrip('.')}"
-        except OSError as error:  # the folder cannot be made or written, or the disk is full
-            tried, reason = error, f"the download could not be stored: {error}"
+        except OSError as error:  # also where the folder cannot be made or written, or the disk is full
+            what = "failed" if isinstance(error, ConnectionError) else "could not be stored"
+            tried, reason = error, f"the download {what}: {str(error).rstrip('.')}"
     fix = (
         f"Put {archive.name} ({archive.size:,} bytes, SHA-256 {archive.sha256}, from {archive.url}) into that folder,"
         " or what it unpacks to, or the parquet files of the hub's layout; or pass another data.root."
