@@ -137,8 +137,10 @@ def test_a_module_that_does_not_exist_is_named(module_folder: Path) -> None:
 
 def test_what_a_users_module_lacks_is_not_hidden(module_folder: Path) -> None:
     (module_folder / "users_broken.py").write_text("import users_missing_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="No module named 'users_missing_dependency'"):
-        load("users_broken:make")
+    (module_folder / "users_late.py").write_text("def make():\n    import users_missing_dependency\n")
+    for spec in ("users_broken:make", "users_late:make"):
+        with pytest.raises(ModuleNotFoundError, match="No module named 'users_missing_dependency'"):
+            load(spec)
 
 
 def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:

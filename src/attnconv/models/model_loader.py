@@ -169,22 +169,36 @@ def _rebuild(file: WeightsFile) -> LoadedModel:
 
 
 def _load_function(module_name: str, function_name: str) -> LoadedModel:
+    """Call a user's function. A module in the working folder is found as with `python -m`."""
     spec = f"{module_name}:{function_name}"
-    module = _import_module(module_name, spec)
-    function = getattr(module, function_name, None)
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
+    root, folder = module_name.partition(".")[0], str(Path.cwd())
+    if root not in sys.modules and importlib.util.find_spec(root) is None and folder not in sys.path:
+        sys.path.append(folder)
+    module = function = model = None
+    try:
+        module = importlib.import_module(module_name)
+        function = getattr(module, function_name, None)
+        model = function() if callable(function) else None
+    except ModuleNotFoundError as error:
+        if module is not None or error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module exists, and itself lacks something
+        fix = "Run from the folder that holds it, or install its package."
+        raise ImportError(bad("model", "must name a module that can be imported", repr(module_name), fix)) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(_users_error(spec, error, module)) from error
     if not callable(function):
         fix = did_you_mean(function_name, dir(module))
         raise ValueError(bad("model", f"must name a function of {module_name}", repr(function_name), fix))
-    try:
-        model = function()
-    except Exception as error:
-        raise ValueError(_users_error(spec, error, module)) from error
     if not isinstance(model, nn.Module):
         raise TypeError(bad("model", f"{spec} must return a torch.nn.Module", type(model).__name__))
     return LoadedModel(model.eval(), source=f"function {spec}")
 
 
-def _users_error(spec: str, error: Exception, module: Any = None) -> str:
+def _users_error(spec: str, error: Exception, module: Any) -> str:
     """Describe an error of a user's code, with the line that raised it, and theirs where that is another."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
@@ -192,26 +206,6 @@ def _users_error(spec: str, error: Exception, module: Any = None) -> str:
     fix = f"It was raised at {', called from '.join(places)}: {(theirs or frames)[-1].line}"
     got = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
     return bad("model", f"{spec} must run without an error", got, fix)
-
-
-def _import_module(name: str, spec: str) -> Any:
-    """Import a module that the user named; one in the working folder is found as with `python -m`."""
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
-    root, folder = name.partition(".")[0], str(Path.cwd())
-    if root not in sys.modules and importlib.util.find_spec(root) is None and folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists, and itself lacks something
-        fix = "Run from the folder that holds it, or install its package."
-        raise ImportError(bad("model", "must name a module that can be imported", repr(name), fix)) from error
-    except ImportError:
-        raise
-    except Exception as error:
-        raise ValueError(_users_error(spec, error)) from error
 
 
 def _import(package: str) -> Any:
