@@ -31,9 +31,14 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown; columns of numbers are aligned to the right."""
-        columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
-        marks = ["---:" if all(map(_is_number, column)) else ":---" for column in columns]
+        marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
         return "\n".join([_line(self.columns), f"|{'|'.join(marks)}|", *map(_line, self.rows)])
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Whether each column holds only numbers; a column without rows does not."""
+        columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
+        return tuple(all(map(_is_number, column)) for column in columns)
 
 
 def _line(cells: Iterable[str]) -> str:
