@@ -6,7 +6,7 @@ from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
-from attnconv.data.image_set import ImageSet, Splits, channel_statistics, held_out
+from attnconv.data.image_set import ImageSet, Splits, channel_statistics, divided
 from attnconv.data.settings import DataSettings, root_problems
 
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
@@ -35,18 +35,22 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     if "validation" not in sets:
         default = _HELD_OUT.get(settings.name, len(whole) // 10)
         count = default if settings.validation is None else settings.validation
-        kept, out = held_out(whole.labels, count, seed=settings.split_seed, stratify=settings.stratify)
-        train, sets["validation"] = whole.take(kept), whole.take(out)
+        train, sets["validation"] = divided(whole, count, seed=settings.split_seed, stratify=settings.stratify)
     elif settings.validation is not None:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
         raise ValueError(bad("data.validation", requirement, settings.validation, fix))
+    if settings.limit is not None and settings.limit > len(train):
+        requirement = f"must be at most the {len(train)} images that are left to train on"
+        raise ValueError(bad("data.limit", requirement, settings.limit))
+    if settings.limit is not None and settings.limit < len(train):
+        _, train = divided(train, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
     if settings.name in CIFARS:
         facts = CIFARS[settings.name]
         mean, std = facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
     else:
         mean, std = channel_statistics(whole.images)
-    return Splits(_limited(train, settings), sets["validation"], sets["test"], classes, mean, std, source)
+    return Splits(train, sets["validation"], sets["test"], classes, mean, std, source)
 
 
 def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
@@ -59,14 +63,3 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source
-
-
-def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:
-    """The part of the training set that `limit` leaves."""
-    if settings.limit is None or settings.limit == len(train):
-        return train
-    if settings.limit > len(train):
-        requirement = f"must be at most the {len(train)} images that are left to train on"
-        raise ValueError(bad("data.limit", requirement, settings.limit))
-    _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
-    return train.take(chosen)

@@ -7,6 +7,7 @@ the largest picture.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, final
 
 import torch
@@ -24,6 +25,7 @@ TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Session:
     """Payloads of one model on any images.
 
@@ -44,24 +46,19 @@ class Session:
         ('steps',)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        sizes: tuple[int, int],
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._model, self._sizes, self._mean, self._std = model, sizes, tuple(mean), tuple(std)
-        self._options = dict(options or {})
+    model: nn.Module
+    sizes: tuple[int, int]
+    _: KW_ONLY
+    mean: Sequence[float]
+    std: Sequence[float]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
         """The payload of some images, with the errors of `attnconv.explorer.payload`."""
-        some = next(self._model.parameters(), torch.zeros(()))  # attention needs none
-        images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
+        some = next(self.model.parameters(), torch.zeros(()))  # attention needs none
+        images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
-        return payload(self._model, images, pictures=pictures, **self._options)
+        return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
         """The payload of one picture file with its declared media type, for `app`.
@@ -69,7 +66,7 @@ class Session:
         Raises:
             ValueError: The picture is rejected (see `read_upload`), or has one colour only.
         """
-        pixels = read_upload(content, declared, self._sizes, channels=len(self._mean))
+        pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
 
 
