@@ -1,12 +1,10 @@
 """Image sets, their division, and batches: every image once, the same global batches on any number of processes."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attnconv.data.image_set import Batch, Batches, ImageSet, channel_statistics, divided
+from attnconv.data.image_set import Batch, Batches, ImageSet, channel_statistics, held_out
 from attnconv.data.random_numbers import uniform
 from tests.tolerances import tolerance
 
@@ -50,14 +48,6 @@ class TestImageSet:
             ImageSet(torch.zeros(4, 3, 5, 7, dtype=torch.uint8), torch.arange(4, dtype=torch.int32))
         with pytest.raises(ValueError, match=r"labels: .*got shape \(3,\)"):
             ImageSet(torch.zeros(4, 3, 5, 7, dtype=torch.uint8), torch.arange(3))
-
-
-def held_out(labels: torch.Tensor, count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of the images that stay and of those held out; each is its pixel."""
-    numbers = torch.arange(len(labels)).to(torch.uint8)[:, None, None, None]
-    kept, out = divided(ImageSet(numbers, labels), count, **options)
-    assert torch.equal(kept.labels, labels[kept.images.flatten().long()])
-    return kept.images.flatten(), out.images.flatten()
 
 
 class TestHeldOut:

@@ -26,7 +26,7 @@ from torch import Tensor
 from attnconv._util.errors import bad, printable
 from attnconv._util.value_checks import whole
 from attnconv.data.image_decoding import enlargement, fit_picture, open_picture, read_image
-from attnconv.data.image_set import ImageSet, divided
+from attnconv.data.image_set import ImageSet, held_out
 from attnconv.data.settings import DataSettings
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -47,8 +47,10 @@ def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str
     classes = _classes(folders["train"])
     sets = {name: _read_set(folder, classes, settings.image_size) for name, folder in folders.items()}
     if "test" not in sets:
-        train, count = sets["train"], max(1, len(sets["train"]) // 5)
-        sets["train"], sets["test"] = divided(train, count, seed=settings.split_seed, stratify=settings.stratify)
+        train = sets["train"]
+        count = max(1, len(train) // 5)
+        kept, out = held_out(train.labels, count, seed=settings.split_seed, stratify=settings.stratify)
+        sets |= {"train": train.take(kept), "test": train.take(out)}
     return sets, tuple(map(printable, classes))
 
 

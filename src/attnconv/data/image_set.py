@@ -91,13 +91,15 @@ class Splits:
     source: str = ""
 
 
-def divided(images: ImageSet, count: int, *, seed: int, stratify: bool = True) -> tuple[ImageSet, ImageSet]:
-    """Divide a training set into the images that stay and `count` held out, both in their order.
+def held_out(
+    labels: Int64[Tensor, " n"], count: int, *, seed: int, stratify: bool = True
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
+    """Divide a training set: indices of the images that stay and of those held out, each ascending.
 
     Held out is the beginning of a random order or, stratified, the beginning of each class in it. Shares of classes
     differ from exact proportion by less than one image. At least one image must stay.
     """
-    n, labels = len(images), images.labels
+    n = len(labels)
     if not 0 <= count < max(n, 1):
         fix = "At least one image must be left to train on."
         raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
@@ -108,7 +110,7 @@ def divided(images: ImageSet, count: int, *, seed: int, stratify: bool = True) -
             out[order[labels[order] == label][:share]] = True
     else:
         out[order[:count]] = True
-    return images.take((~out).nonzero()[:, 0]), images.take(out.nonzero()[:, 0])
+    return (~out).nonzero()[:, 0], out.nonzero()[:, 0]
 
 
 def _shares(sizes: Int64[Tensor, " classes"], count: int) -> list[int]:

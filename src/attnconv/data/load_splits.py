@@ -6,7 +6,7 @@ from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
-from attnconv.data.image_set import ImageSet, Splits, channel_statistics, divided
+from attnconv.data.image_set import ImageSet, Splits, channel_statistics, held_out
 from attnconv.data.settings import DataSettings, root_problems
 
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
@@ -35,7 +35,8 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     if "validation" not in sets:
         default = _HELD_OUT.get(settings.name, len(whole) // 10)
         count = default if settings.validation is None else settings.validation
-        train, sets["validation"] = divided(whole, count, seed=settings.split_seed, stratify=settings.stratify)
+        kept, out = held_out(whole.labels, count, seed=settings.split_seed, stratify=settings.stratify)
+        train, sets["validation"] = whole.take(kept), whole.take(out)
     elif settings.validation is not None:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
@@ -44,7 +45,8 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
         requirement = f"must be at most the {len(train)} images that are left to train on"
         raise ValueError(bad("data.limit", requirement, settings.limit))
     if settings.limit is not None and settings.limit < len(train):
-        _, train = divided(train, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
+        _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
+        train = train.take(chosen)
     if settings.name in CIFARS:
         facts = CIFARS[settings.name]
         mean, std = facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
