@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv.layers import SelfAttention
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.presets import preset_settings
 from attnconv.operators.base import product_dtype
 from benchmarks.compare import Step, compare

@@ -20,8 +20,8 @@ import torch
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
-from attnconv.models.checkpoint import load_weights, read_checkpoint, weights_bytes
-from attnconv.models.factory import build
+from attnconv.models.checkpoint import About, load_weights, read_checkpoint, weights_bytes
+from attnconv.models.classifiers import build
 from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000
@@ -84,14 +84,8 @@ def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
     checkpoint = read_checkpoint(weights)
     model = build(checkpoint.settings)
     load_weights(model, checkpoint)
-    return weights_bytes(
-        model.to(dtype),
-        checkpoint.settings,
-        classes=checkpoint.classes,
-        mean=checkpoint.mean,
-        std=checkpoint.std,
-        extra=checkpoint.extra,
-    )
+    about = About(checkpoint.classes, checkpoint.mean, checkpoint.std)
+    return weights_bytes(model.to(dtype), checkpoint.settings, about, checkpoint.extra)
 
 
 def join(folder: Path, out: Path) -> list[Path]:

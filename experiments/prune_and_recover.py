@@ -27,7 +27,7 @@ from attnconv.convert import from_conv
 from attnconv.data.load_splits import load as load_data
 from attnconv.encodings import GeneralizedQuadratic
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.settings import AttentionSettings

@@ -13,7 +13,7 @@ from attnconv.encodings import Quadratic
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import condition_numbers, prune_heads, replace_heads, start_as_convolution
 

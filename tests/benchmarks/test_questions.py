@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from benchmarks import compare, gated, megapixel, model_step, position_only, relative_bias
 from benchmarks.__main__ import ask, settings_of
 from benchmarks.measure import Memory, measuring_on, memory_of

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from attnconv.cli import main
 from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.run_folder import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnconv.data.cifar_facts import CIFARS
+from attnconv.data.cifar import CIFARS
 from attnconv.data.image_set import Splits, channel_statistics
 from attnconv.data.load_splits import load
 from attnconv.data.settings import DataSettings

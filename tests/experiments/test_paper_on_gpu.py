@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import experiments.recast_resnet
 import experiments.recipes
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe

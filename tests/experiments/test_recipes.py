@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.operation_counts import parameters
 from attnconv.models.settings import AttentionSettings

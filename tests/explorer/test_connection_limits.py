@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnconv.explorer import connection_limits, server
+from attnconv.explorer import server
 from tests.explorer.test_server import Running, picture, started, words
 
 
@@ -45,7 +45,7 @@ class TestStalls:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connection_limits, "PATIENCE", 0.5)
+        monkeypatch.setattr(server, "PATIENCE", 0.5)
         monkeypatch.setattr(server, "STALL", 0.5)
 
     @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: "])
@@ -93,7 +93,7 @@ class TestStalls:
             assert len(rest(stream)) < 20_000_000
 
     def test_an_answer_that_is_read_slowly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connection_limits, "PATIENCE", 1.5)
+        monkeypatch.setattr(server, "PATIENCE", 1.5)
         for large in started(bytes(8_000_000)):
             with socket.create_connection(("127.0.0.1", large.port), timeout=20) as stream:
                 stream.sendall(head(large.port, "GET", "/payload", "Connection: close"))
@@ -105,7 +105,7 @@ class TestStalls:
             assert time.monotonic() - start > 1.5
 
     def test_the_end_of_the_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for patience in (connection_limits, "PATIENCE"), (server, "STALL"):
+        for patience in (server, "PATIENCE"), (server, "STALL"):
             monkeypatch.setattr(*patience, 60)
         for large in started(bytes(20_000_000)):
             asked = head(large.port, "POST", "/image", "Content-Length: 99"), head(large.port, "GET", "/payload"), b"G"
@@ -119,8 +119,8 @@ class TestStalls:
 
 class TestNumbers:
     def test_connections_beyond_the_limit_wait_their_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connection_limits, "SERVED", 2)
-        monkeypatch.setattr(connection_limits, "ACCEPTED", 5)
+        monkeypatch.setattr(server, "SERVED", 2)
+        monkeypatch.setattr(server, "ACCEPTED", 5)
         for few in started():
             first, *others = [begun(few.port, head(few.port, "GET", "/", "Connection: close")[:-2]) for _ in range(5)]
             assert rest(begun(few.port)) == b""  # one more than are accepted

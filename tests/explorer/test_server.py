@@ -18,7 +18,7 @@ from attnconv.explorer import app, listen, read_upload, server_for
 from attnconv.explorer.server import HEADERS
 from tests.explorer.hostile import malformed
 from tests.explorer.pages import PAGE
-from tests.explorer.test_uploaded_images import png_of
+from tests.explorer.test_session import png_of
 
 PAYLOAD = b"the payload's bytes"
 SECRET = "only on this disk"

@@ -19,7 +19,7 @@ from attnconv import SelfAttention2d
 from attnconv.encodings.gaussian_tail import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.explorer import attention_row, read_payload
-from attnconv.explorer.payload_rows import PARTS
+from attnconv.explorer.payload_format import PARTS
 from attnconv.grid import Border
 from attnconv.theory import error_bound
 

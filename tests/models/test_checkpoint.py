@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import attnconv
-from attnconv.models.checkpoint import load_weights, read_checkpoint, save_weights, weights_bytes
-from attnconv.models.factory import build
+from attnconv.models.checkpoint import About, load_weights, read_checkpoint, read_weights, save_weights, weights_bytes
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
-from attnconv.models.weights_file import read_weights
 
 TINY = AttentionSettings(layers=1, heads=3, width=8, mlp_width=8, image_size=8, classes=2)
 TINY_RESNET = ResNetSettings(widths=(4, 8), blocks=(1, 1), image_size=8, classes=2)
@@ -227,7 +226,7 @@ def test_metadata_that_is_not_what_it_should_be_is_refused(tmp_path: Path, metad
 def test_equal_weights_are_equal_bytes_in_every_process() -> None:
     """The format's own writer orders the map of strings by a hash that differs between calls."""
     model = build(TINY)
-    files = {weights_bytes(model, TINY, classes=("a", "ü")) for _ in range(8)}
+    files = {weights_bytes(model, TINY, About(("a", "ü"))) for _ in range(8)}
     assert len(files) == 1
     (content,) = files
     assert int.from_bytes(content[:8], "little") % 8 == 0

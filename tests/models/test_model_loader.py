@@ -14,10 +14,8 @@ from torch import nn
 
 import attnconv
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.classifier import AttentionClassifier
-from attnconv.models.factory import build
-from attnconv.models.library_models import Logits
-from attnconv.models.model_loader import RUN_WEIGHTS, load
+from attnconv.models.classifiers import AttentionClassifier, build
+from attnconv.models.model_loader import RUN_WEIGHTS, Logits, load
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
 
@@ -139,8 +137,10 @@ def test_a_module_that_does_not_exist_is_named(module_folder: Path) -> None:
 
 def test_what_a_users_module_lacks_is_not_hidden(module_folder: Path) -> None:
     (module_folder / "users_broken.py").write_text("import users_missing_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="No module named 'users_missing_dependency'"):
-        load("users_broken:make")
+    (module_folder / "users_late.py").write_text("def make():\n    import users_missing_dependency\n")
+    for spec in ("users_broken:make", "users_late:make"):
+        with pytest.raises(ModuleNotFoundError, match="No module named 'users_missing_dependency'"):
+            load(spec)
 
 
 def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnconv.encodings import LearnedRelative
 from attnconv.encodings.registry_names import EncodingName
 from attnconv.layers import SelfAttention
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import pruned_settings
 from attnconv.models.presets import PRESETS

@@ -10,13 +10,13 @@ import torch
 
 from attnconv.convert import recast
 from attnconv.layers import SelfAttention
-from attnconv.models.factory import build
+from attnconv.models.checkpoint import About, save_recast
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
-from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import ResNetSettings
 
 SETTINGS = ResNetSettings(widths=(4, 4, 4, 4), blocks=(1, 1, 1, 1), image_size=16)
-ABOUT = {"classes": tuple("abcdefghij"), "mean": (0.5,) * 3, "std": (0.25,) * 3}
+ABOUT = About(tuple("abcdefghij"), (0.5,) * 3, (0.25,) * 3)
 
 
 def written(path: Path, **changes: Any) -> Path:

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from attnconv.models.weights_file import read_weights
+from attnconv.models.checkpoint import read_weights
 
 
 def a_file(tmp_path: Path) -> Path:

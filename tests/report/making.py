@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder, append_line, write_json

@@ -11,7 +11,7 @@ from attnconv import GeneralizedQuadratic, Quadratic, SelfAttention2d, from_conv
 from attnconv.encodings import ENCODING_NAMES, SeparableEncoding
 from attnconv.inspect.auditing import kernel_span
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
 from attnconv.models.operation_counts import flops_paper, parameters
 from attnconv.models.presets import PRESETS

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from attnconv.data.image_set import ImageSet
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.training import progress_bars
 from attnconv.training.evaluation import evaluate
 from attnconv.training.loop import step_seed

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnconv.models.checkpoint import save_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.training.fitting import first_model, starting_model
 from tests.report.making import SMALL, make_run
 

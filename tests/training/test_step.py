@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnconv.data.batches import Batch
-from attnconv.data.image_set import ImageSet, Splits
+from attnconv.data.image_set import Batch, ImageSet, Splits
 from attnconv.data.settings import AugmentSettings
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.paper.training_plan import RUNS, settings_at
 from attnconv.training.loop import TrainingLoop, nearby, seed_generators
 from attnconv.training.settings import RunSettings

@@ -14,7 +14,7 @@ from attnconv.convert import plan_shifts
 from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import start_as_convolution
 from experiments.small_vit import SmallViT

@@ -30,10 +30,9 @@ from attnconv.data.hub_parquet import read_parquet
 from attnconv.data.image_decoding import read_image
 from attnconv.data.image_folder import read_folders
 from attnconv.data.settings import DataSettings
-from attnconv.models.checkpoint import read_checkpoint, save_weights
-from attnconv.models.factory import build
+from attnconv.models.checkpoint import About, read_checkpoint, save_recast, save_weights
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import load
-from attnconv.models.recast_file import save_recast
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
@@ -235,7 +234,7 @@ def checkpoint(folder: Path, draw: random.Random) -> Case:
 def recast_weights(folder: Path, draw: random.Random) -> Case:
     settings = ResNetSettings(widths=(4,), blocks=(1,), image_size=4, classes=3)
     path = folder / "recast.safetensors"
-    save_recast(path, recast(build(settings).eval()), settings, about=_ABOUT)
+    save_recast(path, recast(build(settings).eval()), settings, about=About(**_ABOUT))
     hostile_weights(path, draw)
     if draw.random() < 0.2:
         with contextlib.suppress(safetensors.SafetensorError, OSError, TypeError):  # harmed so far that it has none

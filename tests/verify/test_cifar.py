@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnconv.data.cifar import read_cifar
-from attnconv.data.cifar_facts import CIFARS
+from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.image_set import channel_statistics
 from attnconv.data.settings import DataSettings
 

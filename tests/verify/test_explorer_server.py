@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests.explorer.hostile import hostile, is_cut, picture, request
 from tests.explorer.served import PAYLOAD_BYTES
-from tests.explorer.test_uploaded_images import plain_png
+from tests.explorer.test_session import plain_png
 
 SOURCE = Path(__file__).resolve().parents[2]
 MEMORY = 800  # MB beyond what it holds idle: as stated, like the rest

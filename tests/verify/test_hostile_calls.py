@@ -26,7 +26,7 @@ from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import (
     condition_numbers,

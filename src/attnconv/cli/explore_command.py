@@ -16,7 +16,7 @@ from attnconv.cli.output import mark, require_room
 from attnconv.cli.parsing import Positional, parse
 
 if TYPE_CHECKING:
-    from attnconv.explorer.training_history import Moment
+    from attnconv.explorer.payload_write import Moment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     """Recast, compare, write."""
     arguments = parse(Recast, words)
     from attnconv.convert import compare, recast
-    from attnconv.models.recast_file import save_recast
+    from attnconv.models.checkpoint import About, save_recast
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
@@ -66,8 +66,8 @@ def run(words: Sequence[str]) -> int:
     print_comparison(found, f"{loaded.source}, recast, on images {tuple(images.shape)}")
     if arguments.out is not None:
         origin = arguments.model if loaded.settings is None else loaded.settings
-        about_data = {"classes": loaded.classes, "mean": loaded.mean, "std": loaded.std}
-        save_recast(arguments.out, twin, origin, alpha=arguments.alpha, only=only, about=about_data)
+        about = About(loaded.classes, loaded.mean, loaded.std)
+        save_recast(arguments.out, twin, origin, about=about, alpha=arguments.alpha, only=only)
         print(f"Weights: {arguments.out}")
     _export(arguments, twin, images)
     return 0

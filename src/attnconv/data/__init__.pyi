@@ -1,14 +1,14 @@
 from .augmentation import normalise as normalise
 from .image_decoding import read_image as read_image
+from .image_folder import (
+    FolderPictures as FolderPictures,
+    read_pictures as read_pictures,
+)
 from .image_set import (
     ImageSet as ImageSet,
     Splits as Splits,
 )
 from .load_splits import load as load
-from .sample_images import (
-    FolderPictures as FolderPictures,
-    read_pictures as read_pictures,
-)
 from .settings import (
     AugmentSettings as AugmentSettings,
     DataSettings as DataSettings,

@@ -1,4 +1,4 @@
-"""Read CIFAR-10 or CIFAR-100 from any of the three forms in which people have them.
+"""CIFAR-10 and CIFAR-100 (A. Krizhevsky, 2009), from any of the three forms in which people have them.
 
 In a folder `root`, the first of these that is there is read:
 
@@ -8,30 +8,118 @@ In a folder `root`, the first of these that is there is read:
    folder of it named `data`, `plain_text`, or like the data set.
 
 If none is, the archive is downloaded from the data set's home. 1 and 2 give the same images in the same order; the
-order of 3 is that of the parquet files.
+order of 3 is that of the parquet files. Every official file is compared with its published checksum before it is
+opened. Even so the unpickler imports nothing.
 """
 
+import hashlib
+import io
+import pickle
+import tarfile
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from attnconv._util.errors import bad
-from attnconv.data.cifar_archive import read_archive
-from attnconv.data.cifar_facts import Cifar
-from attnconv.data.download import Progress, fetch
-from attnconv.data.hub_parquet import read_parquet
+from attnconv.data.download import Progress, Remote, fetch, sha256_of
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
+
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+_FINE = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
+    "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
+    "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster "
+    "man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck "
+    "pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk "
+    "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
+    "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+_COARSE = (
+    "aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices "
+    "household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes "
+    "large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees "
+    "vehicles_1 vehicles_2"
+)
+
+
+class Labels(NamedTuple):
+    """One kind of labels: its column in parquet files (in the pickles: with an s), and the classes."""
+
+    column: str
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """Facts about one of the two data sets."""
+
+    title: str
+    archive: Remote
+    folder: str
+    train: dict[str, str]  # the MD5 of each pickle by its name, in order
+    test: dict[str, str]
+    labels: dict[str, Labels]  # by the value of the setting
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    paper_std: tuple[float, ...] | None = None  # the mean over images of each image's own deviation
+    rows: dict[str, int] = field(default_factory=lambda: {"train": 50_000, "test": 10_000})
+
+
+_HOME = "https://www.cs.toronto.edu/~kriz/"
+
+CIFARS = {
+    "cifar10": Cifar(
+        title="CIFAR-10",
+        archive=Remote(
+            f"{_HOME}cifar-10-python.tar.gz",
+            170_498_071,
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        ),
+        folder="cifar-10-batches-py",
+        train={
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        test={"test_batch": "40351d587109b95175f43aff81a1287e"},
+        labels={"fine": Labels("label", _CIFAR10)},
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        paper_std=(0.2023, 0.1994, 0.2010),
+    ),
+    "cifar100": Cifar(
+        title="CIFAR-100",
+        archive=Remote(
+            f"{_HOME}cifar-100-python.tar.gz",
+            169_001_437,
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        ),
+        folder="cifar-100-python",
+        train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+        test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        labels={
+            "fine": Labels("fine_label", tuple(_FINE.split())),
+            "coarse": Labels("coarse_label", tuple(_COARSE.split())),
+        },
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    ),
+}
 
 
 def read_cifar(
     facts: Cifar, settings: DataSettings, *, progress: Progress | None = None
 ) -> tuple[dict[str, ImageSet], str]:
-    """Find, check and read the sets `train` and `test`, and name their source.
-
-    Raises `ValueError` for missing, incomplete or damaged files, with the file's name and what was expected.
-    """
+    """Find, check and read the sets `train` and `test`, and name their source."""
     root = Path(settings.root).expanduser()
-    found = _read(facts, root, settings)
-    if found is None:
+    if (found := _read(facts, root, settings)) is None:
         _download(facts, root, download=settings.download, progress=progress)
         found = _read(facts, root, settings)
         assert found is not None, "a download leaves the archive in the folder"
@@ -54,6 +142,8 @@ def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, I
     for path, form in ((archive, "official archive"), (folder, "unpacked official archive")):
         if path.exists():
             return read_archive(path, facts, f"{column}s"), f"the {form} {path.name}"
+    from attnconv.data.hub_parquet import read_parquet  # pyarrow takes half a second to import
+
     for place in ("", "data", "plain_text", settings.name):
         if (sets := read_parquet(root / place, column, facts.rows)) is not None:
             return sets, "parquet files"
@@ -68,13 +158,76 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
         try:
             fetch(archive, root / archive.name, progress=progress)
             return
-        except ConnectionError as error:
-            tried, reason = error, f"the download failed: {str(error).rstrip('.')}"
-        except OSError as error:  # the folder cannot be made or written, or the disk is full
-            tried, reason = error, f"the download could not be stored: {error}"
+        except OSError as error:  # also where the folder cannot be made or written, or the disk is full
+            what = "failed" if isinstance(error, ConnectionError) else "could not be stored"
+            tried, reason = error, f"the download {what}: {str(error).rstrip('.')}"
     fix = (
         f"Put {archive.name} ({archive.size:,} bytes, SHA-256 {archive.sha256}, from {archive.url}) into that folder,"
         " or what it unpacks to, or the parquet files of the hub's layout; or pass another data.root."
     )
     got = f"none of {archive.name}, {facts.folder}, train-*.parquet in {root.absolute()}"
     raise ValueError(bad("data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried
+
+
+def read_archive(path: Path, facts: Cifar, labels: str) -> dict[str, ImageSet]:
+    """Check and read an archive or the folder that it unpacks to; `labels` is their key in the pickles."""
+    contents = _of_folder(path, facts) if path.is_dir() else _of_archive(path, facts)
+    sets = {}
+    for split, names in (("train", facts.train), ("test", facts.test)):
+        parts = [unpickle(contents[name]) for name in names]
+        pixels = np.concatenate([np.frombuffer(part[b"data"].state[4], np.uint8) for part in parts])
+        numbers = torch.tensor([label for part in parts for label in part[labels.encode()]])
+        sets[split] = ImageSet(torch.from_numpy(pixels).view(-1, 3, 32, 32), numbers)
+    return sets
+
+
+def _of_archive(path: Path, facts: Cifar) -> dict[str, bytes]:
+    """Contents of the pickles of an archive, by name."""
+    expected, size = facts.archive, path.stat().st_size
+    fix = f"Remove it and fetch {expected.url} again."
+    if size != expected.size:
+        state = "It is half downloaded. " if size < expected.size else ""
+        raise ValueError(bad(str(path), f"must have {expected.size:,} bytes", f"{size:,}", state + fix))
+    with path.open("rb") as file:
+        if (got := sha256_of(file)) != expected.sha256:
+            raise ValueError(bad(str(path), f"must have the SHA-256 {expected.sha256}", got, fix))
+    with tarfile.open(path, "r|gz") as archive:
+        return {
+            entry.name.removeprefix(f"{facts.folder}/"): content.read()
+            for entry in archive
+            if entry.isreg() and (content := archive.extractfile(entry))
+        }
+
+
+def _of_folder(folder: Path, facts: Cifar) -> dict[str, bytes]:
+    """Contents of the pickles of a folder, by name."""
+    pickles, fix = facts.train | facts.test, f"Unpack {facts.archive.name} again."
+    if missing := [name for name in pickles if not (folder / name).is_file()]:
+        got = f"a folder without {', '.join(missing)}"
+        raise ValueError(bad(str(folder), f"must hold {', '.join(pickles)}", got, fix))
+    contents = {name: (folder / name).read_bytes() for name in pickles}
+    for name, md5 in pickles.items():
+        # Some systems forbid MD5 for security, but here it only recognises a known file.
+        if (got := hashlib.md5(contents[name], usedforsecurity=False).hexdigest()) != md5:
+            raise ValueError(bad(str(folder / name), f"must have the MD5 {md5}", got, fix))
+    return contents
+
+
+class _Stub:
+    """Stub for any class or function that a pickle names; keeps its state, whose last entry is an array's bytes."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _Stub
+
+
+def unpickle(content: bytes) -> Any:
+    """Read a pickle of plain values and arrays; no code that it names is imported or run."""
+    return _Unpickler(io.BytesIO(content), encoding="bytes").load()

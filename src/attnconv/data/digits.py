@@ -9,7 +9,6 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from attnconv.data.image_set import ImageSet
@@ -25,21 +24,14 @@ _TEST = (
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
     """Read the training set (1437 images) and the test set (360 images)."""
-    content = _table()
+    # The file that sklearn.datasets.load_digits reads. Importing scikit-learn takes as long as several epochs.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    content = np.loadtxt(file, delimiter=",")  # 64 pixels and the digit of each image
     pixels = np.rint(content[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     digits = ImageSet(torch.from_numpy(pixels)[:, None], torch.from_numpy(content[:, -1].astype(np.int64)))
     bits = np.unpackbits(np.frombuffer(base64.b64decode(_TEST), np.uint8), count=len(digits))
     test = torch.from_numpy(bits == 1)
     return digits.take((~test).nonzero()[:, 0]), digits.take(test.nonzero()[:, 0])
-
-
-def _table() -> npt.NDArray[np.float64]:
-    """64 pixels and the digit of each image, from the file that `sklearn.datasets.load_digits` reads.
-
-    Importing scikit-learn takes a second, which is as long as several epochs.
-    """
-    package = importlib.util.find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    return np.loadtxt(file, delimiter=",")

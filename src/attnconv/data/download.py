@@ -24,8 +24,7 @@ _PIECE = 1 << 18
 _TIMEOUT = 15.0  # seconds without an answer before a request is given up
 _ATTEMPTS = 3  # requests in a row that may bring no new byte
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes that the file will have."""
+Progress = Callable[[int, int], None]  # of the bytes that are there and the bytes that the file will have
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,7 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
 
 
 def fetch(remote: Remote, target: Path, *, progress: Progress | None = None) -> None:
-    """Download a file unless it is there.
-
-    Raises `ConnectionError` where the file cannot be downloaded; what has arrived is kept for the next time.
-    Raises `ValueError` for a wrong size or checksum; the download is discarded.
-    """
+    """Download a file unless it is there. What arrives before a `ConnectionError` is kept for the next time."""
     part = target.with_name(target.name + ".part")
     with locked(part, wait=True) as file:
         if not target.is_file():  # else another process downloaded it while this one waited

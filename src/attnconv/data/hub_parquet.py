@@ -18,17 +18,12 @@ from attnconv._util.errors import bad
 from attnconv.data.image_decoding import PictureError, open_picture
 from attnconv.data.image_set import ImageSet
 
-LARGEST_ROW = 8192
-"""The most bytes that a row of a split may unpack to, on average: the pixels of an image are 3,072."""
-_AT_ONCE = 1 << 28
-"""The most bytes that rows may have that are unpacked together, if each were as large as all of its group."""
+LARGEST_ROW = 8192  # bytes that a row of a split may unpack to, on average: the pixels of an image are 3,072
+_AT_ONCE = 1 << 28  # bytes that rows may have that are unpacked together, if each were as large as all of its group
 
 
 def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, ImageSet] | None:
-    """Read the image sets of a folder by split, each with its number of `rows`; None if there are no parquet files.
-
-    Raises `ValueError` for other numbers of rows, damaged files and images that cannot be decoded, with file and row.
-    """
+    """Read the image sets of a folder by split, each with its number of `rows`; None if there are no parquet files."""
     files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in rows}
     if not any(files.values()):
         return None

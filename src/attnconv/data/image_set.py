@@ -1,16 +1,20 @@
-"""Image sets in memory, and the division of a training set.
+"""Image sets in memory, the division of a training set, and batches.
 
-All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers.
+All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. The
+order of batches depends only on the seed and the epoch. The *global* batch is cut from it and then divided among the
+processes, so together they see exactly the batches that a single process sees.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import Stream, permutation
+from attnconv.data.random_numbers import Stream, permutation, uniform
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,3 +134,61 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
         means.append(float(shares @ values))
         deviations.append(float(shares @ (values - means[-1]).square()) ** 0.5 or 1.0)
     return tuple(means), tuple(deviations)
+
+
+class Batch(NamedTuple):
+    """Images as bytes, their labels, and the random numbers of their augmentation in this epoch."""
+
+    images: UInt8[Tensor, "b channels height width"]
+    labels: Int64[Tensor, " b"]
+    uniforms: Float32[Tensor, "b 36"]
+
+    def to(self, device: torch.device) -> "Batch":
+        """Move the batch to a device, without waiting for a GPU."""
+        return Batch(*(part.to(device, non_blocking=device.type == "cuda") for part in self))
+
+
+@dataclass(kw_only=True, eq=False)
+class Batches:
+    """Iterable over one process's share of each batch of an epoch; batches are on the device of the dataset.
+
+    `batch_size` counts the images of a global batch and is a multiple of `world`. Training on several processes needs
+    `drop_last`: otherwise the last batch can be uneven, or empty on some processes.
+    """
+
+    dataset: ImageSet = field(kw_only=False)
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = False
+    rank: int = 0
+    world: int = 1
+    drop_last: bool = False
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world:
+            requirement = f"must be a positive multiple of the {self.world} processes"
+            raise ValueError(bad("batch_size", requirement, self.batch_size))
+        if self.drop_last and len(self.dataset) < self.batch_size:
+            requirement = f"must be at most the {len(self.dataset)} images when incomplete batches are dropped"
+            raise ValueError(bad("batch_size", requirement, self.batch_size))
+
+    def __len__(self) -> int:
+        """Batches of an epoch that hold an image for this process."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        begin, end = self._share(rest)
+        return whole + (not self.drop_last and end > begin)
+
+    def __iter__(self) -> Iterator[Batch]:
+        n, device = len(self.dataset), self.dataset.labels.device
+        order = (permutation(self.seed, self.epoch, n) if self.shuffle else torch.arange(n)).to(device)
+        uniforms = uniform(self.seed, self.epoch, n).to(device)
+        for number in range(len(self)):
+            part = order[number * self.batch_size : (number + 1) * self.batch_size]
+            begin, end = self._share(len(part))
+            samples = part[begin:end]
+            yield Batch(self.dataset.images[samples], self.dataset.labels[samples], uniforms[samples])
+
+    def _share(self, size: int) -> tuple[int, int]:
+        """Begin and end of this process's part of a batch; parts differ by at most one image."""
+        return size * self.rank // self.world, size * (self.rank + 1) // self.world

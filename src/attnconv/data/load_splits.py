@@ -2,7 +2,7 @@
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import SettingsError, problems
-from attnconv.data.cifar_facts import CIFARS
+from attnconv.data.cifar import CIFARS, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
 from attnconv.data.download import Progress
 from attnconv.data.image_folder import read_folders
@@ -41,8 +41,18 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
         fix = "Leave it out, or rename that folder."
         requirement = "must be left out when the data have a validation folder"
         raise ValueError(bad("data.validation", requirement, settings.validation, fix))
-    mean, std = _statistics(settings, whole)
-    return Splits(_limited(train, settings), sets["validation"], sets["test"], classes, mean, std, source)
+    if settings.limit is not None and settings.limit > len(train):
+        requirement = f"must be at most the {len(train)} images that are left to train on"
+        raise ValueError(bad("data.limit", requirement, settings.limit))
+    if settings.limit is not None and settings.limit < len(train):
+        _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
+        train = train.take(chosen)
+    if settings.name in CIFARS:
+        facts = CIFARS[settings.name]
+        mean, std = facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
+    else:
+        mean, std = channel_statistics(whole.images)
+    return Splits(train, sets["validation"], sets["test"], classes, mean, std, source)
 
 
 def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
@@ -52,27 +62,6 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
         return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
         return *read_folders(settings), "image folders"
-    from attnconv.data.cifar import read_cifar  # pyarrow takes half a second to import
-
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.labels[settings.labels].classes, source
-
-
-def _statistics(settings: DataSettings, whole: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the channels: published ones for CIFAR, else those of all training images."""
-    if settings.name not in CIFARS:
-        return channel_statistics(whole.images)
-    facts = CIFARS[settings.name]
-    return facts.mean, (facts.paper_std if settings.normalisation == "paper" else None) or facts.std
-
-
-def _limited(train: ImageSet, settings: DataSettings) -> ImageSet:
-    """The part of the training set that `limit` leaves."""
-    if settings.limit is None or settings.limit == len(train):
-        return train
-    if settings.limit > len(train):
-        requirement = f"must be at most the {len(train)} images that are left to train on"
-        raise ValueError(bad("data.limit", requirement, settings.limit))
-    _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
-    return train.take(chosen)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 
-COLUMNS = 36
-"""Numbers per sample and epoch: `augment` uses the first 8, `mix` the others."""
+COLUMNS = 36  # numbers per sample and epoch: `augment` uses the first 8, `mix` the others
 
 
 class Stream(IntEnum):

@@ -100,10 +100,9 @@ class Augmentation:
 
 
 def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentation:
-    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape.
+    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape; `size` is the shorter side.
 
-    `size` is the shorter side in pixels. One channel means strokes, not scenes: no mirroring, no jitter by default.
-    Raises `SettingsError` for a padding or a square that is too large for the images.
+    One channel means strokes, not scenes: no mirroring, no jitter by default.
     """
     changes, modern, colour = settings.recipe != "none", settings.recipe == "modern", channels > 1
     eighth, quarter = max(1, size // 8), max(1, size // 4)

@@ -1,4 +1,9 @@
-"""The payload's format (`docs/explorer.md`) as types and a table of tensors, for reading and writing."""
+"""The payload's format (`docs/explorer.md`) as types and a table of tensors: writing, reading, and what it says.
+
+    p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of either part only
+
+is computed here in float64: the reference for the page.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, final
 
 import msgspec
 import torch
+from jaxtyping import Float64
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -17,6 +23,7 @@ from attnconv._util.errors import bad
 FORMAT = 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 EXAMPLE = Path(__file__).with_name("example.safetensors")
+PARTS = ("both", "content", "position")
 _FIX = "`attnconv explore --export DIR` writes one."
 
 # Tensors of a layer by its kind: dtype and shape, `?` for those that may be missing. t moments, n images, h heads, T
@@ -131,7 +138,7 @@ def example() -> bytes:
 
 def write_payload(payload: Payload) -> bytes:
     """The bytes of a payload's safetensors file."""
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "title": payload.title,
         "library": payload.library,
@@ -156,10 +163,8 @@ def read_payload(content: bytes) -> Payload:
         ValueError: The bytes are no whole safetensors file, or its manifest or tensors are not as the format says.
 
     Example:
-        >>> from attnconv import SelfAttention2d
-        >>> from attnconv.explorer import payload
-        >>> read_payload(payload(SelfAttention2d(3, 4, heads=2), title="two heads")).title
-        'two heads'
+        >>> [layer.kind for layer in read_payload(example()).layers]
+        ['positions', 'positions', 'positions']
     """
     try:
         tensors = load(content)
@@ -176,15 +181,67 @@ def read_payload(content: bytes) -> Payload:
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         layers.append(replace(entry, tensors=own))
         _check_layer(index, layers[-1], times=len(manifest.times), images=len(names))
-    return Payload(
-        title=manifest.title,
-        library=manifest.library,
-        patch=manifest.patch,
-        names=names,
-        times=manifest.times,
-        layers=tuple(layers),
-        images=images,
-    )
+    return Payload(manifest.title, manifest.library, manifest.patch, names, manifest.times, tuple(layers), images)
+
+
+def attention_row(
+    payload: Payload,
+    layer: int,
+    head: int,
+    query: int,
+    *,
+    image: int = 0,
+    time: int = -1,
+    part: str = "both",
+) -> Float64[Tensor, "height width"]:
+    """Probabilities of one query of one head over the tokens of the image.
+
+    Args:
+        payload: As `read_payload` gives it.
+        layer: Number of the layer, from 0.
+        head: Number of the head, from 0.
+        query: Flat index of the query's token, row-major.
+        image: Number of the image; ignored for tables of positions.
+        time: Moment of the training, the last one by default; ignored except for tables of positions.
+        part: Scores in the softmax: `both`, `content` or `position`. Stored rows have `both` only.
+
+    Returns:
+        The row. It sums to 1, up to half precision where rows are stored (to 0 without mass on the image).
+
+    Raises:
+        ValueError: A number is out of range, or the layer has no such part or has not stored the query.
+
+    Example:
+        >>> attention_row(read_payload(example()), layer=0, head=1, query=7).shape
+        torch.Size([8, 8])
+    """
+    chosen = payload.layers[_index("layer", layer, len(payload.layers))]
+    head = _index("head", head, chosen.heads)
+    height, width = chosen.sizes
+    query = _index("query", query, height * width)
+    if part not in PARTS:
+        raise ValueError(bad("part", f"must be one of {', '.join(PARTS)}", repr(part)))
+
+    def of_head(name: str) -> Tensor:
+        tensor = chosen.tensors[name]
+        if name == "shift_scores":
+            return tensor[_index("time", time, len(tensor), negative=True), head].double()
+        return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor)), head].double()
+
+    if chosen.kind == "rows" and part == "both":
+        return of_head("probabilities")[_stored(chosen, query)].unflatten(0, chosen.sizes)
+    row, column = divmod(query, width)
+    scores = []
+    if part != "position" and "query" in chosen.tensors:
+        scores.append((of_head("key") @ of_head("query")[query]).unflatten(0, chosen.sizes))
+    if part != "content" and "shift_scores" in chosen.tensors:
+        top, left = height - 1 - row, width - 1 - column
+        scores.append(of_head("shift_scores")[top : top + height, left : left + width])
+    if part != "content" and "row_scores" in chosen.tensors:
+        scores.append(of_head("row_scores")[query][:, None] + of_head("column_scores")[query])
+    if not scores:
+        raise ValueError(bad("part", f"must be one that layer {chosen.name!r} has", repr(part)))
+    return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
 
 
 def _entry(layer: PayloadLayer) -> dict[str, Any]:
@@ -249,3 +306,18 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 def _require(fine: bool, name: str, value: object) -> None:
     if not fine:
         raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
+
+
+def _stored(layer: PayloadLayer, query: int) -> int:
+    """The place of a query's row."""
+    known = layer.tensors["queries"].tolist()
+    if query not in known:
+        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+        raise ValueError(bad("query", f"must be one that layer {layer.name!r} has stored ({some})", query))
+    return known.index(query)
+
+
+def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:
+    if not (-count if negative else 0) <= value < count:
+        raise ValueError(bad(name, f"must lie below {count}", value))
+    return value

@@ -23,6 +23,7 @@ from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.content import Content
+from attnconv.operators.kernels.contractions import below_largest
 
 SAMPLE = 256  # queries on which the rounding of scores is measured
 ROWS_AT_ONCE = 2**24  # probabilities
@@ -39,14 +40,17 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
-    sizes = _plane(name, operator.grid)
+    if operator.grid.dims > 2:
+        got, fix = f"{operator.grid.dims} axes", "Pass `layers` to show others only."
+        raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", got, fix))
+    height, width = (1, *operator.grid.sizes)[-2:]
     plain = own is not None and own.dims == 2 and _is_plain(operator.grid)
     content = content_tensors(operator, budget) if plain and isinstance(operator, Content) else None
     kind: Literal["positions", "content", "rows"]
     stored: dict[str, float | None] = {}
     border = "none"
     if own is not None and plain and not own.encoding.reads_content:
-        kind, tensors = "positions", position_tensors(own.encoding, sizes)
+        kind, tensors = "positions", position_tensors(own.encoding, (height, width))
     elif content is not None:
         kind, (tensors, stored["rounding of scores"]) = "content", content
     else:
@@ -58,7 +62,7 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
         name=name,
         kind=kind,
         heads=operator.heads,
-        sizes=sizes,
+        sizes=(height, width),
         prefix=0 if tokens is None else tokens.prefix,
         border=border,
         encoding=type(module if own is None else own.encoding).__name__,
@@ -77,7 +81,7 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
     some = next(encoding.parameters())
     pixels = some.new_zeros((1, *(axis.size for axis in axes), 1), dtype=torch.float64)
     (scores,) = encoding.terms(Grid(axes), pixels).values()
-    found = {"shift_scores": _less_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))}
+    found = {"shift_scores": below_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))}
     if (heads := encoding.gaussians()) is not None:
         found |= {"centres": heads.centres, "precision": heads.precision}
     return {key: tensor.detach().float().cpu().contiguous() for key, tensor in found.items()}
@@ -91,7 +95,7 @@ def gaussian_tensors(
     shifts = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)  # (s, 2)
     off = shifts - centres[:, None]
     scores = -0.5 * ((off @ precision) * off).sum(-1)
-    table = _less_largest(scores).unflatten(-1, (len(rows), len(columns)))
+    table = below_largest(scores).unflatten(-1, (len(rows), len(columns)))
     found = {"shift_scores": table, "centres": centres, "precision": precision}
     return {key: tensor.float() for key, tensor in found.items()}
 
@@ -104,7 +108,7 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
     """
     count = operator.grid.key_count
     queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
-    biases = [_less_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
+    biases = [below_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
     channels = (budget // (2 * operator.heads * count) - sum(bias.shape[-1] for bias in biases)) // 2
     shortened = queries.shape[-1] > channels
     if shortened and channels < 1:
@@ -188,15 +192,3 @@ def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"
             raise ValueError(bad("model", f"every query of {name!r} must stand on a token to be shown", got, fix))
         flat = flat * axis.size + place
     return flat
-
-
-def _plane(name: str, grid: Grid) -> tuple[int, int]:
-    if grid.dims > 2:
-        fix = "Pass `layers` to show others only."
-        raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", f"{grid.dims} axes", fix))
-    height, width = (1, *grid.sizes)[-2:]
-    return height, width
-
-
-def _less_largest(scores: Tensor) -> Tensor:
-    return scores - scores.amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The payload of a model: what its heads do, and on which images."""
+"""The payload of a model: what its heads do, on which images, and at which moments of its training."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float64, UInt8
 from torch import Tensor, nn
 
 import attnconv
@@ -14,12 +14,12 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.explorer.payload_format import Payload, PayloadLayer, Statistics, write_payload
 from attnconv.explorer.payload_layers import gaussian_tensors, store_layer
-from attnconv.explorer.training_history import Moment
 from attnconv.inspect.auditing import KERNEL, LayerAudit, audit
 from attnconv.inspect.capture import visit_attention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import is_convolution
+from attnconv.training.run_folder import RunFolder
 
 BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
 GREY = 128  # of pictures in place of none
@@ -43,6 +43,34 @@ class Pictures:
     def none() -> "Pictures":
         """No picture, for models that look at positions only."""
         return Pictures(torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HeadShapes:
+    """The heads of one layer: score = -1/2 (d - centre)^T precision (d - centre).
+
+    Attributes:
+        centres: (row, column) in tokens.
+        precision: In 1 / token^2.
+    """
+
+    centres: Float64[Tensor, "h 2"]
+    precision: Float64[Tensor, "h 2 2"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """One moment of a training.
+
+    Attributes:
+        name: On the page, such as `epoch 3`.
+        layers: The heads of each layer by its name, where they have centres.
+    """
+
+    name: str
+    layers: Mapping[str, HeadShapes]
 
 
 def payload(
@@ -111,6 +139,30 @@ def payload(
         images=pictures.pixels,
     )
     return write_payload(found)
+
+
+def moments_of(run: RunFolder, count: int = 24) -> tuple[Moment, ...]:
+    """At most `count` moments of a run: the first, the last, and between them ever longer steps.
+
+    Raises:
+        ValueError: `count` is below 1.
+    """
+    from attnconv.report.head_centres import choose_epochs
+
+    count = whole("count", count, 1)
+    recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
+    moments = []
+    for epoch in choose_epochs(sorted(recorded), count) if recorded else ():
+        heads = {
+            layer["name"]: HeadShapes(
+                torch.tensor(layer["centres"], dtype=torch.float64),
+                torch.linalg.inv(torch.tensor(layer["covariance"], dtype=torch.float64)),
+            )
+            for layer in recorded[epoch]
+            if len(layer["centres"][0]) == 2
+        }
+        moments.append(Moment(f"epoch {epoch}", heads))
+    return tuple(moments)
 
 
 def _store_layers(

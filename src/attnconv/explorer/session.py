@@ -1,18 +1,31 @@
-"""The payload of a model on chosen images, and on every picture that a visitor sends."""
+"""The payload of a model on chosen images, and on every picture that a visitor sends.
 
+A visitor's picture is decoded without trusting it: size and declared type are checked before any pixel is decoded. A
+pixel takes 4 bytes decoded, 8 while its colours are converted, and 12 in a progressive JPEG of four colours: 600 MB for
+the largest picture.
+"""
+
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, final
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
+from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError, fit_picture, open_picture
 from attnconv.explorer.payload_write import Pictures, payload
-from attnconv.explorer.uploaded_images import read_upload
+
+LARGEST_UPLOAD = 20_000_000  # bytes
+LARGEST_PICTURE = 50_000_000  # pixels: more than telephones usually take
+TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Session:
     """Payloads of one model on any images.
 
@@ -33,24 +46,19 @@ class Session:
         ('steps',)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        sizes: tuple[int, int],
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._model, self._sizes, self._mean, self._std = model, sizes, tuple(mean), tuple(std)
-        self._options = dict(options or {})
+    model: nn.Module
+    sizes: tuple[int, int]
+    _: KW_ONLY
+    mean: Sequence[float]
+    std: Sequence[float]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
         """The payload of some images, with the errors of `attnconv.explorer.payload`."""
-        some = next(self._model.parameters(), torch.zeros(()))  # attention needs none
-        images = normalise(pixels, self._mean, self._std).to(some.device, some.dtype)
+        some = next(self.model.parameters(), torch.zeros(()))  # attention needs none
+        images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
-        return payload(self._model, images, pictures=pictures, **self._options)
+        return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
         """The payload of one picture file with its declared media type, for `app`.
@@ -58,5 +66,40 @@ class Session:
         Raises:
             ValueError: The picture is rejected (see `read_upload`), or has one colour only.
         """
-        pixels = read_upload(content, declared, self._sizes, channels=len(self._mean))
+        pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
+
+
+def read_upload(
+    content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
+) -> UInt8[Tensor, "channels height width"]:
+    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of several, the first.
+
+    Args:
+        content: The file.
+        declared: Its media type as the sender says, such as `image/png`.
+        sizes: Height and width of the result in pixels.
+        channels: 3 for RGB, 1 for grey.
+
+    Raises:
+        UnsupportedTypeError: The type is not one of `TYPES`, or not that of the bytes; or it is a WebP that moves.
+        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or too long a side.
+        PictureError: The picture is broken, or of more than 8 bits a channel.
+    """
+    wanted = TYPES.get(declared.partition(";")[0].strip().lower())
+    if wanted is None:
+        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", repr(declared[:60])))
+    if len(content) > LARGEST_UPLOAD:
+        raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
+    formats, most = tuple(TYPES.values()), 2 * max(sizes)
+    with warnings.catch_warnings():  # Pillow warns of large pictures and odd metadata: both are decided elsewhere
+        warnings.simplefilter("ignore")
+        with open_picture(content, "image", formats=formats, largest=LARGEST_PICTURE) as image:
+            if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
+                raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
+            frames = getattr(image, "n_frames", 1) if wanted == "WEBP" else 1
+            if frames > 1:
+                fix = "Save one of them as a picture."
+                raise UnsupportedTypeError(bad("image", "must be a WebP that does not move", f"{frames} frames", fix))
+            image.draft("RGB" if channels == 3 else "L", (most, most))  # JPEG only: decoded at a fraction of its size
+            return fit_picture(image, sizes, channels=channels)

@@ -4,8 +4,11 @@ from .checkpoint import (
     read_checkpoint as read_checkpoint,
     save_weights as save_weights,
 )
-from .classifier import AttentionClassifier as AttentionClassifier
-from .factory import build as build
+from .classifiers import (
+    AttentionClassifier as AttentionClassifier,
+    ResNet as ResNet,
+    build as build,
+)
 from .model_loader import (
     LoadedModel as LoadedModel,
     load as load,
@@ -20,7 +23,6 @@ from .presets import (
     PRESETS as PRESETS,
     list_models as list_models,
 )
-from .resnet import ResNet as ResNet
 from .settings import (
     AttentionSettings as AttentionSettings,
     ModelSettings as ModelSettings,

@@ -1,32 +1,49 @@
-"""Checkpoints: a model's weights and everything needed to use them, in one safetensors file.
+"""Weights files: checkpoints and recast networks, each with everything needed to use it, in one safetensors file.
 
-The tensors are the model's state dict. The header (see `weights_file`) holds
+The tensors are a model's state dict, and nothing in a file is executed. The header's map of strings describes them:
 
-    settings    with a tag `kind`: the model is built from it
+    format            "attnconv" (a checkpoint) or "attnconv-recast" (a recast network)
+    format_version    "1"
+    attnconv_version  the version that wrote it
+
+and, as JSON,
+
     classes     names, in the order of the logits
     mean, std   the normalisation of each image channel, finite, std above 0
-    extra       whatever the writer wants to remember (metrics, epoch, preset)
+    settings    (checkpoint) with a tag `kind`: the model is built from it
+    extra       (checkpoint) whatever the writer wants to remember (metrics, epoch, preset)
+    model       (recast) {"settings": ..} of a preset or checkpoint, or {"spec": "torchvision:resnet18"}
+    alpha, only (recast) the arguments of `recast`
 """
 
+import contextlib
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+import attnconv
+from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
+from attnconv._util.json_files import read_json
 from attnconv._util.rollback import all_or_nothing
 from attnconv._util.settings import plain
 from attnconv._util.value_checks import is_real
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.settings import ModelSettings, model_settings
-from attnconv.models.weights_file import WeightsFile, check_version, read_weights, weights_content, write_weights
 
-FORMAT = "attnconv"
+CHECKPOINT = "attnconv"
+RECAST = "attnconv-recast"
+FORMAT_VERSION = "1"
+PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".th", ".tar")
+_PICKLE_STARTS = (b"PK\x03\x04", *(bytes([0x80, version]) for version in range(6)))  # a zip of one, or its protocol
 
 
 class About(NamedTuple):
@@ -60,6 +77,24 @@ class Checkpoint:
     source: str = ""
 
 
+@dataclass(frozen=True)
+class WeightsFile:
+    """The contents of a weights file."""
+
+    source: str
+    metadata: Mapping[str, str]
+    tensors: dict[str, Tensor]
+
+    def value(self, name: str, *kinds: type) -> Any:
+        """Decode an entry of the header, which must be JSON of one of these types."""
+        text = self.metadata.get(name, "")
+        with contextlib.suppress(ValueError):
+            if type(value := read_json(text)) in kinds:
+                return value
+        requirement = f"must hold JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
+        raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))
+
+
 def save_weights(
     path: str | Path,
     model: nn.Module,
@@ -87,26 +122,37 @@ def save_weights(
         TypeError: `extra` is not made of JSON values.
         OSError: The file cannot be written.
     """
-    write_weights(path, weights_bytes(model, settings, classes=classes, mean=mean, std=std, extra=extra))
+    _write(Path(path), weights_bytes(model, settings, About(classes, mean, std), extra))
 
 
 def weights_bytes(
-    model: nn.Module,
-    settings: ModelSettings,
-    *,
-    classes: tuple[str, ...] = (),
-    mean: tuple[float, ...] = (),
-    std: tuple[float, ...] = (),
-    extra: Mapping[str, Any] | None = None,
+    model: nn.Module, settings: ModelSettings, about: About, extra: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the content of the file that `save_weights` writes."""
+    """The content of the file that `save_weights` writes."""
     tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    about = About(classes, mean, std)
-    check_about(settings, about)
+    _check_about(settings, about)
     check_tensors(tensors, settings, argument="model")
-    return weights_content(
-        tensors, FORMAT, {"settings": plain(settings), **about._asdict(), "extra": dict(extra or {})}
-    )
+    return _content(tensors, CHECKPOINT, {"settings": plain(settings), **about._asdict(), "extra": dict(extra or {})})
+
+
+def save_recast(
+    path: Path,
+    model: nn.Module,
+    origin: str | ModelSettings,
+    *,
+    about: About,
+    alpha: float | None = None,
+    only: Sequence[str] | None = None,
+) -> None:
+    """Write a recast network atomically; `alpha` and `only` are those of `recast`.
+
+    `origin` is what was recast: settings of a model of this library, or the argument of `load`.
+    """
+    source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
+    description = {"model": source, "alpha": alpha, "only": None if only is None else list(only), **about._asdict()}
+    # Copies: the format has no two names for one tensor, and shared weights are shared again when they are loaded.
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    _write(path, _content(tensors, RECAST, description))
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -123,7 +169,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def checkpoint_of(file: WeightsFile) -> Checkpoint:
     """Check and interpret a weights file as a checkpoint."""
-    if file.metadata.get("format") != FORMAT:
+    if file.metadata.get("format") != CHECKPOINT:
         fix = "Build the model, load these tensors into it, and write it with attnconv.models.save_weights."
         got = f"a safetensors file with the metadata {sorted(file.metadata)}"
         raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=file.source))
@@ -170,7 +216,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 def load_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], *, argument: str = "checkpoint", origin: str, assign: bool = False
 ) -> None:
-    """Call `Module.load_state_dict`, whose errors become a `ValueError` with the argument's name."""
+    """`Module.load_state_dict`, whose errors become a `ValueError` with the argument's name."""
     try:
         model.load_state_dict(dict(tensors), assign=assign)
     except RuntimeError as error:
@@ -192,13 +238,13 @@ def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, arg
 
 
 def read_about(file: WeightsFile, settings: ModelSettings | None) -> About:
-    """Read and check `classes`, `mean` and `std` of a weights file; see `check_about`."""
+    """Read and check `classes`, `mean` and `std` of a weights file."""
     about = About(*(tuple(file.value(name, list)) for name in About._fields))
-    check_about(settings, about, origin=f"from {file.source}")
+    _check_about(settings, about, origin=f"from {file.source}")
     return About(about.classes, tuple(map(float, about.mean)), tuple(map(float, about.std)))
 
 
-def check_about(settings: ModelSettings | None, about: About, *, origin: str = "") -> None:
+def _check_about(settings: ModelSettings | None, about: About, *, origin: str = "") -> None:
     """Compare names and normalisation with the settings of their model, None for one of another library."""
     classes, mean, std = about
     count = len(classes) if settings is None else settings.classes
@@ -211,3 +257,63 @@ def check_about(settings: ModelSettings | None, about: About, *, origin: str = "
             above = " above 0" if name == "std" else ""
             requirement = f"must be {channels} finite numbers{above}, one for each channel of the images"
             raise ValueError(bad(name, requirement, list(values), origin=origin))
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """Read a safetensors file, with tensors on the CPU; pickles are rejected unread, with the way to convert them."""
+    if not path.is_file():
+        got = f"the folder {path}" if path.is_dir() else f"nothing at {path}"
+        raise FileNotFoundError(bad("checkpoint", "must be a file", got))
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
+            return WeightsFile(str(path), file.metadata() or {}, tensors)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(_refusal(path, str(error))) from error
+
+
+def _refusal(path: Path, error: str) -> str:
+    """Explain why a file is not a weights file, and what to do."""
+    with path.open("rb") as file:
+        is_pickle = file.read(4).startswith(_PICKLE_STARTS) or path.suffix.lower() in PICKLE_SUFFIXES
+    if not is_pickle:
+        fix = "If it was cut off while it was copied or downloaded, fetch it again."
+        return bad("checkpoint", "must be a whole safetensors file", error, fix, origin=str(path))
+    fix = (
+        "Convert a torch.save file whose layers are those of a preset with "
+        f"`model.load_state_dict(torch.load({path.name!r}, weights_only=True))` and "
+        "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
+    )
+    if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
+        fix = f"Next to it is {beside[0]}; name that, or the run folder."
+    requirement = "must be a safetensors file, for a pickle can execute anything"
+    return bad("checkpoint", requirement, "a pickle, which was not read", fix, origin=str(path))
+
+
+def check_version(file: WeightsFile) -> None:
+    """Reject files of another version of the format."""
+    version, writer = file.metadata.get("format_version"), file.metadata.get("attnconv_version", "unknown")
+    if version != FORMAT_VERSION:
+        fix = f"It was written by attnconv {writer}; read it with that version."
+        requirement = f"must have format version {FORMAT_VERSION}"
+        raise ValueError(bad("checkpoint", requirement, repr(version), fix, origin=file.source))
+
+
+def _content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:
+    """The bytes of a weights file with JSON values in its header; equal contents are equal bytes."""
+    metadata = {name: json.dumps(value) for name, value in description.items()}
+    metadata |= {"format": form, "format_version": FORMAT_VERSION, "attnconv_version": attnconv.__version__}
+    content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    # safetensors orders the map of strings differently in each process: it is sorted here.
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a weights file atomically; missing folders are created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)

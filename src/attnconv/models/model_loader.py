@@ -2,27 +2,45 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, final
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from attnconv._util.errors import bad, did_you_mean
-from attnconv.models import recast_file
-from attnconv.models.checkpoint import checkpoint_of, model_of
-from attnconv.models.factory import build
-from attnconv.models.library_models import LIBRARIES, library_model
+from attnconv._util.exports import missing
+from attnconv.convert import plan_shifts, recast
+from attnconv.models.checkpoint import (
+    PICKLE_SUFFIXES,
+    RECAST,
+    About,
+    WeightsFile,
+    check_version,
+    checkpoint_of,
+    fresh,
+    load_tensors,
+    model_of,
+    read_about,
+    read_weights,
+)
+from attnconv.models.classifiers import build
 from attnconv.models.presets import PRESETS, preset_settings
-from attnconv.models.settings import ModelSettings
-from attnconv.models.weights_file import PICKLE_SUFFIXES, read_weights
+from attnconv.models.settings import ModelSettings, model_settings
+
+Sizes: TypeAlias = tuple[int, int] | None
+Found: TypeAlias = tuple[nn.Module, About]
 
 RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors", "checkpoints/start.safetensors")
 """Where a run folder keeps its weights, in the order of preference."""
 _FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
+_INTERPOLATE = "interpolate_pos_encoding"  # an argument of transformers' models
 
 
 @dataclass(frozen=True)
@@ -59,19 +77,16 @@ def load(
         hf:vit                        a model of transformers: a type of model, or a name on the hub, or a folder
         package.module:function       whatever the function, called without arguments, returns
 
-    A preset's name means the preset even where a folder has the same name; write `./quadratic` for the folder.
+    Fresh parameters are drawn from torch's global generator; reading a checkpoint leaves that as it was.
 
     Args:
-        spec: The model; a `Path` is always a run folder or a checkpoint.
+        spec: The model; a `Path` is always a run folder or a checkpoint. A preset's name means the preset even where a
+            folder has the same name; write `./quadratic` for the folder.
         pretrained: Download trained weights for models of timm, torchvision and the hub.
         size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
             both interpolate trained positions to it. None for the model's own.
         **changes: Settings in place of a preset's own, such as `classes=100` (the fields of `AttentionSettings` and
             `ResNetSettings`).
-
-    Returns:
-        The model in evaluation mode. Fresh parameters are drawn from torch's global generator; reading a checkpoint
-        leaves that as it was.
 
     Raises:
         ValueError: The name is not known or has none of these forms, the checkpoint is rejected (see
@@ -83,9 +98,6 @@ def load(
     Example:
         >>> load("quadratic-digits").source
         'preset quadratic-digits, fresh parameters'
-        >>> import torch
-        >>> load("quadratic-small", classes=100).model(torch.zeros(1, 3, 32, 32)).shape
-        torch.Size([1, 100])
     """
     if isinstance(spec, str) and spec in PRESETS:
         settings = preset_settings(spec, **changes)
@@ -97,13 +109,12 @@ def load(
         return _load_path(spec)
     library, colon, name = spec.partition(":")
     if colon and library in LIBRARIES:
-        model, about = library_model(library, name, pretrained=pretrained, size=size)
+        model, about = LIBRARIES[library](name, pretrained, size)
         state = "pretrained" if pretrained else "fresh parameters"
         return LoadedModel(model.eval(), None, *about, f"{spec}, {state}")
-    is_path = "/" in spec or os.sep in spec or spec.endswith((".safetensors", *PICKLE_SUFFIXES))
     if Path(spec).exists():
         return _load_path(Path(spec))
-    if is_path:
+    if "/" in spec or os.sep in spec or spec.endswith((".safetensors", *PICKLE_SUFFIXES)):
         raise FileNotFoundError(bad("model", "must be a run folder or a checkpoint", f"nothing at {spec}"))
     if colon:
         return _load_function(library, name)
@@ -113,9 +124,8 @@ def load(
 
 def _load_path(path: Path) -> LoadedModel:
     file = read_weights(checkpoint_file(path))
-    if file.metadata.get("format") == recast_file.FORMAT:
-        model, settings, about = recast_file.rebuild(file)
-        return LoadedModel(model.eval(), settings, *about, f"recast network {file.source}")
+    if file.metadata.get("format") == RECAST:
+        return _rebuild(file)
     found = checkpoint_of(file)
     model, source = model_of(found), f"checkpoint {file.source}"
     return LoadedModel(model.eval(), found.settings, found.classes, found.mean, found.std, source)
@@ -133,23 +143,62 @@ def checkpoint_file(path: Path) -> Path:
     raise FileNotFoundError(bad("model", requirement, path, fix))
 
 
+def _rebuild(file: WeightsFile) -> LoadedModel:
+    """Build the architecture of a recast network afresh, recast it, and give it the weights.
+
+    No function is called: a file that was made from a user's function is rejected with the line that loads it.
+    """
+    check_version(file)
+    source, origin = file.value("model", dict), file.source
+    alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
+    spec, given, settings = source.get("spec"), source.get("settings"), None
+    library, _, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if isinstance(given, dict):
+        settings = model_settings(given, origin=origin)
+    elif library not in LIBRARIES:
+        fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
+        fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
+        requirement = "must name a model of a library; no function is called"
+        raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
+    about = read_about(file, settings)
+    base = fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file.tensors)
+    model = recast(base, alpha=alpha, only=only)
+    load_tensors(model, file.tensors, origin=origin)
+    plan_shifts(model)
+    return LoadedModel(model.eval(), settings, *about, f"recast network {origin}")
+
+
 def _load_function(module_name: str, function_name: str) -> LoadedModel:
+    """Call a user's function. A module in the working folder is found as with `python -m`."""
     spec = f"{module_name}:{function_name}"
-    module = _import_module(module_name, spec)
-    function = getattr(module, function_name, None)
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
+    root, folder = module_name.partition(".")[0], str(Path.cwd())
+    if root not in sys.modules and importlib.util.find_spec(root) is None and folder not in sys.path:
+        sys.path.append(folder)
+    module = function = model = None
+    try:
+        module = importlib.import_module(module_name)
+        function = getattr(module, function_name, None)
+        model = function() if callable(function) else None
+    except ModuleNotFoundError as error:
+        if module is not None or error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module exists, and itself lacks something
+        fix = "Run from the folder that holds it, or install its package."
+        raise ImportError(bad("model", "must name a module that can be imported", repr(module_name), fix)) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(_users_error(spec, error, module)) from error
     if not callable(function):
         fix = did_you_mean(function_name, dir(module))
         raise ValueError(bad("model", f"must name a function of {module_name}", repr(function_name), fix))
-    try:
-        model = function()
-    except Exception as error:
-        raise ValueError(_users_error(spec, error, module)) from error
     if not isinstance(model, nn.Module):
         raise TypeError(bad("model", f"{spec} must return a torch.nn.Module", type(model).__name__))
     return LoadedModel(model.eval(), source=f"function {spec}")
 
 
-def _users_error(spec: str, error: Exception, module: Any = None) -> str:
+def _users_error(spec: str, error: Exception, module: Any) -> str:
     """Describe an error of a user's code, with the line that raised it, and theirs where that is another."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
@@ -159,21 +208,108 @@ def _users_error(spec: str, error: Exception, module: Any = None) -> str:
     return bad("model", f"{spec} must run without an error", got, fix)
 
 
-def _import_module(name: str, spec: str) -> Any:
-    """Import a module that the user named; one in the working folder is found as with `python -m`."""
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
-    root, folder = name.partition(".")[0], str(Path.cwd())
-    if root not in sys.modules and importlib.util.find_spec(root) is None and folder not in sys.path:
-        sys.path.append(folder)
+def _import(package: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists, and itself lacks something
-        fix = "Run from the folder that holds it, or install its package."
-        raise ImportError(bad("model", "must name a module that can be imported", repr(name), fix)) from error
-    except ImportError:
-        raise
-    except Exception as error:
-        raise ValueError(_users_error(spec, error)) from error
+        raise (missing(error) or error) from error
+    except RuntimeError as error:  # torchvision, which timm needs, was built for another torch
+        fix = "Install the torch and the torchvision that were released together."
+        raise ImportError(bad(package, "must be importable", str(error), fix)) from error
+
+
+def _require_known(library: str, name: str, known: list[str]) -> None:
+    if name.partition(".")[0] not in known:  # timm names weights after a dot
+        raise ValueError(bad("model", f"must be the name of a {library} model", repr(name), did_you_mean(name, known)))
+
+
+def _of_timm(name: str, pretrained: bool, size: Sizes) -> Found:
+    timm = _import("timm")
+    _require_known("timm", name, timm.list_models())
+    options = {} if size is None else {"img_size": size}
+    try:
+        model = timm.create_model(name, pretrained=pretrained, **options)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        model = timm.create_model(name, pretrained=pretrained)  # it accepts images of any size
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if size is None:
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        requirement = f"must be one that timm can build {name} for"
+        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"timm says: {reason}.")) from error
+    values = model.pretrained_cfg
+    return model, _about((), values.get("mean"), values.get("std"))
+
+
+def _of_torchvision(name: str, pretrained: bool, _size: Sizes) -> Found:
+    models = _import("torchvision").models
+    _require_known("torchvision", name, models.list_models())
+    if not pretrained:
+        return models.get_model(name, weights=None), _about()
+    weights = models.get_model_weights(name).DEFAULT
+    transform = weights.transforms()
+    mean, std = getattr(transform, "mean", ()), getattr(transform, "std", ())
+    return models.get_model(name, weights=weights), _about(weights.meta.get("categories"), mean, std)
+
+
+def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
+    transformers = _import("transformers")
+    factory, configs = transformers.AutoModelForImageClassification, transformers.AutoConfig
+    about = _about()
+    try:
+        if pretrained:
+            # Only safetensors, because the hub's other format is a pickle; and no code from the hub.
+            network = factory.from_pretrained(name, use_safetensors=True, trust_remote_code=False)
+            labels = network.config.id2label
+            about = _about([str(labels[index]) for index in sorted(labels)], *_normalisation_on_hub(transformers, name))
+        elif name in transformers.CONFIG_MAPPING:
+            network = factory.from_config(configs.for_model(name))  # the type's default sizes, without the network
+        else:
+            network = factory.from_config(configs.from_pretrained(name, trust_remote_code=False))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        requirement = "must be a type of image classifier, a name on the hub that can be reached, or a folder"
+        raise ValueError(bad("model", requirement, f"hf:{name}", f"transformers says: {reason}.")) from error
+    own = getattr(network.config, "image_size", None)
+    own = (own, own) if isinstance(own, int) else own and tuple(own)
+    interpolate = size not in (None, own) and _INTERPOLATE in inspect.signature(network.forward).parameters
+    return Logits(network, interpolate=interpolate), about
+
+
+def _normalisation_on_hub(transformers: Any, name: str) -> tuple[Any, Any]:
+    """Mean and deviation of each channel from the model's preprocessing, if it has any."""
+    try:
+        values, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        return (), ()
+    return values.get("image_mean"), values.get("image_std")
+
+
+def _about(*values: Any) -> About:
+    """Classes, mean and deviation as far as a library knows them."""
+    return About(*(tuple(value or ()) for value in values))
+
+
+LIBRARIES: Mapping[str, Callable[[str, bool, Sizes], Found]] = {
+    "timm": _of_timm,
+    "torchvision": _of_torchvision,
+    "hf": _of_transformers,
+}
+
+
+@final
+class Logits(nn.Module):
+    """A model of transformers as images to logits; it can interpolate its positions to the size of the images."""
+
+    def __init__(self, network: nn.Module, *, interpolate: bool = False) -> None:
+        super().__init__()
+        self.network, self.interpolate = network, interpolate
+
+    def forward(self, images: Float[Tensor, "b c height width"], **options: object) -> Float[Tensor, "b classes"]:
+        """Logits of normalised images; `options` are further arguments of the model's own forward pass."""
+        if self.interpolate:
+            options = {_INTERPOLATE: True, **options}
+        logits: Tensor = self.network(pixel_values=images, **options).logits
+        return logits

@@ -123,21 +123,21 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
 
 def _resnet_parts(settings: ResNetSettings) -> Iterator[Part]:
     side, before = settings.image_size, settings.widths[0]
-    yield from _convolution(settings.image_channels, before, 3, side)
+    yield _convolution(settings.image_channels, before, 3, side)
     for stage, (after, blocks) in enumerate(zip(settings.widths, settings.blocks, strict=True)):
         for block in range(blocks):
             halves = stage > 0 and block == 0
             if halves:
                 side = -(-side // 2)
-            yield from _convolution(before, after, 3, side)
-            yield from _convolution(after, after, 3, side)
+            yield _convolution(before, after, 3, side)
+            yield _convolution(after, after, 3, side)
             if halves or before != after:
-                yield from _convolution(before, after, 1, side)
+                yield _convolution(before, after, 1, side)
             before = after
     yield _linear(before, settings.classes, 1)
 
 
-def _convolution(inputs: int, outputs: int, kernel: int, side: int) -> Iterator[Part]:
+def _convolution(inputs: int, outputs: int, kernel: int, side: int) -> Part:
     """A convolution without bias on an image of `side` x `side` pixels, and its batch norm."""
-    yield _linear(inputs * kernel**2, outputs, side**2, bias=False)
-    yield Part(2 * outputs)
+    weights = inputs * kernel**2 * outputs
+    return Part(weights + 2 * outputs, side**2 * weights)

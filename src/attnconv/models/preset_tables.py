@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.presets import CATALOGUE, PRESETS
-from attnconv.models.settings import AttentionSettings, ModelSettings
+from attnconv.models.settings import AttentionSettings
 
 # Section E of the paper: heads pruned from the generalised quadratic model, first to last layer.
 PRUNED_HEADS = (2, 4, 1, 2, 6, 0)
@@ -30,16 +30,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown; columns after the first are aligned to the right if they hold numbers."""
+        """The table in Markdown; columns of numbers are aligned to the right."""
         marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
-        lines = [_line(self.columns), f"|{'|'.join(marks)}|", *(_line(row) for row in self.rows)]
-        return "\n".join(lines)
+        return "\n".join([_line(self.columns), f"|{'|'.join(marks)}|", *map(_line, self.rows)])
 
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Whether each column holds only numbers; a column without rows does not."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        return tuple(bool(column) and all(_is_number(cell) for cell in column) for column in columns)
+        columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
+        return tuple(all(map(_is_number, column)) for column in columns)
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -73,41 +72,34 @@ def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str,
     `training` holds names and values of further rows, about training.
     """
     settings = settings or AttentionSettings()
-    per_layer = settings.heads_per_layer
-    heads = str(per_layer[0]) if len(set(per_layer)) == 1 else ", ".join(str(count) for count in per_layer)
-    model = {
+    heads = settings.heads_per_layer
+    rows = {
         "number of layers": str(settings.layers),
-        "number of heads": heads,
+        "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
         "hidden dimension": str(settings.width),
         "intermediate dimension": str(settings.mlp_width),
         "invertible pooling width": str(settings.downsampling),
         "dropout probability": f"{settings.dropout:g}",
         "layer normalization epsilon": f"{settings.norm_epsilon:g}",
+        **(training or {}),
     }
-    rows = {**model, **(training or {})}
     return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))
 
 
 def table_4() -> Table:
     """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model."""
-    models: dict[str, ModelSettings] = {
-        "ResNet18": PRESETS["resnet18"],
-        "SA quadratic emb.": PRESETS["quadratic"],
-        "SA quadratic emb. gen.": PRESETS["quadratic-generalized"],
-        "SA quadratic emb. gen. pruned": pruned_settings(),
-        "SA learned emb.": PRESETS["learned"],
-        "SA learned emb. + content": PRESETS["learned-content"],
-    }
+    names = ("resnet18", "quadratic", "quadratic-generalized", "", "learned", "learned-content")
+    models = [PRESETS[name] if name else pruned_settings() for name in names]
     rows = [
         (
-            name,
-            f"{PAPER_ACCURACY[name]:.3f}",
+            title,
+            f"{accuracy:.3f}",
             f"{parameters(settings) / 1e6:.1f} M",
             f"{flops_paper(settings) / 1e9:.1f} G",
             f"{flops_all(settings) / 1e9:.1f} G",
         )
-        for name, settings in models.items()
+        for (title, accuracy), settings in zip(PAPER_ACCURACY.items(), models, strict=True)
     ]
-    title = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
+    heading = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
     columns = ("Models", "accuracy", "# of params", "# of FLOPS", "# of FLOPS, everything counted")
-    return Table(title, columns, tuple(rows))
+    return Table(heading, columns, tuple(rows))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
-from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet
+from attnconv.data.image_set import Batch, Batches, ImageSet
 from attnconv.training.processes import local_rank
 from attnconv.training.settings import AcceleratorName, PrecisionName
 

@@ -19,7 +19,7 @@ from attnconv._util.errors import bad
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load as load_data
 from attnconv.models.checkpoint import load_weights, read_checkpoint
-from attnconv.models.factory import build
+from attnconv.models.classifiers import build
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.training.environment import environment
 from attnconv.training.evaluation import device_of, evaluate

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from attnconv._util.glibc_malloc import freed_memory_kept
-from attnconv.data.augmentation import augment
-from attnconv.data.batches import Batch, Batches
-from attnconv.data.image_set import ImageSet, Splits
-from attnconv.data.mixup import mix
+from attnconv.data.augmentation import augment, mix
+from attnconv.data.image_set import Batch, Batches, ImageSet, Splits
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser, rate_factor
@@ -79,7 +77,7 @@ class TrainingLoop:
 
     def epoch_batches(self) -> Iterator[Iterator[Batch]]:
         """For each optimiser step of the epoch, the batches that it accumulates."""
-        self._batches.set_epoch(self.epoch)
+        self._batches.epoch = self.epoch
         batches = iter(self._batches)
         for _ in range(self.steps_per_epoch):
             yield itertools.islice(batches, self.settings.train.accumulate)

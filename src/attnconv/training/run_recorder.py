@@ -15,7 +15,7 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.settings import plain
 from attnconv.encodings.base import Encoding
-from attnconv.models.checkpoint import weights_bytes
+from attnconv.models.checkpoint import About, weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
@@ -90,9 +90,8 @@ class Recorder:
         if improved or due:
             accuracy = {split: result.accuracy for split, result in scores.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
-            weights = weights_bytes(
-                loop.model, loop.settings.model, classes=self._classes, mean=loop.mean, std=loop.std, extra=extra
-            )
+            about = About(self._classes, loop.mean, loop.std)
+            weights = weights_bytes(loop.model, loop.settings.model, about, extra)
             self._best_weights = weights if improved else self._best_weights
             if due:
                 self._write(weights)

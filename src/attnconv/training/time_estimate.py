@@ -6,9 +6,8 @@ import time
 
 import torch
 
-from attnconv.data.batches import Batches
-from attnconv.data.image_set import Splits
-from attnconv.models.factory import build
+from attnconv.data.image_set import Batches, Splits
+from attnconv.models.classifiers import build
 from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.settings import RunSettings

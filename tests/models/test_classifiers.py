@@ -1,4 +1,4 @@
-"""The paper's classifier: held against its description written out with plain tensors, and its promises."""
+"""The classifiers: held against their description written out with plain tensors, and their promises."""
 
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -10,9 +10,17 @@ from torch import Tensor
 
 from attnconv.encodings import Encoding
 from attnconv.encodings.registry_names import EncodingName
-from attnconv.models.classifier import AttentionBlock, AttentionClassifier, make_encoding, space_to_depth
-from attnconv.models.factory import build
-from attnconv.models.settings import AttentionSettings, CentresName
+from attnconv.models.classifiers import (
+    AttentionBlock,
+    AttentionClassifier,
+    BasicBlock,
+    ResNet,
+    build,
+    make_encoding,
+    space_to_depth,
+)
+from attnconv.models.presets import PRESETS
+from attnconv.models.settings import AttentionSettings, CentresName, ResNetSettings
 from tests.tolerances import tolerance
 
 TINY = AttentionSettings(
@@ -258,3 +266,51 @@ def test_wrong_settings_are_named_together() -> None:
 def test_wrong_images_are_refused(images: Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         AttentionClassifier(TINY)(images)
+
+
+TINY_RESNET = ResNetSettings(widths=(4, 8), blocks=(2, 1), image_size=8, classes=5)
+
+
+def test_resnet18_has_the_known_number_of_parameters() -> None:
+    settings = PRESETS["resnet18"]
+    assert isinstance(settings, ResNetSettings)
+    with torch.device("meta"):
+        model = ResNet(settings)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
+
+
+def test_stages_after_the_first_halve_the_image() -> None:
+    model = ResNet(ResNetSettings(widths=(4, 8, 16), blocks=(1, 1, 1)))
+    sizes = []
+    for block in model.stages:
+        block.register_forward_hook(lambda _module, _inputs, output: sizes.append(tuple(output.shape[1:])))
+    model(torch.zeros(2, 3, 32, 20))
+    assert sizes == [(4, 32, 20), (8, 16, 10), (16, 8, 5)]
+
+
+@pytest.mark.parametrize("size", [(8, 8), (1, 1), (5, 9)])
+def test_images_of_any_size(size: tuple[int, int]) -> None:
+    assert ResNet(TINY_RESNET).eval()(torch.randn(2, 3, *size)).shape == (2, 5)
+
+
+def test_a_block_without_branch_is_its_shortcut() -> None:
+    x = torch.rand(2, 4, 6, 6)
+    same, other = BasicBlock(4, 4).eval(), BasicBlock(4, 8, stride=2).eval()
+    for block in (same, other):
+        torch.nn.init.zeros_(block.convolution2.weight)
+    torch.testing.assert_close(same(x), x, rtol=0, atol=0)
+    torch.testing.assert_close(other(x), torch.relu(other.shortcut(x)), **tolerance(torch.float32))
+    assert other(x).shape == (2, 8, 3, 3)
+
+
+def test_a_gradient_reaches_every_parameter_of_the_residual_network() -> None:
+    model = ResNet(TINY_RESNET)
+    model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_wrong_settings_and_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"settings\.blocks: .*got \(1,\)"):
+        ResNet(ResNetSettings(widths=(4, 8), blocks=(1,)))
+    with pytest.raises(ValueError, match=r"images: .*got shape \(2, 1, 8, 8\)"):
+        ResNet(TINY_RESNET)(torch.zeros(2, 1, 8, 8))
