@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_dense
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import check_dense, whole
 from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.image_checks import blaming_images, check_images

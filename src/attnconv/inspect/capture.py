@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attnconv._util.errors import bad
-from attnconv._util.eval_mode import evaluating
-from attnconv._util.input_checks import check_module, check_tensor
-from attnconv._util.value_checks import is_index, whole
+from attnconv._util.module_state import evaluating
+from attnconv._util.value_checks import check_module, check_tensor, is_index, whole
 from attnconv.inspect.attention_rows import TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.capture_calls import AttentionCalls
 from attnconv.inspect.image_checks import blaming_images

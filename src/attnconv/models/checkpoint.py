@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_module
-from attnconv._util.rollback import all_or_nothing
+from attnconv._util.module_state import all_or_nothing
 from attnconv._util.settings import plain
-from attnconv._util.value_checks import is_real
+from attnconv._util.value_checks import check_module, is_real
 from attnconv.models.factory import build
 from attnconv.models.settings import ModelSettings, model_settings
 from attnconv.models.weights_file import WeightsFile, check_version, read_weights, weights_content, write_weights

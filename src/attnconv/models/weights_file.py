@@ -21,7 +21,6 @@ from torch import Tensor
 import attnconv
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
-from attnconv._util.json_files import read_json
 
 FORMAT_VERSION = "1"
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".th", ".tar")
@@ -39,8 +38,8 @@ class WeightsFile:
     def value(self, name: str, *kinds: type) -> Any:
         """Decode an entry of the header, which must be JSON of one of these types."""
         text = self.metadata.get(name, "")
-        with contextlib.suppress(ValueError):
-            if type(value := read_json(text)) in kinds:
+        with contextlib.suppress(ValueError, RecursionError):
+            if type(value := json.loads(text)) in kinds:
                 return value
         requirement = f"must hold JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
         raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))
