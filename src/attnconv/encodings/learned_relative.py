@@ -18,9 +18,8 @@ from attnconv.encodings.base import Encoding, SeparableEncoding
 from attnconv.encodings.content_scores import (
     check_head_channels,
     content_scores,
-    lattice_keys,
-    pixel_queries,
     position_scores,
+    split_heads,
 )
 from attnconv.grid import Grid
 from attnconv.operators.content import Content
@@ -98,8 +97,8 @@ class LearnedRelativeContent(Encoding):
         }
 
     def _query_and_key(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
-        query = pixel_queries(self.query, self.heads, grid, x, 1 / math.sqrt(self.head_channels))
-        return query, lattice_keys(self.key, self.heads, grid, x)
+        query = split_heads(self.query(grid.at_queries(x)), self.heads) * (1 / math.sqrt(self.head_channels))
+        return query, split_heads(self.key(grid.extend(x)), self.heads)
 
     def _biases(self, grid: Grid, query: Tensor) -> list[Tensor]:
         parts = query.chunk(self.dims, -1)

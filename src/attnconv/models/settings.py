@@ -18,7 +18,7 @@ from attnconv._util.settings import (
     Problem,
     read,
 )
-from attnconv.encodings.registry_names import EncodingName
+from attnconv.encodings.registry import EncodingName
 
 MOST_LAYERS = 1_000
 MOST_PARAMETERS = 1_000_000_000

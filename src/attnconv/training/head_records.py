@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from attnconv.encodings.base import Encoding, Gaussians
+from attnconv.encodings.base import Encoding
+from attnconv.encodings.gaussians import Gaussians
 from attnconv.training.run_folder import HeadsLine, LayerHeads
 
 # A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
