@@ -20,8 +20,7 @@ import torch
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv.grid import Grid
-from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS
-from attnconv.operators.kernels.tiling import block_bytes
+from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS, block_bytes
 
 Form = Literal["dense", "structured"]
 

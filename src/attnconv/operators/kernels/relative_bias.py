@@ -27,7 +27,6 @@ from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import attend_plainly
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
-from attnconv.operators.kernels.tiling import spans
 
 Buffers: TypeAlias = dict[int, Tensor]
 ALIGNED = 8  # half-precision kernels take multiples of so many channels only
@@ -174,8 +173,8 @@ def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, 
     heads, count = queries.shape[1:3]
     most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
-    for images in spans(batch, max(most // count, 1)):
-        for some in spans(count, rows):
+    for images in block_sizes.spans(batch, max(most // count, 1)):
+        for some in block_sizes.spans(count, rows):
             yield images, some
 
 

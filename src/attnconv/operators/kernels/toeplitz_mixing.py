@@ -12,7 +12,6 @@ from attnconv.operators.base import score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import project, project_heads
 from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing
-from attnconv.operators.kernels.tiling import spans
 from attnconv.operators.kernels.toeplitz_fft import mix_spectrum, points, rows_apart, shift_rows
 from attnconv.operators.kernels.toeplitz_tiles import Runs, mix_windows, runs_of, window_gradients, work_of
 
@@ -93,8 +92,8 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
 def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
     """All images and channels, in parts of about `SPECTRUM_BLOCK` bytes in float64."""
     most = max(block_sizes.SPECTRUM_BLOCK // (8 * points(grid)), 1)
-    for images in spans(values.shape[0], max(most // values.shape[-1], 1)):
-        for channels in spans(values.shape[-1], most):
+    for images in block_sizes.spans(values.shape[0], max(most // values.shape[-1], 1)):
+        for channels in block_sizes.spans(values.shape[-1], most):
             yield images, channels
 
 
