@@ -26,11 +26,13 @@ class AttentionOperator(abc.ABC):
         grid: Positions of queries and keys.
         heads: Number of heads h.
         batch: 1 where all images share the probabilities, else the number of images b.
+        device: Device of the operator's tensors.
     """
 
     grid: Grid
     heads: int
     batch: int
+    device: torch.device
 
     @abc.abstractmethod
     def contract(
@@ -55,11 +57,6 @@ class AttentionOperator(abc.ABC):
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """The probability that chosen queries put on lattice points that hold zeros; 0 without zero padding."""
-
-    @property
-    @abc.abstractmethod
-    def device(self) -> torch.device:
-        """Device of the operator's tensors."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"

@@ -43,10 +43,7 @@ class Content(LatticeOperator):
         self.biases = tuple(biases)
         self.heads = queries.shape[1]
         self.batch = max(queries.shape[0], keys.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        return self.queries.device
+        self.device = queries.device
 
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1

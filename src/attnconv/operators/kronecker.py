@@ -41,6 +41,7 @@ class Kronecker(AttentionOperator):
         self.factors = tuple(factors)
         self.padding_masses = tuple(padding_masses)
         self.heads = self.factors[0].shape[0]
+        self.device = self.factors[0].device
 
     @staticmethod
     def from_scores(grid: Grid, scores: Sequence[Float[Tensor, "h _ _"]]) -> "Kronecker":
@@ -51,10 +52,6 @@ class Kronecker(AttentionOperator):
             factors.append(axis.fold(lattice))
             masses.append(axis.empty_mass(lattice))
         return Kronecker(grid, factors, masses)
-
-    @property
-    def device(self) -> torch.device:
-        return self.factors[0].device
 
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1

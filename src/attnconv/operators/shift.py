@@ -49,12 +49,9 @@ class Shift(AttentionOperator):
         self.shifts = tuple(tuple(shift) for shift in shifts)
         self.heads = len(self.shifts)
         self._anchor = anchor
+        self.device = anchor.device
         if any(len(shift) != grid.dims for shift in self.shifts):
             raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
-
-    @property
-    def device(self) -> torch.device:
-        return self._anchor.device
 
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
@@ -70,20 +67,16 @@ class Shift(AttentionOperator):
         return self._anchored(self._shifted(values))
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        queries = query_indices(queries, self.grid, self.device)
-        rows = self._zero.new_ones((self.heads, queries.shape[0], 1))
-        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
-            keys = self._keys(dim, axis, index)  # (h, r)
-            factor = (keys[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
+        keys = self._keys(queries)
+        rows = self._zero.new_ones((*keys[0].shape, 1))
+        for axis, key in zip(self.grid.axes, keys, strict=True):
+            factor = (key[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
             rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return rows[None] + self._zero
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
-        queries = query_indices(queries, self.grid, self.device)
-        inside = torch.ones((), dtype=torch.bool, device=self.device)
-        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
-            inside = inside & (self._keys(dim, axis, index) >= 0)
-        return (~inside).to(self._zero.dtype)[None] + self._zero
+        empty = torch.stack(self._keys(queries)).amin(0) < 0
+        return empty.to(self._zero.dtype)[None] + self._zero
 
     def _anchored(self, out: Tensor) -> Tensor:
         """The output, with zero gradients for the anchor where it wants any."""
@@ -94,12 +87,15 @@ class Shift(AttentionOperator):
     def _zero(self) -> Tensor:
         return (self._anchor * 0).sum()  # in this order: a sum may overflow
 
-    def _keys(self, dim: int, axis: Axis, index: Tensor) -> Tensor:
-        """The key each head attends for queries `index` along one axis, (h, r); -1 where that point holds zeros."""
-        shifts = torch.tensor([shift[dim] for shift in self.shifts], device=self.device)
-        positions = axis.offset + axis.stride * index + shifts[:, None]
-        lattice = axis.lattice_positions(self.device)
-        return axis.sources(positions.clamp(lattice[0], lattice[-1]))
+    def _keys(self, queries: Queries) -> list[Tensor]:
+        """The key each head attends for the queries along each axis, (h, r); -1 where that point holds zeros."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        steps, keys = torch.tensor(self.shifts, device=self.device).T[..., None], []
+        for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
+            lattice = axis.lattice_positions(self.device)
+            positions = axis.offset + axis.stride * index + shifts
+            keys.append(axis.sources(positions.clamp(lattice[0], lattice[-1])))
+        return keys
 
     def _shifted(self, values: Tensor) -> Tensor:
         """Every head's image moved by its shift: (b, h, *sizes, e) -> (b, h, *queries, e)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnconv.grid import Grid
 from attnconv.operators.base import LatticeOperator, all_queries, full_precision, has_values, product_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import apply_rows, contract_rows
+from attnconv.operators.kernels.contractions import contract_rows
 from attnconv.operators.kernels.toeplitz_fft import shift_rows
 from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
 
@@ -37,10 +37,7 @@ class Toeplitz(LatticeOperator):
         self.table = table
         self.dtype = table.dtype if dtype is None else dtype
         self.heads = table.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.table.device
+        self.device = table.device
 
     def contract(
         self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
@@ -54,7 +51,7 @@ class Toeplitz(LatticeOperator):
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         if self._small:
-            return apply_rows(self._all_rows, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+            return (self._all_rows.to(values.dtype) @ values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
         shown = self.grid.extend(values)
         return torch.stack([mix_by_shift(self.grid, shown[:, h], self.table[h]) for h in range(self.heads)], 1)
 

@@ -43,7 +43,7 @@ def contract_factors(
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
     """The same in a few differentiable products, with all mixed values at once."""
-    groups = _groups(x, weight)
+    groups = x.shape[-1] // weight.shape[1]
     if _narrows(x, weight):
         return mix_values(project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
     return project(mix_values(x[:, None], factors).movedim(1, -2), weight, groups)
@@ -64,7 +64,7 @@ def _forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
     if not _narrows(x, weight):
         return _contract(x, weight, *factors)
     empty = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-    swapped = _swapped(empty, weight, factors, _groups(x, weight))
+    swapped = _swapped(empty, weight, factors, x.shape[-1] // weight.shape[1])
     out = _pull(swapped, x, (True, *[False] * (1 + len(factors))))[0]
     assert out is not None
     return out
@@ -74,7 +74,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     x, weight, *factors = inputs
     if not _narrows(x, weight):
         return _pull(inputs, gradient, wanted)
-    groups = _groups(x, weight)
+    groups = x.shape[-1] // weight.shape[1]
     swapped = _swapped(gradient, weight, factors, groups)
     _, to_weight, *to_factors = _pull(swapped, x, (False, *wanted[1:]))
     return (
@@ -82,10 +82,6 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         None if to_weight is None else transposed(to_weight, groups),
         *(None if grad is None else grad.mT for grad in to_factors),
     )
-
-
-def _groups(x: Tensor, weight: Tensor) -> int:
-    return x.shape[-1] // weight.shape[1]
 
 
 def _narrows(x: Tensor, weight: Tensor) -> bool:
@@ -113,7 +109,7 @@ def _contract_short(
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
     for images, parts in _parts(x, weight, factors):
-        keys = _leading(x[images])
+        keys = x[images].transpose(0, 1).contiguous()
         for columns in parts:
             mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
             projected = project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
@@ -130,10 +126,10 @@ def _pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"
     exact = score_dtype(x.dtype)  # sums over parts lose nothing
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
     for images, parts in _parts(x, weight, inputs[2:]):
-        keys = _leading(x[images])
+        keys = x[images].transpose(0, 1).contiguous()
         total: Tensor | None = None
         for columns in parts:
-            part = _leading(_of_image(gradient[images], columns))  # (q, b, .., d)
+            part = _of_image(gradient[images], columns).transpose(0, 1).contiguous()  # (q, b, .., d)
             chosen = (weight, first, *_of_columns(inner, columns))
             into = (*totals[:2], *_of_columns(totals[2:], columns))
             back = _pull_part(keys, chosen, part, into, wanted)
@@ -180,10 +176,6 @@ def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
     for some in block_sizes.spans(x.shape[0], max(most // columns, 1)):
         yield some, block_sizes.spans(columns, math.ceil(columns / count))  # of about the same width
-
-
-def _leading(x: Float[Tensor, "b k *sizes c"]) -> Float[Tensor, "k b *sizes c"]:
-    return x.transpose(0, 1).contiguous()
 
 
 def _of_columns(inner: Sequence[Tensor], columns: slice) -> list[Tensor]:
