@@ -128,15 +128,15 @@ class _Route:
         for dim, (first, step, count) in enumerate(taps):
             places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
         counts = tuple(count for _, _, count in taps)
-        positions = math.prod(counts)
+        positions, free = math.prod(counts), torch.compiler.is_compiling()  # free: sizes may be
         return _Route(
-            apart=positions > 2 * len(shifts) or _far(grid, taps),
-            transposed=_keys_stand_apart(grid, taps),
+            apart=positions > 2 * len(shifts) or (not free and _far(grid, taps)),
+            transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
             taps=taps,
             counts=counts,
             steps=tuple(step for _, step, _ in taps),
             places=None if places == list(range(positions)) else tuple(places),
-            paddings=_own_padding(grid, taps),
+            paddings=None if free else _own_padding(grid, taps),
         )
 
 
@@ -191,8 +191,6 @@ def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, gro
 
 def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
     """The padding of zeros with which the convolution itself has these queries; None where it has not."""
-    if torch.compiler.is_compiling():  # sizes may be free
-        return None
     found = []
     for axis, (first, step, count) in zip(grid.axes, taps, strict=True):
         pad, reach = -axis.offset - first, step * (count - 1)
@@ -207,8 +205,6 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 def _far(grid: Grid, taps: Taps) -> bool:
     """Whether heads attend so far out that an image padded for them would be mostly padding."""
-    if torch.compiler.is_compiling():
-        return False
     return any(
         max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
         for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
@@ -230,8 +226,6 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
     """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice."""
-    if torch.compiler.is_compiling():  # inductor fails on them for symbolic sizes with these strides
-        return False
     axes = grid.axes
     if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
         return False

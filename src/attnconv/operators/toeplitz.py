@@ -15,8 +15,7 @@ from attnconv.grid import Grid
 from attnconv.operators.base import LatticeOperator, all_queries, full_precision, has_values, product_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import contract_rows
-from attnconv.operators.kernels.toeplitz_fft import shift_rows
-from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
+from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift, shift_rows
 
 
 @final
