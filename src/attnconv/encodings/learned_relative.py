@@ -86,31 +86,23 @@ class LearnedRelativeContent(Encoding):
         self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
-        query, key = self._query_and_key(grid, x)
-        return Content(grid, query, key, biases=self._biases(grid, query))
+        query, key, biases = self._parts(grid, x)
+        return Content(grid, query, key, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
-        query, key = self._query_and_key(grid, x)
-        return {
-            "content-content": content_scores(query, key),
-            "content-position": axis_sum(self._biases(grid, query)),
-        }
+        query, key, biases = self._parts(grid, x)
+        return {"content-content": content_scores(query, key), "content-position": axis_sum(biases)}
 
-    def _query_and_key(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Scaled queries, keys, and the scores of positions along each axis."""
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * (1 / math.sqrt(self.head_channels))
-        return query, split_heads(self.key(grid.extend(x)), self.heads)
-
-    def _biases(self, grid: Grid, query: Tensor) -> list[Tensor]:
-        parts = query.chunk(self.dims, -1)
-        scores = []
-        for dim, (part, axis) in enumerate(zip(parts, grid.axes, strict=True)):
+        biases = []
+        for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
             rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            scores.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
-        return scores
+            biases.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
+        return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
-def table_rows(
-    shifts: Float[Tensor, "n lattice"] | Int[Tensor, "n lattice"], max_shift: int
-) -> Int[Tensor, "n lattice"]:
+def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:
     """The table row of each shift: shifts beyond the table take its outermost rows."""
     return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift
