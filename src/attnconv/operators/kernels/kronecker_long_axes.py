@@ -8,7 +8,7 @@ With M_h = A_h X, out = sum_h M_h W_h and G the gradient of out,
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -30,11 +30,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class View:
-    """What a head attends to from a block: its rows and their keys on the first axis, tiles of each other axis."""
+    """What a head attends to from a block."""
 
     head: int
-    first: Tile
-    others: Sequence[Sequence[Tile]]
+    keys: slice  # of the first axis
+    places: Sequence[Any]  # per axis, where its matrix is in the factor; of the first axis the block's rows only
+    tiles: Sequence[Sequence[Tile]]  # per axis, those of the matrix
 
 
 def contract_long(
@@ -98,47 +99,39 @@ def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tens
             if moving or to_x is not None:
                 back = project_back(part, weight[view.head, None], groups)[0]
                 narrow = None if to_x is None else to_x[images]
-                _unmix(x[images], factors, view, back, steps, (narrow, *to_factors))
+                _unmix(back, factors, view, steps, narrow, to_factors)
 
 
 def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
-    """M of a block and a head, its points row-major, and what each axis after the first was applied to."""
-    first = factors[0][view.head, view.first.queries, view.first.keys]
-    part = _each(first, images[:, view.first.keys].flatten(2)).view(len(images), len(first), *images.shape[2:])
-    steps = []
-    for dim, (factor, tiles) in enumerate(zip(factors[1:], view.others, strict=True), start=2):
+    """M of a block and a head, its points row-major, and what each axis was applied to."""
+    part, steps = images[:, view.keys], []
+    for dim, (factor, place, tiles) in enumerate(zip(factors, view.places, view.tiles, strict=True), start=1):
         steps.append(part)
-        part = _along(part, factor[view.head], tiles, dim)
+        part = _along(part, factor[place], tiles, dim)
     return part.flatten(0, -2), steps
 
 
 def _unmix(
-    images: Tensor,
+    gradient: Float[Tensor, "points c"],
     factors: Sequence[Tensor],
     view: View,
-    gradient: Float[Tensor, "points c"],
     steps: Sequence[Tensor],
-    into: Sequence[Tensor | None],
+    to_images: Tensor | None,
+    to_factors: Sequence[Tensor | None],
 ) -> None:
     """Carry the gradient of M back through every axis, and add to those of the images and of the factors."""
-    to_images, *to_factors = into
-    rows, keys = view.first.queries, view.first.keys
-    first = factors[0][view.head, rows, keys]
-    part = gradient.view(len(images), len(first), *(factor.shape[1] for factor in factors[1:]), images.shape[-1])
-    for axis in range(len(factors) - 1, 0, -1):
-        tiles, total = view.others[axis - 1], to_factors[axis]
+    matrices = [factor[place] for factor, place in zip(factors, view.places, strict=True)]
+    part = gradient.view(-1, *(len(matrix) for matrix in matrices), gradient.shape[-1])
+    for dim in range(len(factors), 0, -1):
+        tiles, total = view.tiles[dim - 1], to_factors[dim - 1]
         if total is not None:
-            slopes, seen = _flat(part, axis + 1), _flat(steps[axis - 1], axis + 1)
+            into, slopes, keys = total[view.places[dim - 1]], _flat(part, dim), _flat(steps[dim - 1], dim)
             for tile in tiles:
-                place = total[view.head, tile.queries, tile.keys]
-                _add_products(place, slopes[:, tile.queries], seen[:, tile.keys])
-        part = _back_along(part, factors[axis][view.head], tiles, axis + 1)
-    flat = part.flatten(2)  # (b, rows, rest)
-    if to_factors[0] is not None:
-        _add_products(to_factors[0][view.head, rows, keys], flat, images[:, keys].flatten(2))
+                _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
+        if dim > 1 or to_images is not None:
+            part = _back_along(part, matrices[dim - 1], tiles, dim)
     if to_images is not None:
-        back = _each(first.mT, flat)
-        to_images[:, keys].add_(back.view(len(images), -1, *images.shape[2:]))
+        to_images[:, view.keys].add_(part)
 
 
 def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Float[Tensor, "p q rest"]:
@@ -175,10 +168,8 @@ def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
     """Add the sum of left right^T over the parts, a block's bytes of products at a time."""
-    most = max(
-        block_sizes.block_bytes(left.device.type) // (left.element_size() * right.shape[1]), 1
-    )  # rows of products
-    queries = left.shape[1]
+    row, queries = left.element_size() * right.shape[1], left.shape[1]
+    most = max(block_sizes.block_bytes(left.device.type) // row, 1)
     for rows in block_sizes.spans(queries, most):
         for chosen in block_sizes.spans(len(left), max(most // queries, 1)):
             products = torch.bmm(left[chosen, rows], right[chosen].mT)
@@ -216,7 +207,11 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     first, *others = [Bands.of(factor) for factor in factors]
     tiles = [[band.tiles(head) for band in others] for head in range(heads)]
     for rows in block_sizes.spans(count, height):
-        views = [View(head, Tile(rows, first.keys(head, rows)), tiles[head]) for head in range(heads)]
+        views = []
+        for head, around in enumerate(tiles):
+            keys = first.keys(head, rows)
+            whole = Tile(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
+            views.append(View(head, keys, [(head, rows, keys), *[head] * len(others)], [[whole], *around]))
         for some in block_sizes.spans(x.shape[0], images):
             yield some, rows, views
 
