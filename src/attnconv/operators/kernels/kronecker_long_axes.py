@@ -34,72 +34,49 @@ class View:
 
     head: int
     keys: slice  # of the first axis
-    places: Sequence[Any]  # per axis, where its matrix is in the factor; of the first axis the block's rows only
+    places: Sequence[Any]  # per axis, the head's matrix in the factor: of the first two the block's part
     tiles: Sequence[Sequence[Tile]]  # per axis, those of the matrix
 
 
 def contract_long(
     x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
 ) -> Float[Tensor, "b *queries d"]:
-    """The products of the module's docstring, strip by strip; c / i groups of channels."""
+    """The products of the module's docstring, a block at a time; c / i groups of channels."""
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-    for strip in strips(factors):
-        _contract_blocks(x[:, :, strip.keys], weight, within(factors, strip), out[:, :, strip.queries])
-    return out
-
-
-def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
-    """Gradients of x, of the weights and of the factors, as far as they are wanted; strip by strip."""
-    x, weight, *factors = inputs
-    exact = score_dtype(x.dtype)  # sums over blocks lose nothing
-    totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
-    for strip in strips(factors):
-        narrow = (x[:, :, strip.keys], weight, *within(factors, strip))
-        into = [None if total is None else _part_of(total, place, strip) for place, total in enumerate(totals)]
-        _pull_blocks(narrow, gradient[:, :, strip.queries], into)
-    return tuple(None if total is None else total.to(x.dtype) for total in totals)
-
-
-def _part_of(total: Tensor, place: int, strip: Tile) -> Tensor:
-    """The part of an input's gradient that a strip adds to: columns of x, and of the second axis's factors."""
-    if place == 0:
-        return total[:, :, strip.keys]
-    return total[:, strip.queries, strip.keys] if place == 3 else total
-
-
-def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: Tensor) -> None:
-    """The products, a block at a time, into `out`."""
-    groups = x.shape[-1] // weight.shape[1]
-    for images, rows, views in blocks(x, weight, factors):
-        part = out[images, rows]
-        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=score_dtype(x.dtype))
+    groups, exact = x.shape[-1] // weight.shape[1], score_dtype(x.dtype)  # sums over heads lose nothing
+    for queries, keys, views in blocks(x, weight, factors):
+        part = out[queries]
+        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=exact)
         for view in views:
-            mixed, matrix = _mix(x[images], factors, view)[0], weight[view.head]
-            if groups == 1 and total.dtype == mixed.dtype:
+            mixed, matrix = _mix(x[keys], factors, view)[0], weight[view.head]
+            if groups == 1 and exact == mixed.dtype:
                 torch.addmm(total, mixed, matrix, out=total)
             else:
                 total.add_(project_each(mixed[None], matrix[None], groups)[0])
         part.copy_(total.view(part.shape))
+    return out
 
 
-def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tensor | None]) -> None:
-    """The gradients, a block at a time, added `into` those that are wanted."""
+def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted; a block at a time."""
     x, weight, *factors = inputs
-    to_x, to_weight, *to_factors = into
-    groups, moving = x.shape[-1] // weight.shape[1], any(total is not None for total in to_factors)
-    for images, rows, views in blocks(x, weight, factors):
-        part = gradient[images, rows].flatten(0, -2)  # (points, d)
+    exact = score_dtype(x.dtype)  # sums over blocks lose nothing
+    totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
+    to_x, to_weight, *to_factors = totals
+    groups, moving = x.shape[-1] // weight.shape[1], any(wanted[2:])
+    for queries, keys, views in blocks(x, weight, factors):
+        part = gradient[queries].flatten(0, -2)  # (points, d)
         for view in views:
             steps: list[Tensor] = []
             if moving or to_weight is not None:
-                mixed, steps = _mix(x[images], factors, view)
+                mixed, steps = _mix(x[keys], factors, view)
                 if to_weight is not None:
                     to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
                 del mixed
             if moving or to_x is not None:
                 back = project_back(part, weight[view.head, None], groups)[0]
-                narrow = None if to_x is None else to_x[images]
-                _unmix(back, factors, view, steps, narrow, to_factors)
+                _unmix(back, factors, view, steps, None if to_x is None else to_x[keys], to_factors)
+    return tuple(None if total is None else total.to(x.dtype) for total in totals)
 
 
 def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
@@ -190,30 +167,29 @@ def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
     return found if narrow else whole
 
 
-def within(factors: Sequence[Tensor], strip: Tile) -> list[Tensor]:
-    """The factors of a strip."""
-    return [factor[:, strip.queries, strip.keys] if dim == 1 else factor for dim, factor in enumerate(factors)]
-
-
-def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, slice, list[View]]]:
-    """The whole problem in blocks of about `block_bytes`: whole images, or rows of queries of one."""
+def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, list[View]]]:
+    """The problem in blocks of about `block_bytes`, as indices of queries and of keys: images, rows of one, strips."""
     heads, count = weight.shape[0], factors[0].shape[1]
     channels = max(heads * x.shape[-1], weight.shape[2])  # of the mixed values, or of their projection
-    per_row = math.prod(factor.shape[1] for factor in factors[1:]) * channels
     most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
-    images, height = max(most // (count * per_row), 1), count
-    if count * per_row > 2 * most:
-        images, height = 1, min(max(most // per_row, block_sizes.LEAST_ROWS), count)
-    first, *others = [Bands.of(factor) for factor in factors]
-    tiles = [[band.tiles(head) for band in others] for head in range(heads)]
-    for rows in block_sizes.spans(count, height):
-        views = []
-        for head, around in enumerate(tiles):
-            keys = first.keys(head, rows)
-            whole = Tile(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
-            views.append(View(head, keys, [(head, rows, keys), *[head] * len(others)], [[whole], *around]))
-        for some in block_sizes.spans(x.shape[0], images):
-            yield some, rows, views
+    first = Bands.of(factors[0])
+    for strip in strips(factors):
+        around = [part[:, strip.queries, strip.keys] if dim == 0 else part for dim, part in enumerate(factors[1:])]
+        per_row = math.prod(factor.shape[1] for factor in around) * channels
+        images, height = max(most // (count * per_row), 1), count
+        if count * per_row > 2 * most:
+            images, height = 1, min(max(most // per_row, block_sizes.LEAST_ROWS), count)
+        bands = [Bands.of(factor) for factor in around]
+        tiles = [[band.tiles(head) for band in bands] for head in range(heads)]
+        for rows in block_sizes.spans(count, height):
+            views = []
+            for head in range(heads):
+                keys = first.keys(head, rows)
+                whole = Tile(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
+                places = [(head, rows, keys), (head, strip.queries, strip.keys), head][: len(factors)]
+                views.append(View(head, keys, places, [[whole], *tiles[head]]))
+            for some in block_sizes.spans(x.shape[0], images):
+                yield (some, rows, strip.queries), (some, slice(None), strip.keys), views
 
 
 @final

@@ -119,7 +119,7 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
-        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
+        query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
         weights = _rows(query, key, bias, held)
         if value.shape[1] == 1:  # one for all heads
             out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
@@ -137,8 +137,8 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     ]
     held: Buffers = {}
     for images, rows in _blocks(gradient.shape[0], queries, keys):
-        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
+        query, key, value, *bias = _part(images, rows, *inputs)
+        into = _part(images, rows, *totals)
         weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
         # Of the probabilities, where the scores were.
         slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
@@ -178,11 +178,9 @@ def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, 
             yield images, some
 
 
-def _part(
-    images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
-) -> list[Tensor]:
+def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
     """Views of all inputs on a block; those that images share stay as they are."""
-    chosen = [part if part.shape[0] == 1 else part[images] for part in (queries, keys, values, *biases)]
+    chosen = [part if part.shape[0] == 1 else part[images] for part in inputs]
     return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
 
