@@ -16,7 +16,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.grid import Grid
 from attnconv.inspect.attention_rows import TokenRows
-from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
 from attnconv.operators.kernels.contractions import contract_rows
 
 BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
@@ -110,9 +110,7 @@ class TokenOperator(AttentionOperator):
             raise ValueError(bad("tokens", requirement, wrong))
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         keys = x.flatten(1, -2)
         parts = [contract_rows(self.rows(some), keys, weight, groups) for some in self._blocks()]
         return torch.cat(parts, 1).unflatten(1, self.grid.query_sizes)

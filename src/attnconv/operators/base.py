@@ -15,8 +15,11 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_index
 from attnconv.grid import Grid
 
-Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]
-"""Indices of queries, flat and row-major: a tensor or a list."""
+Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # indices, flat and row-major
+Images: TypeAlias = Float[Tensor, "b *sizes c"]
+Weights: TypeAlias = Float[Tensor, "h i d"]  # one matrix per head, i = c / groups
+Outputs: TypeAlias = Float[Tensor, "b *queries d"]
+Factor: TypeAlias = Float[Tensor, "h _ _"]  # of one axis
 
 
 class AttentionOperator(abc.ABC):
@@ -35,14 +38,12 @@ class AttentionOperator(abc.ABC):
     device: torch.device
 
     @abc.abstractmethod
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         """sum_h A_h X W_h, equation (12) without the bias.
 
         Args:
-            x: Images, channels last.
-            weight: One matrix per head, i = c / groups.
+            x: Images, channels last: (b, *sizes, c).
+            weight: One matrix per head, (h, i, d) with i = c / groups.
             groups: Number of channel groups, as in a grouped convolution.
         """
 

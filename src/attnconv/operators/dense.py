@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, Queries, query_indices, score_dtype
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, query_indices, score_dtype
 from attnconv.operators.kernels.contractions import contract_rows
 
 
@@ -52,9 +52,7 @@ class Dense(AttentionOperator):
         """The matrix of another operator."""
         return Dense(operator.grid, operator.to_dense(), operator)
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         out = contract_rows(self.probabilities, x.flatten(1, -2), weight, groups)
         return out.unflatten(1, self.grid.query_sizes)
 

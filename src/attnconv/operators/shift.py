@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, Queries, product_dtype, query_indices
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, product_dtype, query_indices
 from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
@@ -53,9 +53,7 @@ class Shift(AttentionOperator):
         if any(len(shift) != grid.dims for shift in self.shifts):
             raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         route = (_Route.of if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
         if route.apart or _is_unsafe(self.grid, route, x):
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)

@@ -12,7 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import LatticeOperator, all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.base import (
+    Images,
+    LatticeOperator,
+    Outputs,
+    Weights,
+    all_queries,
+    full_precision,
+    has_values,
+    product_dtype,
+)
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import contract_rows
 from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift, shift_rows
@@ -38,9 +47,7 @@ class Toeplitz(LatticeOperator):
         self.heads = table.shape[0]
         self.device = table.device
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         if self._small:
             out = contract_rows(self._all_rows, x.flatten(1, -2), weight, groups)
             return out.unflatten(1, self.grid.query_sizes)

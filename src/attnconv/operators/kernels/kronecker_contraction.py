@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import full_precision, product_dtype, score_dtype
+from attnconv.operators.base import Factor, Images, Outputs, Weights, full_precision, product_dtype, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import (
     project,
@@ -31,9 +31,7 @@ from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_l
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 
-def contract_factors(
-    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], factors: Sequence[Float[Tensor, "h _ _"]]
-) -> Float[Tensor, "b *queries d"]:
+def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
     """sum_h (F_h,1 (x) F_h,2 ..) X W_h. On long axes zeros of a factor get no gradient: a softmax passes none on."""
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
@@ -50,7 +48,7 @@ def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
 
 
 def mix_values(
-    values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]]
+    values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Factor]
 ) -> Float[Tensor, "b h *queries c"]:
     """A_h V_h, one axis after the other; `values` may be shared by all heads (second axis 1)."""
     for dim, factor in enumerate(factors, start=2):
@@ -101,9 +99,7 @@ def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) ->
     return (_pull_short if block_sizes.are_short(inputs[2:]) else pull_long)(inputs, gradient, wanted)
 
 
-def _contract_short(
-    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
-) -> Float[Tensor, "b *queries d"]:
+def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
     """The products of the module's docstring; c / i groups of channels."""
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
@@ -120,7 +116,7 @@ def _contract_short(
     return out
 
 
-def _pull_short(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
+def _pull_short(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
     """Gradients of x, of the weights and of the factors, as far as they are wanted."""
     x, weight, first, *inner = inputs
     exact = score_dtype(x.dtype)  # sums over parts lose nothing
@@ -187,7 +183,7 @@ def _of_image(image: Tensor, columns: slice) -> Tensor:
 
 
 def _mix(
-    keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Float[Tensor, "h _ _"]], heads: int
+    keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Factor], heads: int
 ) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
     """Y, and the input of each axis but the last, in the order of axes."""
     flat = keys.flatten(0, 1)
@@ -208,7 +204,7 @@ def _unmix(
     gradient: Float[Tensor, "h kb *queries c"],
     keys: Float[Tensor, "k b *sizes c"],
     *,
-    factors: Sequence[Float[Tensor, "h _ _"]],
+    factors: Sequence[Factor],
     steps: Sequence[Tensor],
     to_factors: Sequence[Tensor],
     wanted: bool,

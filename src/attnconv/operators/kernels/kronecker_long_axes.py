@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import score_dtype
+from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
 from attnconv.operators.kernels.recompute_in_backward import Gradients
@@ -38,9 +38,7 @@ class View:
     tiles: Sequence[Sequence[Tile]]  # per axis, those of the matrix
 
 
-def contract_long(
-    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
-) -> Float[Tensor, "b *queries d"]:
+def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
     """The products of the module's docstring, a block at a time; c / i groups of channels."""
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     groups, exact = x.shape[-1] // weight.shape[1], score_dtype(x.dtype)  # sums over heads lose nothing
@@ -57,7 +55,7 @@ def contract_long(
     return out
 
 
-def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
+def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
     """Gradients of x, of the weights and of the factors, as far as they are wanted; a block at a time."""
     x, weight, *factors = inputs
     exact = score_dtype(x.dtype)  # sums over blocks lose nothing

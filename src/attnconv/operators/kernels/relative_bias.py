@@ -130,7 +130,7 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # all but the last sums are needed for any of them
-    queries, keys, values, *biases = inputs
+    queries, keys, _, *biases = inputs
     # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
     totals = [
         tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)

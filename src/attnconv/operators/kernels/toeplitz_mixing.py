@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import score_dtype
+from attnconv.operators.base import Outputs, Weights, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest, project, project_heads
 from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing
@@ -26,12 +26,8 @@ TRUSTED = 1e-4  # least part of all weights in a row for which float64's roundin
 
 
 def contract_by_shift(
-    grid: Grid,
-    values: Float[Tensor, "b *lattice c"],
-    weight: Float[Tensor, "h i d"],
-    tables: Float[Tensor, "h *shifts"],
-    groups: int,
-) -> Float[Tensor, "b *queries d"]:
+    grid: Grid, values: Float[Tensor, "b *lattice c"], weight: Weights, tables: Float[Tensor, "h *shifts"], groups: int
+) -> Outputs:
     """sum_h A_h V W_h over all lattice points, head by head, each in the order that mixes fewer channels."""
     dtype = values.dtype
 
