@@ -18,15 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import Factor, Images, Outputs, Weights, full_precision, product_dtype, score_dtype
-from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import (
-    project,
-    project_back,
-    project_each,
-    project_gradient,
-    project_heads,
-    transposed,
-)
+from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
@@ -43,8 +35,8 @@ def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
     """The same in a few differentiable products, with all mixed values at once."""
     groups = x.shape[-1] // weight.shape[1]
     if _narrows(x, weight):
-        return mix_values(project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
-    return project(mix_values(x[:, None], factors).movedim(1, -2), weight, groups)
+        return mix_values(contractions.project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
+    return contractions.project(mix_values(x[:, None], factors).movedim(1, -2), weight, groups)
 
 
 def mix_values(
@@ -77,7 +69,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     _, to_weight, *to_factors = _pull(swapped, x, (False, *wanted[1:]))
     return (
         _contract(*swapped) if wanted[0] else None,
-        None if to_weight is None else transposed(to_weight, groups),
+        None if to_weight is None else contractions.transposed(to_weight, groups),
         *(None if grad is None else grad.mT for grad in to_factors),
     )
 
@@ -88,7 +80,7 @@ def _narrows(x: Tensor, weight: Tensor) -> bool:
 
 
 def _swapped(x: Tensor, weight: Tensor, factors: Sequence[Tensor], groups: int) -> tuple[Tensor, ...]:
-    return x, transposed(weight, groups), *(factor.mT for factor in factors)
+    return x, contractions.transposed(weight, groups), *(factor.mT for factor in factors)
 
 
 def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
@@ -108,7 +100,7 @@ def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
         keys = x[images].transpose(0, 1).contiguous()
         for columns in parts:
             mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
-            projected = project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
+            projected = contractions.project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
             made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
             view = _of_image(out[images], columns)
             view.copy_(made.transpose(0, 1).reshape(view.shape))
@@ -150,11 +142,11 @@ def _pull_part(
     mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
     if mixed is not None and wanted[1]:
         slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
-        totals[0].add_(project_gradient(mixed.flatten(1, -2), slopes, groups))
+        totals[0].add_(contractions.project_gradient(mixed.flatten(1, -2), slopes, groups))
         del slopes
     if not (moving or wanted[0]):
         return None
-    back = project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
+    back = contractions.project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
     if mixed is not None and moving:
         totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
     mixed, back = None, first.mT @ back  # the gradient of Y

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtype
-from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
+from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.recompute_in_backward import Gradients
 
 
@@ -50,7 +49,7 @@ def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
             if groups == 1 and exact == mixed.dtype:
                 torch.addmm(total, mixed, matrix, out=total)
             else:
-                total.add_(project_each(mixed[None], matrix[None], groups)[0])
+                total.add_(contractions.project_each(mixed[None], matrix[None], groups)[0])
         part.copy_(total.view(part.shape))
     return out
 
@@ -69,10 +68,10 @@ def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool
             if moving or to_weight is not None:
                 mixed, steps = _mix(x[keys], factors, view)
                 if to_weight is not None:
-                    to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
+                    to_weight[view.head].add_(contractions.project_gradient(mixed[None], part[None], groups)[0])
                 del mixed
             if moving or to_x is not None:
-                back = project_back(part, weight[view.head, None], groups)[0]
+                back = contractions.project_back(part, weight[view.head, None], groups)[0]
                 _unmix(back, factors, view, steps, None if to_x is None else to_x[keys], to_factors)
     return tuple(None if total is None else total.to(x.dtype) for total in totals)
 

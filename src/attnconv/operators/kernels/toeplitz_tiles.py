@@ -117,12 +117,8 @@ def _portions(grid: Grid, box: tuple[Run, ...], values: Tensor) -> Iterator[tupl
     images = max(most // height, 1) if height == run.tiles else 1
     for tile in range(0, run.tiles, height):
         move = tile * run.queries
-        part = replace(
-            run,
-            first=run.first + move,
-            tiles=min(height, run.tiles - tile),
-            start=run.start + grid.axes[0].stride * move,
-        )
+        first, start = run.first + move, run.start + grid.axes[0].stride * move
+        part = replace(run, first=first, tiles=min(height, run.tiles - tile), start=start)
         for image in range(0, values.shape[0], images):
             yield slice(image, image + images), (part, *others)
 
