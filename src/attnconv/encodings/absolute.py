@@ -14,14 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content_scores import (
-    check_head_channels,
-    check_sinusoidal,
-    content_scores,
-    sinusoids,
-    split_heads,
-)
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.content import Content
@@ -35,13 +29,13 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
-        self.channels = check_sinusoidal("in_channels", channels, dims)
+        self.channels = content_scores.check_sinusoidal("in_channels", channels, dims)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
         """The vectors at the product of one list of positions per axis (int64, any position of the lattice)."""
         parts = []
         for dim, positions in enumerate(points):
-            part = sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
+            part = content_scores.sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
             shape = (*(1,) * dim, positions.shape[0], *(1,) * (grid.dims - 1 - dim), part.shape[-1])
             parts.append(part.reshape(shape).expand(*(p.shape[0] for p in points), -1))
         return torch.cat(parts, -1)
@@ -96,7 +90,7 @@ class Absolute(Encoding):
         head_channels: int | None = None,
     ) -> None:
         super().__init__(heads, dims)
-        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.head_channels = content_scores.check_head_channels(in_channels, head_channels)
         self.scale = 1 / math.sqrt(self.head_channels)
         self.query = nn.Linear(in_channels, heads * self.head_channels, bias=False)
         self.key = nn.Linear(in_channels, heads * self.head_channels, bias=False)
@@ -104,8 +98,8 @@ class Absolute(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         at_queries, at_lattice = self._positions(grid, x)
-        query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self.scale
-        key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
+        query = content_scores.split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self.scale
+        key = content_scores.split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
         return Content(grid, query, key)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
@@ -113,8 +107,9 @@ class Absolute(Encoding):
         queries = {"content": grid.at_queries(x), "position": at_queries[None]}
         keys = {"content": grid.extend(x), "position": at_lattice[None]}
         return {
-            f"{left}-{right}": content_scores(
-                split_heads(self.query(query), self.heads) * self.scale, split_heads(self.key(key), self.heads)
+            f"{left}-{right}": content_scores.products(
+                content_scores.split_heads(self.query(query), self.heads) * self.scale,
+                content_scores.split_heads(self.key(key), self.heads),
             )
             for left, query in queries.items()
             for right, key in keys.items()

@@ -12,9 +12,7 @@ from attnconv.operators.base import all_queries, full_precision, score_dtype
 WAVELENGTH = 10_000.0  # of the slowest sinusoid, in units of 2 pi pixels
 
 
-def content_scores(
-    query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"]
-) -> Float[Tensor, "b h n lattice"]:
+def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"]) -> Float[Tensor, "b h n lattice"]:
     """q . k for every scaled query and lattice point."""
     with full_precision(query.device):
         return query @ key.mT

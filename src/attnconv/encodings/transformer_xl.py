@@ -18,15 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding, separable_operator, widest
-from attnconv.encodings.content_scores import (
-    check_head_channels,
-    check_sinusoidal,
-    content_scores,
-    position_scores,
-    sinusoids,
-    split_heads,
-)
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 from attnconv.operators.content import Content
@@ -41,13 +34,13 @@ class SinusoidalFeatures:
     """One equal part of the vector for each axis, made of sines and cosines of the shift at geometric wavelengths."""
 
     def __init__(self, channels: int, dims: int) -> None:
-        self.channels = check_sinusoidal("position_channels", channels, dims)
+        self.channels = content_scores.check_sinusoidal("position_channels", channels, dims)
         self.dims = dims
 
     def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
         """phi_a: what the shift along one axis adds to r_delta."""
         part = self.channels // self.dims
-        return nn.functional.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
+        return nn.functional.pad(content_scores.sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
 
 
 @final
@@ -102,7 +95,7 @@ class Relative(Encoding):
             raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
         self.used = frozenset(terms)
         self.reads_content = self.used != {"position-position"}
-        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.head_channels = content_scores.check_head_channels(in_channels, head_channels)
         self.features = features or SinusoidalFeatures(-(-in_channels // (2 * dims)) * 2 * dims, dims)
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
         width, vector = heads * self.head_channels, (heads, self.head_channels)
@@ -126,21 +119,21 @@ class Relative(Encoding):
         )
         biases = self._position_scores(grid, functools.reduce(torch.add, by_position)) if by_position else []
         if self.key is not None:
-            key = split_heads(self.key(grid.extend(x)), self.heads)
+            key = content_scores.split_heads(self.key(grid.extend(x)), self.heads)
             return Content(grid, functools.reduce(torch.add, by_content), key, biases=biases)
         nothing = by_position[0][..., :0]  # vectors without numbers, whose products are 0
         empty = nothing.new_zeros((nothing.shape[0], self.heads, grid.lattice_count, 0))
         return Content(grid, nothing, empty, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        key = None if self.key is None else split_heads(self.key(grid.extend(x)), self.heads)
+        key = None if self.key is None else content_scores.split_heads(self.key(grid.extend(x)), self.heads)
         found: dict[str, Tensor] = {}
         for term, vectors in self._left(grid, x).items():
             if term.endswith("-position"):
                 found[term] = axis_sum(self._position_scores(grid, vectors))
             else:
                 assert key is not None
-                found[term] = content_scores(vectors, key)
+                found[term] = content_scores.products(vectors, key)
         return found
 
     def extra_repr(self) -> str:
@@ -150,7 +143,7 @@ class Relative(Encoding):
         """The scaled left vectors of the terms: those of the pixels under the queries, u or v."""
         found: dict[str, Tensor] = {}
         if self.query is not None:
-            query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+            query = content_scores.split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
             found = {"content-content": query, "content-position": query}
         for name, bias in (("position-content", self.content_bias), ("position-position", self.position_bias)):
             if bias is not None:
@@ -166,7 +159,9 @@ class Relative(Encoding):
         for dim, axis in enumerate(grid.axes):
             shifts = axis.all_shifts(left.device)
             vectors = self.features.along(dim, shifts.to(left.dtype))
-            scores.append(position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid))
+            scores.append(
+                content_scores.position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid)
+            )
         return scores
 
     def _tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
