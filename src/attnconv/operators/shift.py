@@ -250,19 +250,14 @@ def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
     The stride of an axis of size 1 is arbitrary. With some strides oneDNN leaves part of its results unwritten (compare
     PyTorch issue 82060), other backward passes raise, and inductor cannot order those of symbolic sizes.
     """
-    if torch.compiler.is_compiling() or grid.axes[-1].queries == 1:
-        return tensor.flatten().view(tensor.shape)
-    if 1 not in tensor.shape:
-        return tensor
-    if tensor.is_contiguous():
+    if torch.compiler.is_compiling() or grid.axes[-1].queries == 1 or (1 in tensor.shape and tensor.is_contiguous()):
         return tensor.flatten().view(tensor.shape)
     last = tensor.movedim(1, -1)
-    return last.flatten().view(last.shape).movedim(-1, 1) if last.is_contiguous() else tensor
+    known = 1 in tensor.shape and last.is_contiguous()
+    return last.flatten().view(last.shape).movedim(-1, 1) if known else tensor
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:
     """The tightest arithmetic progression that holds all of the sorted values: (first, step, count)."""
-    if len(values) == 1:
-        return values[0], 1, 1
-    step = math.gcd(*(value - values[0] for value in values[1:]))
+    step = math.gcd(*(value - values[0] for value in values)) or 1
     return values[0], step, (values[-1] - values[0]) // step + 1
