@@ -19,8 +19,6 @@ from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.toeplitz import Toeplitz
 
-POSITION = "position-position"
-
 
 class Encoding(nn.Module, abc.ABC):
     """Attention scores of each head as a function of positions and, optionally, of content.
@@ -149,7 +147,7 @@ class SeparableEncoding(Encoding):
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
         indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
         scores = zip(self._scores(grid, x), indices, strict=True)
-        return {POSITION: axis_sum([score.index_select(1, index) for score, index in scores])[None]}
+        return {"position-position": axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
     def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         dtype = score_dtype(x.dtype)
@@ -188,7 +186,7 @@ class JointEncoding(Encoding):
         lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes]).flatten(0, -2)
         with full_precision(x.device):
             scores = self.scores((lattice[None, :] - queries[:, None]).to(widest(x.device)))
-            return {POSITION: below_largest(scores).to(score_dtype(x.dtype))[None]}
+            return {"position-position": below_largest(scores).to(score_dtype(x.dtype))[None]}
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
