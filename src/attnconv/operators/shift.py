@@ -127,8 +127,12 @@ class _Route:
             places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
         counts = tuple(count for _, _, count in taps)
         positions, free = math.prod(counts), torch.compiler.is_compiling()  # free: sizes may be
+        far = not free and any(
+            max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
+            for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
+        )
         return _Route(
-            apart=positions > 2 * len(shifts) or (not free and _far(grid, taps)),
+            apart=positions > 2 * len(shifts) or far,
             transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
             taps=taps,
             counts=counts,
@@ -199,14 +203,6 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
             return None
         found.append(pad)
     return tuple(found)
-
-
-def _far(grid: Grid, taps: Taps) -> bool:
-    """Whether heads attend so far out that an image padded for them would be mostly padding."""
-    return any(
-        max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
-        for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
-    )
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
