@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnconv.encodings import Encoding
-from attnconv.encodings.registry_names import EncodingName
+from attnconv.encodings.registry import EncodingName
 from attnconv.models.classifiers import (
     AttentionBlock,
     AttentionClassifier,

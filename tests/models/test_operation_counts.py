@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.encodings import LearnedRelative
-from attnconv.encodings.registry_names import EncodingName
+from attnconv.encodings.registry import EncodingName
 from attnconv.layers import SelfAttention
 from attnconv.models.classifiers import build
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.folded_relative_bias import attend_folded
-from attnconv.operators.kernels.relative_bias import attend
+from attnconv.operators.kernels.relative_bias import attend, attend_folded
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

@@ -1,4 +1,4 @@
-"""The lean contraction: every split into tiling, tiles and bands equals the plain products, values and gradients."""
+"""The lean contraction: every split into blocks, tiles and bands equals the plain products, values and gradients."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnconv import Quadratic, SelfAttention2d
 from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker
-from attnconv.operators.kernels import block_sizes, tiling
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import contract_rows
 from attnconv.operators.kernels.kronecker_contraction import contract_factors, contract_plainly
-from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
+from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long, strips
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -143,7 +143,7 @@ def axes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("wanted", range(16))
 def test_only_the_gradients_that_are_wanted(wanted: int, outputs: int, axes: str) -> None:
     inputs = problem((4, 5), (4, 5), outputs=outputs, band=axes == "long")
-    assert tiling.are_short(inputs[2:]) == (axes == "short")
+    assert block_sizes.are_short(inputs[2:]) == (axes == "short")
     for bit, tensor in enumerate(inputs):
         tensor.requires_grad_(bool(wanted >> bit & 1))
     chosen = [tensor for tensor in inputs if tensor.requires_grad]
@@ -195,7 +195,7 @@ def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monk
     inputs = [x, weight, *encoding.parameters()]
     fast = operator.contract(x, weight)
     whole = far or border == "circular"  # the first columns meet the last keys
-    assert (len(tiling.strips(operator.factors)) == 1) == whole
+    assert (len(strips(operator.factors)) == 1) == whole
     slow = contract_plainly(x, weight, *operator.factors)
     torch.testing.assert_close(fast, slow, **tolerance(DOUBLE))
     for got, want in zip(

@@ -9,7 +9,7 @@ import torch
 
 from attnconv import Dense, Grid, Kronecker, SelfAttention2d
 from attnconv.operators import planner
-from attnconv.operators.kernels import tiling
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.planner import Machine, calibrate, calibration_file, fastest, keep, machine_of, seconds
 
 
@@ -74,7 +74,7 @@ def test_the_plan_counts_the_blocks_of_its_device(
     fastest(Grid.make((side, side)), 9, 64, 8, low=low, training=True, device=device)
     assert given == [block]
     image = torch.zeros(1, side, side, 1, device="meta" if device == "cuda" else "cpu")
-    assert tiling.block_bytes(image.device.type, long=side == 128) == block
+    assert block_sizes.block_bytes(image.device.type, long=side == 128) == block
     grid, machine = Grid.make((side, side)), Machine(call=1.0)  # launches are all that costs
     costs = [seconds(grid, 9, 64, 8, low=low, training=True, machine=machine, block=block) for block in (2**22, 2**23)]
     mixed = 9 * side**2 * 64 * 8 * (2 if low else 4)

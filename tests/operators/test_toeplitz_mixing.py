@@ -9,7 +9,7 @@ from torch import Tensor
 from attnconv.encodings import GeneralizedQuadratic
 from attnconv.grid import Grid
 from attnconv.operators import Toeplitz
-from attnconv.operators.kernels import block_sizes, toeplitz_mixing, toeplitz_tiles
+from attnconv.operators.kernels import block_sizes, toeplitz_mixing
 from attnconv.operators.kernels.toeplitz_mixing import mix_by_shift, mix_plainly
 from tests.laws import CHANNELS, HEADS, contracted, images
 from tests.tolerances import tolerance
@@ -93,11 +93,11 @@ def test_each_head_goes_the_cheaper_way() -> None:
     for name in HEADS_OF:
         table = table_of(grid, name)
         ways[name] = toeplitz_mixing._prefers_spectrum(
-            grid, toeplitz_tiles.runs_of(grid, table, values.dtype), values, table
+            grid, toeplitz_mixing.runs_of(grid, table, values.dtype), values, table
         )
     assert ways == {"local": False, "sharp": False, "wide": True, "beyond": False, "far beyond": False}
     wide = table_of(grid, "wide")
-    runs = toeplitz_tiles.runs_of(grid, wide, DOUBLE)
+    runs = toeplitz_mixing.runs_of(grid, wide, DOUBLE)
     assert not toeplitz_mixing._prefers_spectrum(
         grid, runs, values.double(), wide
     )  # a spectrum is no finer than float64
@@ -109,7 +109,7 @@ def test_windows_cost_the_same_per_pixel_on_any_image() -> None:
     for side in (128, 512):
         grid = Grid.make((side, side))
         costs.append(
-            toeplitz_tiles.work_of(toeplitz_tiles.runs_of(grid, table_of(grid, "local"), torch.float32)) / side**2
+            toeplitz_mixing.work_of(toeplitz_mixing.runs_of(grid, table_of(grid, "local"), torch.float32)) / side**2
         )
     assert costs[1] < 1.1 * costs[0]
     assert costs[1] < 1000  # of 65,536 keys

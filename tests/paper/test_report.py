@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attnconv import from_conv
-from attnconv.encodings.registry_names import ENCODING_NAMES
+from attnconv.encodings.registry import ENCODING_NAMES
 from attnconv.inspect import LayerStatistics, attention_operators, layer_statistics
 from attnconv.models.operation_counts import parameters
 from attnconv.models.preset_tables import PAPER_ACCURACY, table_4

@@ -7,30 +7,20 @@ import lazy_loader
 
 from attnconv._util.errors import bad
 
+# Packages that the core does without -> the extra that brings them.
 EXTRA_OF = {
-    "PIL": "train",
-    "anyio": "explore",
+    **dict.fromkeys(("PIL", "pyarrow", "rich", "sklearn"), "train"),
+    **dict.fromkeys(("anyio", "starlette", "uvicorn"), "explore"),
+    **dict.fromkeys(("jinja2", "matplotlib"), "report"),
+    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
+    **dict.fromkeys(("timm", "torchvision", "transformers"), "models"),
     "anywidget": "notebook",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "onnx": "onnx",
-    "onnxscript": "onnx",
-    "pyarrow": "train",
-    "rich": "train",
-    "sklearn": "train",
-    "starlette": "explore",
-    "timm": "models",
-    "torchvision": "models",
-    "transformers": "models",
-    "uvicorn": "explore",
 }
-"""Packages that the core does without -> the extra that brings them."""
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package with its public names in the stub `__init__.pyi`."""
-    found: tuple[Callable[[str], Any], Callable[[], list[str]], list[str]] = lazy_loader.attach_stub(package, file)
-    getter, names, public = found
+    getter, names, public = lazy_loader.attach_stub(package, file)
 
     def getattribute(name: str) -> Any:
         try:

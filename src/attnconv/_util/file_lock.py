@@ -6,13 +6,14 @@ import stat
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
 _UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # of file systems without locks
-_held: set[FileIO] = set()
+_open_files: weakref.WeakSet[FileIO] = weakref.WeakSet()
 
 if sys.platform == "win32":
     import msvcrt
@@ -32,8 +33,8 @@ else:
 
     def _let_go() -> None:
         """A forked process shares its parent's locks, and would keep them when the parent is killed."""
-        while _held:
-            _held.pop().close()
+        for file in list(_open_files):
+            file.close()
 
     os.register_at_fork(after_in_child=_let_go)
 
@@ -47,26 +48,21 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
     """
     while True:
         with _open(path) as file:
+            _open_files.add(file)
             if _acquire(file, path, wait=wait):
-                _held.add(file)
-                try:
-                    yield file
-                finally:
-                    _held.discard(file)
+                yield file
                 return
 
 
 def _open(path: Path) -> FileIO:
     while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return FileIO(path, "a+")
-        except FileNotFoundError:  # the folder has gone meanwhile
-            pass
-        except FileExistsError:
-            with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # the folder has gone meanwhile
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
                 if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
                     raise
+            return FileIO(path, "a+")
 
 
 def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:

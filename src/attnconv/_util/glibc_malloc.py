@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # names of `mallopt`
-_LARGE = 2**20
 # What glibc adapts to in a process that has freed a large tensor. Once one is set it adapts no more.
 _USUAL = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
 
@@ -41,7 +40,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 def map_large_blocks() -> None:
     """Map blocks of 1 MiB and more, each on its own, so that peaks of memory hold no holes."""
-    _allocator("mallopt", _MMAP_THRESHOLD, _LARGE)
+    _allocator("mallopt", _MMAP_THRESHOLD, 2**20)
 
 
 def give_back() -> None:

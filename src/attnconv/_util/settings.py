@@ -55,11 +55,7 @@ class Problem:
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used. The message has one line for each problem.
-
-    Attributes:
-        problems: All of them.
-    """
+    """Settings that cannot be used. The message has one line for each of the `problems`."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -67,12 +63,7 @@ class SettingsError(ValueError):
 
 
 def problems(settings: Any, name: str = "") -> list[Problem]:
-    """List everything that is wrong with an instance.
-
-    Args:
-        settings: The instance; other settings in it are validated too.
-        name: Prefix of its fields' names, without the dot.
-    """
+    """List everything that is wrong with an instance and those in it; `name` is the prefix of its fields' names."""
     return _value(type(settings), settings, name)[1]
 
 
@@ -85,8 +76,8 @@ def check(settings: Any, name: str = "") -> None:
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
     """Make an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
 
-    Missing names take their defaults, and a class's `ignored` names are skipped. Raises `SettingsError` with every
-    unknown name and every wrong value, whose `origin` says where the values came from.
+    Missing names take their defaults, and a class's `ignored` names are skipped. Raises `SettingsError` with all that
+    is wrong; `origin` says where the values came from.
     """
     settings, found = _value(hint, values, name)
     if found:

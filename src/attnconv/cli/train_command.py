@@ -1,12 +1,12 @@
 """`attnconv train PRESET`: every setting of a run is a flag, with the preset's recipe as the defaults."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv._util.json_files import read_json
 from attnconv._util.settings import Problem, SettingsError, plain
 from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged, parse
 from attnconv.models.presets import PRESETS
@@ -112,8 +112,8 @@ def _resumed(path: Path, preset: str | None) -> dict[str, Any] | None:
 def _read_config(file: Path) -> dict[str, Any]:
     """Plain settings: of a run's settings.json, or of a file that holds nothing else."""
     try:
-        values = read_json(file.read_bytes())
-    except (OSError, ValueError) as error:
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError([Problem("config", "must be a JSON file", f"{file} ({error})")]) from error
     settings = values.get("settings", values) if isinstance(values, dict) else None
     if not isinstance(settings, dict) or not isinstance(settings.get("preset", ""), str):

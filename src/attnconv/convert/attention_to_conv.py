@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_dense
+from attnconv._util.value_checks import check_dense
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import all_queries

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv._util.errors import bad
-from attnconv._util.eval_mode import evaluating
-from attnconv._util.input_checks import check_module
+from attnconv._util.module_state import evaluating
+from attnconv._util.value_checks import check_module
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Convolution, head_weights, is_convolution
 from attnconv.theory.error_bounds import error_bound

@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_dense
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import check_dense, whole
 from attnconv.layers.checks import check_finite
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype

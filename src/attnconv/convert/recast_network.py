@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_module
+from attnconv._util.value_checks import check_module
 from attnconv.convert.attention_to_conv import to_conv
 from attnconv.convert.conv_to_attention import from_conv
 from attnconv.layers.checks import check_finite, check_loaded

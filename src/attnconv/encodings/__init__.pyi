@@ -1,10 +1,14 @@
-from .absolute import Absolute as Absolute
+from .absolute import (
+    Absolute as Absolute,
+    LearnedPositions as LearnedPositions,
+    SinusoidalPositions as SinusoidalPositions,
+)
 from .base import (
     Encoding as Encoding,
-    Gaussians as Gaussians,
     JointEncoding as JointEncoding,
     SeparableEncoding as SeparableEncoding,
 )
+from .gaussians import Gaussians as Gaussians
 from .learned_relative import (
     LearnedRelative as LearnedRelative,
     LearnedRelativeContent as LearnedRelativeContent,
@@ -13,11 +17,9 @@ from .quadratic import (
     GeneralizedQuadratic as GeneralizedQuadratic,
     Quadratic as Quadratic,
 )
-from .registry import encoding_named as encoding_named
-from .registry_names import ENCODING_NAMES as ENCODING_NAMES
-from .sinusoidal_and_learned_positions import (
-    LearnedPositions as LearnedPositions,
-    SinusoidalPositions as SinusoidalPositions,
+from .registry import (
+    ENCODING_NAMES as ENCODING_NAMES,
+    encoding_named as encoding_named,
 )
 from .transformer_xl import (
     QuadraticFeatures as QuadraticFeatures,

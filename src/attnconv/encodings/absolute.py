@@ -2,21 +2,64 @@
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
-Values stay x.
+Values stay x. The vectors are sinusoids of any real position, or a learned table over an image's positions.
 """
 
 import math
 from typing import final
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnconv._util.errors import bad
+from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content_scores import check_head_channels, content_scores, split_heads
-from attnconv.encodings.sinusoidal_and_learned_positions import Positions
 from attnconv.grid import Grid
 from attnconv.operators.base import score_dtype
 from attnconv.operators.content import Content
+
+_INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@final
+class SinusoidalPositions(nn.Module):
+    """Fixed sinusoids: one equal part of the channels for each axis."""
+
+    def __init__(self, channels: int, dims: int) -> None:
+        super().__init__()
+        self.channels = content_scores.check_sinusoidal("in_channels", channels, dims)
+
+    def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
+        """The vectors at the product of one list of positions per axis (int64, any position of the lattice)."""
+        parts = []
+        for dim, positions in enumerate(points):
+            part = content_scores.sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
+            shape = (*(1,) * dim, positions.shape[0], *(1,) * (grid.dims - 1 - dim), part.shape[-1])
+            parts.append(part.reshape(shape).expand(*(p.shape[0] for p in points), -1))
+        return torch.cat(parts, -1)
+
+
+@final
+class LearnedPositions(nn.Module):
+    """A learned vector for each position of an image of `sizes`, resampled linearly to other image sizes.
+
+    A position outside the image has the vector of the nearest pixel.
+    """
+
+    def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
+        super().__init__()
+        if not sizes or any(size < 1 for size in sizes):
+            raise ValueError(bad("sizes", "must be at least 1 for every axis", sizes))
+        self.table = nn.Parameter(torch.randn(1, channels, *sizes) * std)
+
+    def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
+        mode = _INTERPOLATION[grid.dims]
+        table = F.interpolate(self.table.to(dtype), size=grid.sizes, mode=mode, align_corners=False)[0].movedim(0, -1)
+        for dim, (axis, positions) in enumerate(zip(grid.axes, points, strict=True)):
+            table = table.index_select(dim, positions.clamp(0, axis.size - 1))
+        return table
 
 
 @final
@@ -38,18 +81,25 @@ class Absolute(Encoding):
     by_head = ("query", "key")
 
     def __init__(
-        self, in_channels: int, heads: int, dims: int = 2, *, positions: Positions, head_channels: int | None = None
+        self,
+        in_channels: int,
+        heads: int,
+        dims: int = 2,
+        *,
+        positions: SinusoidalPositions | LearnedPositions,
+        head_channels: int | None = None,
     ) -> None:
         super().__init__(heads, dims)
-        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.head_channels = content_scores.check_head_channels(in_channels, head_channels)
+        self.scale = 1 / math.sqrt(self.head_channels)
         self.query = nn.Linear(in_channels, heads * self.head_channels, bias=False)
         self.key = nn.Linear(in_channels, heads * self.head_channels, bias=False)
         self.positions = positions
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         at_queries, at_lattice = self._positions(grid, x)
-        query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self._scale
-        key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
+        query = content_scores.split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self.scale
+        key = content_scores.split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
         return Content(grid, query, key)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
@@ -57,16 +107,13 @@ class Absolute(Encoding):
         queries = {"content": grid.at_queries(x), "position": at_queries[None]}
         keys = {"content": grid.extend(x), "position": at_lattice[None]}
         return {
-            f"{left}-{right}": content_scores(
-                split_heads(self.query(query), self.heads) * self._scale, split_heads(self.key(key), self.heads)
+            f"{left}-{right}": content_scores.products(
+                content_scores.split_heads(self.query(query), self.heads) * self.scale,
+                content_scores.split_heads(self.key(key), self.heads),
             )
             for left, query in queries.items()
             for right, key in keys.items()
         }
-
-    @property
-    def _scale(self) -> float:
-        return 1 / math.sqrt(self.head_channels)
 
     def _positions(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = score_dtype(x.dtype)

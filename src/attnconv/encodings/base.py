@@ -3,7 +3,6 @@
 import abc
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -12,44 +11,13 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.gaussian_tail import mass_off_nearest
+from attnconv.encodings.gaussians import Gaussians, mass_off_nearest
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.toeplitz import Toeplitz
-
-POSITION = "position-position"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Gaussians:
-    """Heads whose score is -1/2 |S_h^T (delta - Delta_h)|^2: Gaussians over the shift.
-
-    Attributes:
-        centres: Delta, (h, dims) in pixels: the parameter itself.
-        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / pixel^2.
-        spread: The parameter that S is proportional to.
-    """
-
-    centres: nn.Parameter
-    root_precision: Float[Tensor, "h dims dims"]
-    spread: nn.Parameter
-
-    @property
-    def precision(self) -> Float64[Tensor, "h dims dims"]:
-        """P = S S^T, in float64 on the CPU."""
-        root = self.root_precision.detach().cpu().double()
-        return root @ root.mT
-
-    @property
-    def alpha(self) -> Float64[Tensor, "h dims"] | None:
-        """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
-        precision = self.precision
-        along = precision.diagonal(dim1=-2, dim2=-1)
-        return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
 
 
 class Encoding(nn.Module, abc.ABC):
@@ -78,9 +46,7 @@ class Encoding(nn.Module, abc.ABC):
     def __init__(self, heads: int, dims: int) -> None:
         super().__init__()
         self.heads = whole("heads", heads, 1)
-        self.dims = whole("dims", dims, 1)
-        if dims > 3:
-            raise ValueError(bad("dims", "must be 1, 2 or 3", dims))
+        self.dims = whole("dims", dims, 1, 3)
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
@@ -181,7 +147,7 @@ class SeparableEncoding(Encoding):
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
         indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
         scores = zip(self._scores(grid, x), indices, strict=True)
-        return {POSITION: axis_sum([score.index_select(1, index) for score, index in scores])[None]}
+        return {"position-position": axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
     def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
         dtype = score_dtype(x.dtype)
@@ -220,7 +186,7 @@ class JointEncoding(Encoding):
         lattice = _points([axis.lattice_positions(x.device) for axis in grid.axes]).flatten(0, -2)
         with full_precision(x.device):
             scores = self.scores((lattice[None, :] - queries[:, None]).to(widest(x.device)))
-            return {POSITION: below_largest(scores).to(score_dtype(x.dtype))[None]}
+            return {"position-position": below_largest(scores).to(score_dtype(x.dtype))[None]}
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:

@@ -14,14 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.value_checks import whole
+from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding, SeparableEncoding
-from attnconv.encodings.content_scores import (
-    check_head_channels,
-    content_scores,
-    lattice_keys,
-    pixel_queries,
-    position_scores,
-)
 from attnconv.grid import Grid
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
@@ -79,7 +73,8 @@ class LearnedRelativeContent(Encoding):
         self, in_channels: int, heads: int, dims: int = 2, *, head_channels: int | None = None, max_shift: int = 15
     ) -> None:
         super().__init__(heads, dims)
-        self.head_channels = check_head_channels(in_channels, head_channels, multiple_of=dims)
+        self.head_channels = content_scores.check_head_channels(in_channels, head_channels, multiple_of=dims)
+        self.scale = 1 / math.sqrt(self.head_channels)
         self.max_shift = whole("max_shift", max_shift, 0)
         self.query = nn.Linear(in_channels, heads * self.head_channels)
         self.key = nn.Linear(in_channels, heads * self.head_channels)
@@ -87,31 +82,23 @@ class LearnedRelativeContent(Encoding):
         self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
-        query, key = self._query_and_key(grid, x)
-        return Content(grid, query, key, biases=self._biases(grid, query))
+        query, key, biases = self._parts(grid, x)
+        return Content(grid, query, key, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
-        query, key = self._query_and_key(grid, x)
-        return {
-            "content-content": content_scores(query, key),
-            "content-position": axis_sum(self._biases(grid, query)),
-        }
+        query, key, biases = self._parts(grid, x)
+        return {"content-content": content_scores.products(query, key), "content-position": axis_sum(biases)}
 
-    def _query_and_key(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
-        query = pixel_queries(self.query, self.heads, grid, x, 1 / math.sqrt(self.head_channels))
-        return query, lattice_keys(self.key, self.heads, grid, x)
-
-    def _biases(self, grid: Grid, query: Tensor) -> list[Tensor]:
-        parts = query.chunk(self.dims, -1)
-        scores = []
-        for dim, (part, axis) in enumerate(zip(parts, grid.axes, strict=True)):
+    def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Scaled queries, keys, and the scores of positions along each axis."""
+        query = content_scores.split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+        biases = []
+        for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
             rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            scores.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
-        return scores
+            biases.append(content_scores.position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
+        return query, content_scores.split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
-def table_rows(
-    shifts: Float[Tensor, "n lattice"] | Int[Tensor, "n lattice"], max_shift: int
-) -> Int[Tensor, "n lattice"]:
+def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:
     """The table row of each shift: shifts beyond the table take its outermost rows."""
     return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift

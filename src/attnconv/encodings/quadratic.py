@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding, Gaussians, JointEncoding, SeparableEncoding, gaussians_of
+from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding, gaussians_of
+from attnconv.encodings.gaussians import Gaussians
 from attnconv.operators.base import score_dtype
-
-NEIGHBOUR_SPREAD = 2.0
 
 
 @final
@@ -150,7 +149,7 @@ def start_at_neighbours(encoding: Encoding) -> None:
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():
         found.centres.copy_(torch.tensor(nearest_shifts(encoding.heads, encoding.dims)))
-        found.spread.mul_(NEIGHBOUR_SPREAD)
+        found.spread.mul_(2)
 
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:

@@ -1,13 +1,20 @@
-"""Encodings by name."""
+"""Encodings by name, without importing torch before one is made."""
 
+from typing import Literal, TypeAlias, get_args
+
+from attnconv import encodings
 from attnconv._util.errors import bad
-from attnconv.encodings.absolute import Absolute
-from attnconv.encodings.base import Encoding
-from attnconv.encodings.learned_relative import LearnedRelative, LearnedRelativeContent
-from attnconv.encodings.quadratic import GeneralizedQuadratic, Quadratic
-from attnconv.encodings.registry_names import ENCODING_NAMES
-from attnconv.encodings.sinusoidal_and_learned_positions import LearnedPositions, SinusoidalPositions
-from attnconv.encodings.transformer_xl import Relative
+
+EncodingName: TypeAlias = Literal[
+    "quadratic",
+    "quadratic-generalized",
+    "learned",
+    "learned-content",
+    "sinusoidal",
+    "absolute-sinusoidal",
+    "absolute-learned",
+]
+ENCODING_NAMES: tuple[EncodingName, ...] = get_args(EncodingName)
 
 
 def encoding_named(
@@ -21,7 +28,7 @@ def encoding_named(
     positions: int = 16,
     centre_std: float = 2.0,
     spread_std: float = 0.01,
-) -> Encoding:
+) -> "encodings.Encoding":
     """A new encoding by name; each uses the arguments that it has. Defaults are those of the paper's models.
 
     Args:
@@ -40,19 +47,21 @@ def encoding_named(
     """
     match name:
         case "quadratic":
-            return Quadratic(heads, dims, centre_std=centre_std, spread_std=spread_std)
+            return encodings.Quadratic(heads, dims, centre_std=centre_std, spread_std=spread_std)
         case "quadratic-generalized":
-            return GeneralizedQuadratic(heads, dims, centre_std=centre_std, spread_std=spread_std)
+            return encodings.GeneralizedQuadratic(heads, dims, centre_std=centre_std, spread_std=spread_std)
         case "learned":
-            return LearnedRelative(heads, dims, channels=in_channels, max_shift=max_shift)
+            return encodings.LearnedRelative(heads, dims, channels=in_channels, max_shift=max_shift)
         case "learned-content":
-            return LearnedRelativeContent(in_channels, heads, dims, head_channels=key_channels, max_shift=max_shift)
+            return encodings.LearnedRelativeContent(
+                in_channels, heads, dims, head_channels=key_channels, max_shift=max_shift
+            )
         case "sinusoidal":
-            return Relative(in_channels, heads, dims, head_channels=key_channels)
+            return encodings.Relative(in_channels, heads, dims, head_channels=key_channels)
         case "absolute-sinusoidal":
-            sinusoids = SinusoidalPositions(in_channels, dims)
-            return Absolute(in_channels, heads, dims, positions=sinusoids, head_channels=key_channels)
+            sinusoids = encodings.SinusoidalPositions(in_channels, dims)
+            return encodings.Absolute(in_channels, heads, dims, positions=sinusoids, head_channels=key_channels)
         case "absolute-learned":
-            table = LearnedPositions(in_channels, (positions,) * dims)
-            return Absolute(in_channels, heads, dims, positions=table, head_channels=key_channels)
+            table = encodings.LearnedPositions(in_channels, (positions,) * dims)
+            return encodings.Absolute(in_channels, heads, dims, positions=table, head_channels=key_channels)
     raise ValueError(bad("encoding", f"must be an Encoding or one of {', '.join(ENCODING_NAMES)}", repr(name)))

@@ -8,7 +8,6 @@
 r_delta = sum_a phi_a(delta_a) is fixed. Each term can be left out, with its parameters.
 """
 
-import abc
 import functools
 import math
 from functools import partial
@@ -19,16 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding, separable_operator, widest
-from attnconv.encodings.content_scores import (
-    check_head_channels,
-    content_scores,
-    lattice_keys,
-    next_multiple,
-    pixel_queries,
-    position_scores,
-)
-from attnconv.encodings.sinusoidal_and_learned_positions import check_sinusoidal, sinusoids
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 from attnconv.operators.content import Content
@@ -38,31 +29,22 @@ Term: TypeAlias = Literal["content-content", "content-position", "position-conte
 TERMS: tuple[Term, ...] = get_args(Term)
 
 
-class ShiftFeatures(abc.ABC):
-    """Fixed vectors r_delta of a shift: a sum over axes of vectors of `channels` numbers."""
-
-    channels: int
-
-    @abc.abstractmethod
-    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
-        """phi_a: what the shift along one axis adds to r_delta."""
-
-
 @final
-class SinusoidalFeatures(ShiftFeatures):
+class SinusoidalFeatures:
     """One equal part of the vector for each axis, made of sines and cosines of the shift at geometric wavelengths."""
 
     def __init__(self, channels: int, dims: int) -> None:
-        self.channels = check_sinusoidal("position_channels", channels, dims)
+        self.channels = content_scores.check_sinusoidal("position_channels", channels, dims)
         self.dims = dims
 
     def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        """phi_a: what the shift along one axis adds to r_delta."""
         part = self.channels // self.dims
-        return nn.functional.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
+        return nn.functional.pad(content_scores.sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
 
 
 @final
-class QuadraticFeatures(ShiftFeatures):
+class QuadraticFeatures:
     """``r_delta = (|delta|^2, delta_1, .., delta_dims)`` of equation (9): D_p = dims + 1 numbers."""
 
     def __init__(self, dims: int) -> None:
@@ -104,7 +86,7 @@ class Relative(Encoding):
         dims: int = 2,
         *,
         head_channels: int | None = None,
-        features: ShiftFeatures | None = None,
+        features: SinusoidalFeatures | QuadraticFeatures | None = None,
         terms: tuple[Term, ...] = TERMS,
         scaled: bool = True,
     ) -> None:
@@ -113,8 +95,8 @@ class Relative(Encoding):
             raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
         self.used = frozenset(terms)
         self.reads_content = self.used != {"position-position"}
-        self.head_channels = check_head_channels(in_channels, head_channels)
-        self.features = SinusoidalFeatures(next_multiple(in_channels, 2 * dims), dims) if features is None else features
+        self.head_channels = content_scores.check_head_channels(in_channels, head_channels)
+        self.features = features or SinusoidalFeatures(-(-in_channels // (2 * dims)) * 2 * dims, dims)
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
         width, vector = heads * self.head_channels, (heads, self.head_channels)
 
@@ -137,21 +119,21 @@ class Relative(Encoding):
         )
         biases = self._position_scores(grid, functools.reduce(torch.add, by_position)) if by_position else []
         if self.key is not None:
-            key = lattice_keys(self.key, self.heads, grid, x)
+            key = content_scores.split_heads(self.key(grid.extend(x)), self.heads)
             return Content(grid, functools.reduce(torch.add, by_content), key, biases=biases)
         nothing = by_position[0][..., :0]  # vectors without numbers, whose products are 0
         empty = nothing.new_zeros((nothing.shape[0], self.heads, grid.lattice_count, 0))
         return Content(grid, nothing, empty, biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        key = None if self.key is None else lattice_keys(self.key, self.heads, grid, x)
+        key = None if self.key is None else content_scores.split_heads(self.key(grid.extend(x)), self.heads)
         found: dict[str, Tensor] = {}
         for term, vectors in self._left(grid, x).items():
             if term.endswith("-position"):
                 found[term] = axis_sum(self._position_scores(grid, vectors))
             else:
                 assert key is not None
-                found[term] = content_scores(vectors, key)
+                found[term] = content_scores.products(vectors, key)
         return found
 
     def extra_repr(self) -> str:
@@ -159,19 +141,15 @@ class Relative(Encoding):
 
     def _left(self, grid: Grid, x: Tensor) -> dict[Term, Float[Tensor, "#b h n e"]]:
         """The scaled left vectors of the terms: those of the pixels under the queries, u or v."""
-        query = None if self.query is None else pixel_queries(self.query, self.heads, grid, x, self.scale)
-        found = {
-            "content-content": query,
-            "content-position": query,
-            "position-content": self._bias(self.content_bias, grid, x),
-            "position-position": self._bias(self.position_bias, grid, x),
-        }
-        return {term: vectors for term in TERMS if term in self.used and (vectors := found[term]) is not None}
-
-    def _bias(self, bias: Tensor | None, grid: Grid, x: Tensor) -> Tensor | None:
-        if bias is None:
-            return None
-        return (bias.to(score_dtype(x.dtype))[None, :, None] * self.scale).expand(-1, -1, grid.query_count, -1)
+        found: dict[str, Tensor] = {}
+        if self.query is not None:
+            query = content_scores.split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+            found = {"content-content": query, "content-position": query}
+        for name, bias in (("position-content", self.content_bias), ("position-position", self.position_bias)):
+            if bias is not None:
+                scaled = bias.to(score_dtype(x.dtype))[None, :, None] * self.scale
+                found[name] = scaled.expand(-1, -1, grid.query_count, -1)
+        return {term: found[term] for term in TERMS if term in self.used}
 
     def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
         """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
@@ -181,7 +159,9 @@ class Relative(Encoding):
         for dim, axis in enumerate(grid.axes):
             shifts = axis.all_shifts(left.device)
             vectors = self.features.along(dim, shifts.to(left.dtype))
-            scores.append(position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid))
+            scores.append(
+                content_scores.position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid)
+            )
         return scores
 
     def _tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:

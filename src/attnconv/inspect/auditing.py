@@ -15,8 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_dense
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import check_dense, whole
 from attnconv.grid import Grid
 from attnconv.inspect.capture import visit_attention
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.eval_mode import evaluating
-from attnconv._util.input_checks import check_module, check_tensor
-from attnconv._util.value_checks import is_index, whole
+from attnconv._util.module_state import evaluating
+from attnconv._util.value_checks import check_module, check_tensor, is_index, whole
 from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
 from attnconv.inspect.image_checks import blaming_images
 from attnconv.inspect.token_operator import Running, TokenOperator, layout_of

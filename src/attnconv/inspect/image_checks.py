@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_dense
+from attnconv._util.value_checks import check_dense
 
 # Errors of this library about an argument; all other errors in a forward pass are the model's own.
 _OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.grid import Grid
 from attnconv.inspect.attention_calls import TokenRows, UnreadableError
-from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
-from attnconv.operators.kernels.contractions import apply_rows, contract_rows
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
+from attnconv.operators.kernels.contractions import contract_rows
 
 BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
 
@@ -84,15 +84,11 @@ class TokenOperator(AttentionOperator):
     """
 
     def __init__(self, source: TokenRows, layout: TokenLayout) -> None:
-        self._source, self._layout = source, layout
+        self._source, self._layout, self.device = source, layout, source.device
         # What is no token of the image counts as padding; the lattice itself has none.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
         self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
-
-    @property
-    def device(self) -> torch.device:
-        return self._source.device
 
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         return self._split(queries)[0]
@@ -115,16 +111,14 @@ class TokenOperator(AttentionOperator):
             raise ValueError(bad("tokens", requirement, wrong))
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         keys = x.flatten(1, -2)
         parts = [contract_rows(self.rows(some), keys, weight, groups) for some in self._blocks()]
         return torch.cat(parts, 1).unflatten(1, self.grid.query_sizes)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         keys = values.flatten(2, -2)
-        parts = [apply_rows(self.rows(some), keys) for some in self._blocks()]
+        parts = [self.rows(some).to(keys.dtype) @ keys for some in self._blocks()]
         return torch.cat(parts, 2).unflatten(2, self.grid.query_sizes)
 
     def _blocks(self) -> tuple[Tensor, ...]:

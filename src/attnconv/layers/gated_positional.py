@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_module
-from attnconv._util.value_checks import is_real, whole
+from attnconv._util.value_checks import check_module, is_real, whole
 from attnconv.grid import Grid, per_axis
 from attnconv.layers.checks import check_device_dtype, check_loaded
 from attnconv.operators.base import full_precision, score_dtype

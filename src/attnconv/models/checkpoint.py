@@ -31,11 +31,9 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_module
-from attnconv._util.json_files import read_json
-from attnconv._util.rollback import all_or_nothing
+from attnconv._util.module_state import all_or_nothing
 from attnconv._util.settings import plain
-from attnconv._util.value_checks import is_real
+from attnconv._util.value_checks import check_module, is_real
 from attnconv.models.classifiers import build
 from attnconv.models.settings import ModelSettings, model_settings
 
@@ -88,8 +86,8 @@ class WeightsFile:
     def value(self, name: str, *kinds: type) -> Any:
         """Decode an entry of the header, which must be JSON of one of these types."""
         text = self.metadata.get(name, "")
-        with contextlib.suppress(ValueError):
-            if type(value := read_json(text)) in kinds:
+        with contextlib.suppress(ValueError, RecursionError):
+            if type(value := json.loads(text)) in kinds:
                 return value
         requirement = f"must hold JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
         raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))

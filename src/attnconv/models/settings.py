@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from attnconv._util.settings import Count, Counts, Fine, Fraction, Magnitude, Problem, read
-from attnconv.encodings.registry_names import EncodingName
+from attnconv.encodings.registry import EncodingName
 
 MOST_LAYERS = 1_000
 MOST_PARAMETERS = 1_000_000_000

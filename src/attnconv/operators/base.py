@@ -15,8 +15,11 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_index
 from attnconv.grid import Grid
 
-Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]
-"""Indices of queries, flat and row-major: a tensor or a list."""
+Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # indices, flat and row-major
+Images: TypeAlias = Float[Tensor, "b *sizes c"]
+Weights: TypeAlias = Float[Tensor, "h i d"]  # one matrix per head, i = c / groups
+Outputs: TypeAlias = Float[Tensor, "b *queries d"]
+Factor: TypeAlias = Float[Tensor, "h _ _"]  # of one axis
 
 
 class AttentionOperator(abc.ABC):
@@ -26,21 +29,21 @@ class AttentionOperator(abc.ABC):
         grid: Positions of queries and keys.
         heads: Number of heads h.
         batch: 1 where all images share the probabilities, else the number of images b.
+        device: Device of the operator's tensors.
     """
 
     grid: Grid
     heads: int
     batch: int
+    device: torch.device
 
     @abc.abstractmethod
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         """sum_h A_h X W_h, equation (12) without the bias.
 
         Args:
-            x: Images, channels last.
-            weight: One matrix per head, i = c / groups.
+            x: Images, channels last: (b, *sizes, c).
+            weight: One matrix per head, (h, i, d) with i = c / groups.
             groups: Number of channel groups, as in a grouped convolution.
         """
 
@@ -55,11 +58,6 @@ class AttentionOperator(abc.ABC):
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """The probability that chosen queries put on lattice points that hold zeros; 0 without zero padding."""
-
-    @property
-    @abc.abstractmethod
-    def device(self) -> torch.device:
-        """Device of the operator's tensors."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import LatticeOperator, full_precision
+from attnconv.operators.base import Images, LatticeOperator, Outputs, Weights, full_precision
 from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
 from attnconv.operators.kernels.relative_bias import attend
 
@@ -43,14 +43,9 @@ class Content(LatticeOperator):
         self.biases = tuple(biases)
         self.heads = queries.shape[1]
         self.batch = max(queries.shape[0], keys.shape[0])
+        self.device = queries.device
 
-    @property
-    def device(self) -> torch.device:
-        return self.queries.device
-
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         lattice = self.grid.extend(x).flatten(1, -2)  # (b, lattice, c)
         if weight.shape[2] < x.shape[-1]:
             out = self._attend(project_heads(lattice, weight, groups).transpose(1, 2)).sum(1)

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, Queries, query_indices, score_dtype
-from attnconv.operators.kernels.contractions import apply_rows, contract_rows
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, query_indices, score_dtype
+from attnconv.operators.kernels.contractions import contract_rows
 
 
 @final
@@ -39,6 +39,7 @@ class Dense(AttentionOperator):
         self.probabilities = probabilities
         self.batch, self.heads = probabilities.shape[:2]
         self._padding_mass = padding_mass
+        self.device = probabilities.device
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
@@ -51,18 +52,12 @@ class Dense(AttentionOperator):
         """The matrix of another operator."""
         return Dense(operator.grid, operator.to_dense(), operator)
 
-    @property
-    def device(self) -> torch.device:
-        return self.probabilities.device
-
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         out = contract_rows(self.probabilities, x.flatten(1, -2), weight, groups)
         return out.unflatten(1, self.grid.query_sizes)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        return apply_rows(self.probabilities, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+        return (self.probabilities.to(values.dtype) @ values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
 
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         queries = query_indices(queries, self.grid, self.device)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, Queries, query_indices
+from attnconv.operators.base import AttentionOperator, Factor, Images, Outputs, Queries, Weights, query_indices
 from attnconv.operators.kernels.contractions import banded_softmax
 from attnconv.operators.kernels.kronecker_contraction import contract_factors, mix_values
 
@@ -31,19 +31,15 @@ class Kronecker(AttentionOperator):
 
     batch = 1
 
-    def __init__(
-        self,
-        grid: Grid,
-        factors: Sequence[Float[Tensor, "h _ _"]],
-        padding_masses: Sequence[Float[Tensor, "h _"]],
-    ) -> None:
+    def __init__(self, grid: Grid, factors: Sequence[Factor], padding_masses: Sequence[Float[Tensor, "h _"]]) -> None:
         self.grid = grid
         self.factors = tuple(factors)
         self.padding_masses = tuple(padding_masses)
         self.heads = self.factors[0].shape[0]
+        self.device = self.factors[0].device
 
     @staticmethod
-    def from_scores(grid: Grid, scores: Sequence[Float[Tensor, "h _ _"]]) -> "Kronecker":
+    def from_scores(grid: Grid, scores: Sequence[Factor]) -> "Kronecker":
         """softmax of one (h, n_a, lattice_a) for each axis, cut to the band and folded onto the image's keys."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
@@ -52,13 +48,7 @@ class Kronecker(AttentionOperator):
             masses.append(axis.empty_mass(lattice))
         return Kronecker(grid, factors, masses)
 
-    @property
-    def device(self) -> torch.device:
-        return self.factors[0].device
-
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         return contract_factors(x, weight, self.factors)  # which knows the groups from the shapes
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:

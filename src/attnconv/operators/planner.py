@@ -9,19 +9,17 @@ import functools
 import json
 import math
 import os
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from torch import Tensor
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv.grid import Grid
-from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS
-from attnconv.operators.kernels.tiling import block_bytes
+from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS, block_bytes
 
 Form = Literal["dense", "structured"]
 
@@ -99,17 +97,21 @@ def calibration_file() -> Path:
 
 def calibrate(device: str = "cpu") -> Machine:
     """Measure the constants of this machine, in about two seconds."""
+    from torch.utils.benchmark import Timer  # takes a tenth of a second, for which layers should not wait
+
+    def measured(call: Callable[..., Tensor], *inputs: Tensor | int) -> float:
+        timer = Timer("call(*inputs)", globals={"call": call, "inputs": inputs}, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange().median
+
     rates = {}
     for prefix, dtype in (("", torch.float32), ("low_", torch.bfloat16)):
         large = torch.randn(768, 768, device=device).to(dtype)
         small = torch.rand(288, 32, 32, device=device).to(dtype)
         images = torch.randn(288, 32, 64, device=device).to(dtype)
-        rates[f"{prefix}product"] = 2 * 768**3 / _median(functools.partial(torch.mm, large, large), device)
-        flops = 2 * 288 * 32 * 32 * 64
-        rates[f"{prefix}thin"] = flops / _median(functools.partial(torch.bmm, small, images), device)
+        rates[f"{prefix}product"] = 2 * 768**3 / measured(torch.mm, large, large)
+        rates[f"{prefix}thin"] = 2 * 288 * 32 * 32 * 64 / measured(torch.bmm, small, images)
     much, little = torch.randn(2**23, device=device), torch.randn(16, device=device)
-    rates["memory"] = 2 * 4 * 2**23 / _median(much.clone, device)
-    return Machine(**rates, call=_median(functools.partial(torch.add, little, 1), device))
+    return Machine(**rates, memory=2 * 4 * 2**23 / measured(torch.clone, much), call=measured(torch.add, little, 1))
 
 
 def keep(machine: Machine, device: str = "cpu") -> Path:
@@ -130,17 +132,3 @@ def _known() -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _median(call: Callable[[], object], device: str) -> float:
-    """Median seconds of a call, many at a time where it is short."""
-    times, repeats = [], 1
-    for _ in range(15):
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / repeats)
-        repeats = max(1, min(1000, int(2e-3 / max(times[-1], 1e-9))))
-    return statistics.median(times[3:])

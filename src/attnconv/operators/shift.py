@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.operators.base import AttentionOperator, Queries, product_dtype, query_indices
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, product_dtype, query_indices
 from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
@@ -49,16 +49,11 @@ class Shift(AttentionOperator):
         self.shifts = tuple(tuple(shift) for shift in shifts)
         self.heads = len(self.shifts)
         self._anchor = anchor
+        self.device = anchor.device
         if any(len(shift) != grid.dims for shift in self.shifts):
             raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
 
-    @property
-    def device(self) -> torch.device:
-        return self._anchor.device
-
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         route = (_Route.of if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
         if route.apart or _is_unsafe(self.grid, route, x):
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
@@ -70,20 +65,16 @@ class Shift(AttentionOperator):
         return self._anchored(self._shifted(values))
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        queries = query_indices(queries, self.grid, self.device)
-        rows = self._zero.new_ones((self.heads, queries.shape[0], 1))
-        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
-            keys = self._keys(dim, axis, index)  # (h, r)
-            factor = (keys[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
+        keys = self._keys(queries)
+        rows = self._zero.new_ones((*keys[0].shape, 1))
+        for axis, key in zip(self.grid.axes, keys, strict=True):
+            factor = (key[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
             rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return rows[None] + self._zero
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
-        queries = query_indices(queries, self.grid, self.device)
-        inside = torch.ones((), dtype=torch.bool, device=self.device)
-        for dim, (axis, index) in enumerate(zip(self.grid.axes, self.grid.unravel(queries), strict=True)):
-            inside = inside & (self._keys(dim, axis, index) >= 0)
-        return (~inside).to(self._zero.dtype)[None] + self._zero
+        empty = torch.stack(self._keys(queries)).amin(0) < 0
+        return empty.to(self._zero.dtype)[None] + self._zero
 
     def _anchored(self, out: Tensor) -> Tensor:
         """The output, with zero gradients for the anchor where it wants any."""
@@ -94,12 +85,15 @@ class Shift(AttentionOperator):
     def _zero(self) -> Tensor:
         return (self._anchor * 0).sum()  # in this order: a sum may overflow
 
-    def _keys(self, dim: int, axis: Axis, index: Tensor) -> Tensor:
-        """The key each head attends for queries `index` along one axis, (h, r); -1 where that point holds zeros."""
-        shifts = torch.tensor([shift[dim] for shift in self.shifts], device=self.device)
-        positions = axis.offset + axis.stride * index + shifts[:, None]
-        lattice = axis.lattice_positions(self.device)
-        return axis.sources(positions.clamp(lattice[0], lattice[-1]))
+    def _keys(self, queries: Queries) -> list[Tensor]:
+        """The key each head attends for the queries along each axis, (h, r); -1 where that point holds zeros."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        steps, keys = torch.tensor(self.shifts, device=self.device).T[..., None], []
+        for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
+            lattice = axis.lattice_positions(self.device)
+            positions = axis.offset + axis.stride * index + shifts
+            keys.append(axis.sources(positions.clamp(lattice[0], lattice[-1])))
+        return keys
 
     def _shifted(self, values: Tensor) -> Tensor:
         """Every head's image moved by its shift: (b, h, *sizes, e) -> (b, h, *queries, e)."""
@@ -132,15 +126,19 @@ class _Route:
         for dim, (first, step, count) in enumerate(taps):
             places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
         counts = tuple(count for _, _, count in taps)
-        positions = math.prod(counts)
+        positions, free = math.prod(counts), torch.compiler.is_compiling()  # free: sizes may be
+        far = not free and any(
+            max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
+            for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
+        )
         return _Route(
-            apart=positions > 2 * len(shifts) or _far(grid, taps),
-            transposed=_keys_stand_apart(grid, taps),
+            apart=positions > 2 * len(shifts) or far,
+            transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
             taps=taps,
             counts=counts,
             steps=tuple(step for _, step, _ in taps),
             places=None if places == list(range(positions)) else tuple(places),
-            paddings=_own_padding(grid, taps),
+            paddings=None if free else _own_padding(grid, taps),
         )
 
 
@@ -195,8 +193,6 @@ def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, gro
 
 def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
     """The padding of zeros with which the convolution itself has these queries; None where it has not."""
-    if torch.compiler.is_compiling():  # sizes may be free
-        return None
     found = []
     for axis, (first, step, count) in zip(grid.axes, taps, strict=True):
         pad, reach = -axis.offset - first, step * (count - 1)
@@ -207,16 +203,6 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
             return None
         found.append(pad)
     return tuple(found)
-
-
-def _far(grid: Grid, taps: Taps) -> bool:
-    """Whether heads attend so far out that an image padded for them would be mostly padding."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(
-        max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
-        for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
-    )
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
@@ -234,8 +220,6 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
     """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice."""
-    if torch.compiler.is_compiling():  # inductor fails on them for symbolic sizes with these strides
-        return False
     axes = grid.axes
     if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
         return False
@@ -262,19 +246,14 @@ def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
     The stride of an axis of size 1 is arbitrary. With some strides oneDNN leaves part of its results unwritten (compare
     PyTorch issue 82060), other backward passes raise, and inductor cannot order those of symbolic sizes.
     """
-    if torch.compiler.is_compiling() or grid.axes[-1].queries == 1:
-        return tensor.flatten().view(tensor.shape)
-    if 1 not in tensor.shape:
-        return tensor
-    if tensor.is_contiguous():
+    if torch.compiler.is_compiling() or grid.axes[-1].queries == 1 or (1 in tensor.shape and tensor.is_contiguous()):
         return tensor.flatten().view(tensor.shape)
     last = tensor.movedim(1, -1)
-    return last.flatten().view(last.shape).movedim(-1, 1) if last.is_contiguous() else tensor
+    known = 1 in tensor.shape and last.is_contiguous()
+    return last.flatten().view(last.shape).movedim(-1, 1) if known else tensor
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:
     """The tightest arithmetic progression that holds all of the sorted values: (first, step, count)."""
-    if len(values) == 1:
-        return values[0], 1, 1
-    step = math.gcd(*(value - values[0] for value in values[1:]))
+    step = math.gcd(*(value - values[0] for value in values)) or 1
     return values[0], step, (values[-1] - values[0]) // step + 1

@@ -12,11 +12,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import LatticeOperator, all_queries, full_precision, has_values, product_dtype
+from attnconv.operators.base import (
+    Images,
+    LatticeOperator,
+    Outputs,
+    Weights,
+    all_queries,
+    full_precision,
+    has_values,
+    product_dtype,
+)
+from attnconv.operators.dense import Dense
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import apply_rows, contract_rows
-from attnconv.operators.kernels.toeplitz_fft import shift_rows
-from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift
+from attnconv.operators.kernels.toeplitz_mixing import contract_by_shift, mix_by_shift, shift_rows
 
 
 @final
@@ -37,36 +45,27 @@ class Toeplitz(LatticeOperator):
         self.table = table
         self.dtype = table.dtype if dtype is None else dtype
         self.heads = table.shape[0]
+        self.device = table.device
 
-    @property
-    def device(self) -> torch.device:
-        return self.table.device
-
-    def contract(
-        self, x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], groups: int = 1
-    ) -> Float[Tensor, "b *queries d"]:
-        if self._small:
-            out = contract_rows(self._all_rows, x.flatten(1, -2), weight, groups)
-            return out.unflatten(1, self.grid.query_sizes)
+    def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
+        if (dense := self._all_rows()) is not None:
+            return dense.contract(x, weight, groups)
         dtype = product_dtype(x)
         with full_precision(x.device):
             return contract_by_shift(self.grid, self.grid.extend(x.to(dtype)), weight.to(dtype), self.table, groups)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        if self._small:
-            return apply_rows(self._all_rows, values.flatten(2, -2)).unflatten(2, self.grid.query_sizes)
+        if (dense := self._all_rows()) is not None:
+            return dense.apply(values)
         shown = self.grid.extend(values)
         return torch.stack([mix_by_shift(self.grid, shown[:, h], self.table[h]) for h in range(self.heads)], 1)
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r lattice"]:
         return shift_rows(self.grid, self.table, queries, self.dtype)[None]
 
-    @property
-    def _small(self) -> bool:
-        """Whether to compute all rows at once."""
+    def _all_rows(self) -> Dense | None:
+        """The whole matrix of a small problem."""
         count = self.heads * self.grid.query_count * self.grid.lattice_count
-        return not has_values(self.table) or count <= block_sizes.ALL_ROWS
-
-    @property
-    def _all_rows(self) -> Tensor:
-        return self.grid.fold(self.lattice_rows(all_queries(self.grid, self.device)))
+        if has_values(self.table) and count > block_sizes.ALL_ROWS:
+            return None
+        return Dense(self.grid, self.grid.fold(self.lattice_rows(all_queries(self.grid, self.device))))

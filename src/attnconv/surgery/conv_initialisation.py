@@ -26,10 +26,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.eval_mode import evaluating
-from attnconv._util.input_checks import FLOATING, check_module
-from attnconv._util.rollback import all_or_nothing
-from attnconv._util.value_checks import indices, is_real, whole
+from attnconv._util.module_state import all_or_nothing, evaluating
+from attnconv._util.value_checks import FLOATING, check_module, indices, is_real, whole
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import (
     AttentionParts,

@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import check_module
-from attnconv._util.value_checks import indices
+from attnconv._util.value_checks import check_module, indices
 from attnconv.encodings.base import Encoding, gaussians_of
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.settings import AttentionSettings

@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.eval_mode import evaluating
-from attnconv._util.input_checks import check_module
-from attnconv._util.value_checks import indices, is_real, whole
+from attnconv._util.module_state import evaluating
+from attnconv._util.value_checks import check_module, indices, is_real, whole
 from attnconv.inspect.capture import checked_options, uncompiled
 from attnconv.inspect.image_checks import blaming_images, check_images
 from attnconv.inspect.module_adapters import first_tensor

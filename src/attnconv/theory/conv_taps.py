@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.input_checks import FLOATING
+from attnconv._util.value_checks import FLOATING
 from attnconv.grid import Border, Grid
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d

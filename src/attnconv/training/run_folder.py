@@ -29,7 +29,6 @@ import msgspec
 from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.file_lock import locked
-from attnconv._util.json_files import read_json
 from attnconv._util.settings import plain, read
 from attnconv.training.processes import is_first_process
 from attnconv.training.settings import RunSettings
@@ -256,8 +255,8 @@ def _text(line: Mapping[str, Any]) -> str:
 def _read_map(file: Path) -> dict[str, Any]:
     """A JSON file from outside that must be a map."""
     try:
-        values = read_json(file.read_bytes())
-    except ValueError as error:
+        values = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(bad(str(file), "must be JSON", str(error))) from error
     if not isinstance(values, dict):
         raise ValueError(bad(str(file), "must be a map", type(values).__name__))

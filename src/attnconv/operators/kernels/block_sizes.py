@@ -3,6 +3,10 @@
 Blocks are in bytes, measured on a two-core x86 machine with 4 MiB of cache; those of a GPU come from data sheets.
 """
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 # Kronecker factors. Mixed values of all heads that are held at a time; on a CPU they stay in cache.
 KRONECKER_BLOCK = 2**22
 # On a GPU a product over 16 MiB takes about as long as its launch. Larger blocks would only cost memory.
@@ -27,3 +31,20 @@ ROWS_BLOCK = 2**26  # rows that a spectrum cannot give
 
 # Separable scores become a table over shifts where a factor has more entries than this for each query of the grid.
 FACTOR_ENTRIES = 64
+
+
+def block_bytes(device: str, *, long: bool = False) -> int:
+    """Bytes of mixed values in a block on a kind of device (`cpu`, `cuda`, ..), on short axes or on long ones."""
+    if device == "cpu":
+        return KRONECKER_BLOCK
+    return KRONECKER_LONG_BLOCK_GPU if long else KRONECKER_BLOCK_GPU
+
+
+def are_short(factors: Sequence[Tensor]) -> bool:
+    """Whether no axis is long enough for bands."""
+    return all(factor.shape[2] < LONG_AXIS for factor in factors)
+
+
+def spans(count: int, length: int) -> list[slice]:
+    """`count` places in parts of `length`, the last one shorter."""
+    return [slice(start, min(start + length, count)) for start in range(0, count, length)]

@@ -10,12 +10,9 @@ from torch import Tensor
 
 def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "*lead d"]:
     """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product; groups as in a grouped convolution."""
-    heads, inputs, outputs = weight.shape
     if groups == 1:
-        return mixed.flatten(-2) @ weight.reshape(heads * inputs, outputs)
-    grouped = mixed.unflatten(-1, (groups, inputs))  # (*lead, h, g, i)
-    blocks = weight.unflatten(-1, (groups, outputs // groups))  # (h, i, g, d/g)
-    return torch.einsum("...hgi,higd->...gd", grouped, blocks).flatten(-2)
+        return mixed.flatten(-2) @ weight.flatten(0, 1)
+    return torch.einsum("...hgi,higd->...gd", _grouped(mixed, groups), _grouped(weight, groups)).flatten(-2)
 
 
 def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
@@ -70,13 +67,9 @@ def project_heads(
     x: Float[Tensor, "*lead c"], weight: Float[Tensor, "h i d"], groups: int
 ) -> Float[Tensor, "*lead h d"]:
     """X W_h for every head, before any mixing; groups as in `project`."""
-    heads, inputs, outputs = weight.shape
     if groups == 1:
-        flat = weight.movedim(0, 1).reshape(inputs, heads * outputs)
-        return (x @ flat).unflatten(-1, (heads, outputs))
-    grouped = x.unflatten(-1, (groups, inputs))  # (*lead, g, i)
-    blocks = weight.unflatten(-1, (groups, outputs // groups))  # (h, i, g, d/g)
-    return torch.einsum("...gi,higd->...hgd", grouped, blocks).flatten(-2)
+        return (x @ weight.movedim(0, 1).flatten(1)).unflatten(-1, (len(weight), -1))
+    return torch.einsum("...gi,higd->...hgd", _grouped(x, groups), _grouped(weight, groups)).flatten(-2)
 
 
 def contract_rows(
@@ -102,11 +95,6 @@ def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"])
     if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # there sizes may be free
         return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)
-
-
-def apply_rows(probabilities: Float[Tensor, "#b h n m"], values: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h n e"]:
-    """A_h V_h for given rows of A."""
-    return probabilities.to(values.dtype) @ values
 
 
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:

@@ -5,122 +5,107 @@ With M_h = A_h X, out = sum_h M_h W_h and G the gradient of out,
     dW_h = M_h^T G,      dM_h = G W_h^T,      dX = sum_h A_h^T dM_h,      dF_h,a = dM_h (x) M_h along the other axes.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnconv.operators.base import score_dtype
-from attnconv.operators.kernels.contractions import project_back, project_each, project_gradient
+from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtype
+from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.recompute_in_backward import Gradients
-from attnconv.operators.kernels.tiling import Block, Tile, View, block_bytes, blocks, spans, strips, within
 
 
-def contract_long(
-    x: Float[Tensor, "b *sizes c"], weight: Float[Tensor, "h i d"], *factors: Float[Tensor, "h _ _"]
-) -> Float[Tensor, "b *queries d"]:
-    """The products of the module's docstring, strip by strip; c / i groups of channels."""
+@dataclass(frozen=True)
+class Tile:
+    """Some queries of an axis, and the range of keys that holds all of their weights."""
+
+    queries: slice
+    keys: slice
+
+
+@dataclass(frozen=True)
+class View:
+    """What a head attends to from a block."""
+
+    head: int
+    keys: slice  # of the first axis
+    places: Sequence[Any]  # per axis, the head's matrix in the factor: of the first two the block's part
+    tiles: Sequence[Sequence[Tile]]  # per axis, those of the matrix
+
+
+def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
+    """The products of the module's docstring, a block at a time; c / i groups of channels."""
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-    for strip in strips(factors):
-        _contract_blocks(x[:, :, strip.keys], weight, within(factors, strip), out[:, :, strip.queries])
+    groups, exact = x.shape[-1] // weight.shape[1], score_dtype(x.dtype)  # sums over heads lose nothing
+    for queries, keys, views in blocks(x, weight, factors):
+        part = out[queries]
+        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=exact)
+        for view in views:
+            mixed, matrix = _mix(x[keys], factors, view)[0], weight[view.head]
+            if groups == 1 and exact == mixed.dtype:
+                torch.addmm(total, mixed, matrix, out=total)
+            else:
+                total.add_(contractions.project_each(mixed[None], matrix[None], groups)[0])
+        part.copy_(total.view(part.shape))
     return out
 
 
-def pull_long(inputs: Sequence[Tensor], gradient: Float[Tensor, "b *queries d"], wanted: Sequence[bool]) -> Gradients:
-    """Gradients of x, of the weights and of the factors, as far as they are wanted; strip by strip."""
+def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted; a block at a time."""
     x, weight, *factors = inputs
     exact = score_dtype(x.dtype)  # sums over blocks lose nothing
     totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
-    for strip in strips(factors):
-        narrow = (x[:, :, strip.keys], weight, *within(factors, strip))
-        into = [None if total is None else _part_of(total, place, strip) for place, total in enumerate(totals)]
-        _pull_blocks(narrow, gradient[:, :, strip.queries], into)
+    to_x, to_weight, *to_factors = totals
+    groups, moving = x.shape[-1] // weight.shape[1], any(wanted[2:])
+    for queries, keys, views in blocks(x, weight, factors):
+        part = gradient[queries].flatten(0, -2)  # (points, d)
+        for view in views:
+            steps: list[Tensor] = []
+            if moving or to_weight is not None:
+                mixed, steps = _mix(x[keys], factors, view)
+                if to_weight is not None:
+                    to_weight[view.head].add_(contractions.project_gradient(mixed[None], part[None], groups)[0])
+                del mixed
+            if moving or to_x is not None:
+                back = contractions.project_back(part, weight[view.head, None], groups)[0]
+                _unmix(back, factors, view, steps, None if to_x is None else to_x[keys], to_factors)
     return tuple(None if total is None else total.to(x.dtype) for total in totals)
 
 
-def _part_of(total: Tensor, place: int, strip: Tile) -> Tensor:
-    """The part of an input's gradient that a strip adds to: columns of x, and of the second axis's factors."""
-    if place == 0:
-        return total[:, :, strip.keys]
-    return total[:, strip.queries, strip.keys] if place == 3 else total
-
-
-def _contract_blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor], out: Tensor) -> None:
-    """The products, a block at a time, into `out`."""
-    groups = x.shape[-1] // weight.shape[1]
-    for block in blocks(x, weight, factors):
-        part = out[block.images, block.rows]
-        total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=score_dtype(x.dtype))
-        for view in block.views:
-            mixed, matrix = _mix(x, factors, block, view)[0], weight[view.head]
-            if groups == 1 and total.dtype == mixed.dtype:
-                torch.addmm(total, mixed, matrix, out=total)
-            else:
-                total.add_(project_each(mixed[None], matrix[None], groups)[0])
-        part.copy_(total.view(part.shape))
-
-
-def _pull_blocks(inputs: Sequence[Tensor], gradient: Tensor, into: Sequence[Tensor | None]) -> None:
-    """The gradients, a block at a time, added `into` those that are wanted."""
-    x, weight, *factors = inputs
-    to_x, to_weight, *to_factors = into
-    groups, moving = x.shape[-1] // weight.shape[1], any(total is not None for total in to_factors)
-    for block in blocks(x, weight, factors):
-        part = gradient[block.images, block.rows].flatten(0, -2)  # (points, d)
-        for view in block.views:
-            steps: list[Tensor] = []
-            if moving or to_weight is not None:
-                mixed, steps = _mix(x, factors, block, view)
-                if to_weight is not None:
-                    to_weight[view.head].add_(project_gradient(mixed[None], part[None], groups)[0])
-                del mixed
-            if moving or to_x is not None:
-                back = project_back(part, weight[view.head, None], groups)[0]
-                _unmix(x, factors, block, view, back, steps, into)
-
-
-def _mix(
-    x: Tensor, factors: Sequence[Tensor], block: Block, view: View
-) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
-    """M of a block and a head, its points row-major, and what each axis after the first was applied to."""
-    images = x[block.images]
-    first = factors[0][view.head, block.rows, view.keys]
-    part = _each(first, images[:, view.keys].flatten(2)).view(len(images), len(first), *x.shape[2:])
-    steps = []
-    for dim, (factor, tiles) in enumerate(zip(factors[1:], view.tiles, strict=True), start=2):
+def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
+    """M of a block and a head, its points row-major, and what each axis was applied to."""
+    part, steps = images[:, view.keys], []
+    for dim, (factor, place, tiles) in enumerate(zip(factors, view.places, view.tiles, strict=True), start=1):
         steps.append(part)
-        part = _along(part, factor[view.head], tiles, dim)
+        part = _along(part, factor[place], tiles, dim)
     return part.flatten(0, -2), steps
 
 
 def _unmix(
-    x: Tensor,
-    factors: Sequence[Tensor],
-    block: Block,
-    view: View,
     gradient: Float[Tensor, "points c"],
+    factors: Sequence[Tensor],
+    view: View,
     steps: Sequence[Tensor],
-    into: Sequence[Tensor | None],
+    to_images: Tensor | None,
+    to_factors: Sequence[Tensor | None],
 ) -> None:
-    """Carry the gradient of M back through every axis, and add to those of x and the factors."""
-    images, to_x, to_factors = x[block.images], into[0], into[2:]
-    first = factors[0][view.head, block.rows, view.keys]
-    part = gradient.view(len(images), len(first), *(factor.shape[1] for factor in factors[1:]), x.shape[-1])
-    for axis in range(len(factors) - 1, 0, -1):
-        tiles, total = view.tiles[axis - 1], to_factors[axis]
+    """Carry the gradient of M back through every axis, and add to those of the images and of the factors."""
+    matrices = [factor[place] for factor, place in zip(factors, view.places, strict=True)]
+    part = gradient.view(-1, *(len(matrix) for matrix in matrices), gradient.shape[-1])
+    for dim in range(len(factors), 0, -1):
+        tiles, total = view.tiles[dim - 1], to_factors[dim - 1]
         if total is not None:
-            slopes, keys = _flat(part, axis + 1), _flat(steps[axis - 1], axis + 1)
+            into, slopes, keys = total[view.places[dim - 1]], _flat(part, dim), _flat(steps[dim - 1], dim)
             for tile in tiles:
-                place = total[view.head, tile.queries, tile.keys]
-                _add_products(place, slopes[:, tile.queries], keys[:, tile.keys])
-        part = _back_along(part, factors[axis][view.head], tiles, axis + 1)
-    flat = part.flatten(2)  # (b, rows, rest)
-    if to_factors[0] is not None:
-        _add_products(to_factors[0][view.head, block.rows, view.keys], flat, images[:, view.keys].flatten(2))
-    if to_x is not None:
-        back = _each(first.mT, flat)
-        to_x[block.images, view.keys].add_(back.view(len(images), -1, *x.shape[2:]))
+                _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
+        if dim > 1 or to_images is not None:
+            part = _back_along(part, matrices[dim - 1], tiles, dim)
+    if to_images is not None:
+        to_images[:, view.keys].add_(part)
 
 
 def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Float[Tensor, "p q rest"]:
@@ -157,9 +142,82 @@ def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
     """Add the sum of left right^T over the parts, a block's bytes of products at a time."""
-    most = max(block_bytes(left.device.type) // (left.element_size() * right.shape[1]), 1)  # rows of products
-    queries = left.shape[1]
-    for rows in spans(queries, most):
-        for chosen in spans(len(left), max(most // queries, 1)):
+    row, queries = left.element_size() * right.shape[1], left.shape[1]
+    most = max(block_sizes.block_bytes(left.device.type) // row, 1)
+    for rows in block_sizes.spans(queries, most):
+        for chosen in block_sizes.spans(len(left), max(most // queries, 1)):
             products = torch.bmm(left[chosen, rows], right[chosen].mT)
             into[rows].add_(products.sum(0, dtype=into.dtype))
+
+
+def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
+    """Columns of a wide image with the keys that they attend to; one strip of all where none would be narrow."""
+    whole = [Tile(slice(None), slice(None))]
+    if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * block_sizes.STRIP:
+        return whole
+    queries, keys = factors[1].shape[1:]
+    bands, found = Bands.of(factors[1]), []
+    for part in block_sizes.spans(queries, block_sizes.STRIP):
+        seen = [bands.keys(head, part) for head in range(len(factors[1]))]
+        found.append(Tile(part, slice(min(one.start for one in seen), max(one.stop for one in seen))))
+    narrow = sum(strip.keys.stop - strip.keys.start for strip in found) < 1.25 * keys
+    return found if narrow else whole
+
+
+def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, list[View]]]:
+    """The problem in blocks of about `block_bytes`, as indices of queries and of keys: images, rows of one, strips."""
+    heads, count = weight.shape[0], factors[0].shape[1]
+    channels = max(heads * x.shape[-1], weight.shape[2])  # of the mixed values, or of their projection
+    most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
+    first = Bands.of(factors[0])
+    for strip in strips(factors):
+        around = [part[:, strip.queries, strip.keys] if dim == 0 else part for dim, part in enumerate(factors[1:])]
+        per_row = math.prod(factor.shape[1] for factor in around) * channels
+        images, height = max(most // (count * per_row), 1), count
+        if count * per_row > 2 * most:
+            images, height = 1, min(max(most // per_row, block_sizes.LEAST_ROWS), count)
+        bands = [Bands.of(factor) for factor in around]
+        tiles = [[band.tiles(head) for band in bands] for head in range(heads)]
+        for rows in block_sizes.spans(count, height):
+            views = []
+            for head in range(heads):
+                keys = first.keys(head, rows)
+                whole = Tile(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
+                places = [(head, rows, keys), (head, strip.queries, strip.keys), head][: len(factors)]
+                views.append(View(head, keys, places, [[whole], *tiles[head]]))
+            for some in block_sizes.spans(x.shape[0], images):
+                yield (some, rows, strip.queries), (some, slice(None), strip.keys), views
+
+
+@final
+@dataclass(frozen=True)
+class Bands:
+    """Per head and query of an axis, the first and one behind the last key with any weight."""
+
+    low: list[list[int]]
+    high: list[list[int]]
+    size: int
+
+    @staticmethod
+    def of(factor: Float[Tensor, "h q k"]) -> "Bands":
+        """Read from the values of a long axis; all keys of a short one. A query without weight has an empty range."""
+        heads, queries, size = factor.shape
+        if size < block_sizes.LONG_AXIS:
+            return Bands([[0] * queries] * heads, [[size] * queries] * heads, size)
+        held = factor != 0
+        some = held.any(-1)
+        low = torch.where(some, held.to(torch.uint8).argmax(-1), size)
+        high = torch.where(some, size - held.flip(-1).to(torch.uint8).argmax(-1), 0)
+        return Bands(low.tolist(), high.tolist(), size)
+
+    def keys(self, head: int, queries: slice) -> slice:
+        """The range of keys of some queries; one key, without weight, where it would be empty."""
+        low, high = min(self.low[head][queries]), max(self.high[head][queries])
+        return slice(low, high) if low < high else slice(0, 1)
+
+    def tiles(self, head: int) -> tuple[Tile, ...]:
+        """Tiles of neighbouring queries; a single one where the head attends to most of the axis anyway."""
+        queries = len(self.low[head])
+        found = tuple(Tile(part, self.keys(head, part)) for part in block_sizes.spans(queries, block_sizes.BAND_TILE))
+        area = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
+        return found if area < queries * self.size / 2 else (Tile(slice(0, queries), slice(0, self.size)),)

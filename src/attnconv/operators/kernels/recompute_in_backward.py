@@ -16,11 +16,12 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 def recomputing(
     plain: Callable[..., Tensor],
     forward: Callable[..., Tensor],
-    gradients: Callable[[Sequence[Tensor], Tensor, Sequence[bool]], Gradients],
+    gradients: Callable[[Sequence[Tensor], Tensor, Sequence[bool]], Gradients] | None = None,
 ) -> Callable[..., Tensor]:
     """A function of tensors that keeps only its inputs, and computes what the backward pass needs again.
 
-    Compilers get `plain`, its differentiable form. `gradients` takes inputs, the output's gradient, which are wanted.
+    `gradients` takes inputs, the output's gradient, which are wanted. Without it, the graph of `forward` serves one
+    backward pass, and is recorded again for a second. `plain` is the differentiable form.
     """
 
     @final
@@ -28,50 +29,34 @@ def recomputing(
         @staticmethod
         def forward(ctx: Any, *inputs: Tensor) -> Tensor:
             ctx.save_for_backward(*inputs)
-            return forward(*inputs)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Gradients:
-            inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad
-            found = _plain_gradients(plain, inputs, gradient, wanted)
-            return gradients(inputs, gradient, wanted) if found is None else found
-
-    apply: Callable[..., Tensor] = Recomputing.apply
-    return lambda *inputs: plain(*inputs) if not has_values(inputs[0]) or _is_transformed() else apply(*inputs)
-
-
-def twice_differentiable(plain: Callable[..., Tensor], fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function whose backward pass is that of `fast`; where that is differentiated again, that of `plain`.
-
-    The graph of `fast` is freed after its first backward pass; a second one records it again.
-    """
-
-    @final
-    class Fused(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-            ctx.save_for_backward(*inputs)
-            ctx.recorded = _recorded(fast, inputs, ctx.needs_input_grad)
+            if gradients is not None:
+                return forward(*inputs)
+            ctx.recorded = _recorded(forward, inputs, ctx.needs_input_grad)
             out: Tensor = ctx.recorded[0].detach()
             return out
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Gradients:
             inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad
-            found = _plain_gradients(plain, inputs, gradient, wanted)
-            if found is None:
-                recorded, ctx.recorded = ctx.recorded or _recorded(fast, inputs, wanted), None
-                found = _pulled(recorded, gradient)
-            return found
+            if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+                found: Gradients = torch.func.vjp(plain, *inputs)[1](gradient)
+                return found
+            functorch = torch._C._functorch
+            if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # many at once
+                return _pulled(_recorded(plain, inputs, wanted), gradient)
+            if gradients is not None:
+                return gradients(inputs, gradient, wanted)
+            recorded, ctx.recorded = ctx.recorded or _recorded(forward, inputs, wanted), None
+            return _pulled(recorded, gradient)
 
-    apply: Callable[..., Tensor] = Fused.apply
+    apply: Callable[..., Tensor] = Recomputing.apply
 
     def function(*inputs: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # which differentiates once, and traces into the function
-            return fast(*inputs)
-        if _is_transformed():
+        if gradients is None and torch.compiler.is_compiling():  # which differentiates `forward` by itself
+            return forward(*inputs)
+        if not has_values(inputs[0]) or _is_transformed():
             return plain(*inputs)
-        return apply(*inputs) if torch.is_grad_enabled() else fast(*inputs)
+        return apply(*inputs) if gradients is not None or torch.is_grad_enabled() else forward(*inputs)
 
     return function
 
@@ -88,19 +73,6 @@ def _is_transformed() -> bool:
     """Inside `torch.func`, forward-mode derivatives or `torch.jit.trace`, which record no custom function."""
     states: list[object] = [torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()]
     return forward_ad._current_level >= 0 or states != [None, None]
-
-
-def _plain_gradients(
-    plain: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
-) -> Gradients | None:
-    """Gradients by the plain form where a single backward pass does not do; None where it does."""
-    if torch.is_grad_enabled():  # a gradient of this gradient is wanted
-        found: Gradients = torch.func.vjp(plain, *inputs)[1](gradient)
-        return found
-    functorch = torch._C._functorch
-    if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # many gradients at once
-        return _pulled(_recorded(plain, inputs, wanted), gradient)
-    return None
 
 
 def _recorded(

@@ -3,13 +3,21 @@
 The backward pass computes the probabilities P of a block again and uses, with G the gradient of the output,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
+
+On CUDA the biases are folded into longer vectors for `scaled_dot_product_attention`, which sums in float32:
+
+    Q' = [Q, B_1, .., B_a],    K' = [K, one-hot of k_1, .., one-hot of k_a],    Q' K'^T = Q K^T + sum_a B_a[q, k_a]
+
+In half precision each bias is folded as two numbers, its rounded value and the rest: 16 bits in bfloat16, 22 in
+float16. Flash kernels end at 256 channels, the folded ones included; beyond, torch has its memory-efficient kernel.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,9 +26,10 @@ from attnconv.grid import per_axis
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.folded_relative_bias import attend_folded
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
-from attnconv.operators.kernels.tiling import spans
+
+Buffers: TypeAlias = dict[int, Tensor]
+ALIGNED = 8  # half-precision kernels take multiples of so many channels only
 
 
 def attention_with_relative_bias(
@@ -108,10 +117,10 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     """`attend` a block of rows at a time."""
     batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
     out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
-    room = _Room(2)
+    held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
-        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        weights = _rows(query, key, bias, room)
+        query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
+        weights = _rows(query, key, bias, held)
         if value.shape[1] == 1:  # one for all heads
             out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
         else:
@@ -121,24 +130,25 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # all but the last sums are needed for any of them
-    queries, keys, values, *biases = inputs
+    queries, keys, _, *biases = inputs
     # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
     totals = [
         tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
     ]
-    room = _Room(3)
+    held: Buffers = {}
     for images, rows in _blocks(gradient.shape[0], queries, keys):
-        query, key, value, *bias = _part(images, rows, queries, keys, values, biases)
-        into = _part(images, rows, totals[0], totals[1], totals[2], totals[3:])
-        weights, part = _rows(query, key, bias, room), gradient[images, :, rows]
-        slopes = room.of(0, (*part.shape[:-1], keys.shape[2]), part)  # of the probabilities, where the scores were
+        query, key, value, *bias = _part(images, rows, *inputs)
+        into = _part(images, rows, *totals)
+        weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
+        # Of the probabilities, where the scores were.
+        slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
         if value.shape[1] == 1:  # one for all heads
             into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
             torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
         else:
             _add_product(into[2], part.mT, weights)
             torch.matmul(part, value.mT, out=slopes)
-        weights, descent = weights.expand_as(slopes).contiguous(), room.of(2, slopes.shape, slopes)
+        weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
         torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
         _add_product(into[0], descent, key)
         _add_product(into[1], query.mT, descent)
@@ -150,19 +160,12 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
 
 
-@final
-class _Room:
-    """Buffers that all blocks share: a new one for each would cost page faults."""
-
-    def __init__(self, count: int) -> None:
-        self._held: list[Tensor | None] = [None] * count
-
-    def of(self, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Buffer number `place` in a shape, not filled; the first block is the largest."""
-        held, size = self._held[place], math.prod(shape)
-        if held is None or held.numel() < size:
-            held = self._held[place] = like.new_empty(size)
-        return held[:size].view(*shape)
+def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor, not filled, in a buffer that all blocks share: a new one for each would cost page faults."""
+    size = math.prod(shape)
+    if place not in held or held[place].numel() < size:
+        held[place] = like.new_empty(size)
+    return held[place][:size].view(*shape)
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -170,23 +173,21 @@ def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, 
     heads, count = queries.shape[1:3]
     most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
-    for images in spans(batch, max(most // count, 1)):
-        for some in spans(count, rows):
+    for images in block_sizes.spans(batch, max(most // count, 1)):
+        for some in block_sizes.spans(count, rows):
             yield images, some
 
 
-def _part(
-    images: slice, rows: slice, queries: Tensor, keys: Tensor, values: Tensor, biases: Sequence[Tensor]
-) -> list[Tensor]:
+def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
     """Views of all inputs on a block; those that images share stay as they are."""
-    chosen = [part if part.shape[0] == 1 else part[images] for part in (queries, keys, values, *biases)]
+    chosen = [part if part.shape[0] == 1 else part[images] for part in inputs]
     return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
 
-def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) -> Float[Tensor, "b h r lattice"]:
-    """The probabilities of a block, in the room's second tensor."""
+def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
+    """The probabilities of a block, in the second buffer."""
     batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
-    scores = room.of(0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
+    scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # they are written first: the product adds itself to what is there
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
         shapes = [[-1 if axis == dim else 1 for axis in range(len(biases))] for dim in range(len(biases))]
@@ -199,7 +200,7 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], room: _Room) 
         torch.baddbmm(flat, left, right.mT, out=flat)  # torch counts the operations of this form, not of baddbmm_
     else:
         torch.matmul(queries, keys.mT, out=scores)
-    return torch.softmax(scores, -1, out=room.of(1, scores.shape, scores))
+    return torch.softmax(scores, -1, out=_buffer(held, 1, scores.shape, scores))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -216,4 +217,37 @@ def _add(total: Tensor, part: Tensor) -> None:
     total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
 
 
+def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    batch, heads = values.shape[0], queries.shape[1]
+    sizes = [bias.shape[-1] for bias in biases]
+    left, right = [queries], [keys]
+    for dim, bias in enumerate(biases):
+        one_hot = torch.eye(sizes[dim], dtype=keys.dtype, device=keys.device)
+        one_hot = one_hot.repeat_interleave(math.prod(sizes[dim + 1 :]), 0).repeat(math.prod(sizes[:dim]), 1)
+        parts = _split(bias, queries.dtype)
+        left += parts
+        right += [one_hot] * len(parts)
+    query = torch.cat([part.expand(batch, -1, -1, -1) for part in left], -1)
+    key = torch.cat([part.expand(batch, heads, -1, -1) for part in right], -1)
+    channels = -(-max(query.shape[-1], values.shape[-1]) // ALIGNED) * ALIGNED
+    query, key, value = (F.pad(part, (0, channels - part.shape[-1])) for part in (query, key, values))
+    out = F.scaled_dot_product_attention(query, key, value.expand(-1, heads, -1, -1), scale=1.0)
+    return out[..., : values.shape[-1]]
+
+
+def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The bias as a sum of numbers of the queries' dtype: itself where it has it, else two."""
+    if torch.promote_types(bias.dtype, dtype) == dtype:
+        return (bias.to(dtype),)
+    high = bias.detach().to(dtype)  # both meet the same one-hot channels, so the rest carries the gradient
+    return high, (bias - high.to(bias.dtype)).to(dtype)
+
+
+def _exactly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """All scores at once, at least in float32: differentiable any number of times."""
+    exact = (part.to(score_dtype(values.dtype)) for part in (queries, keys, values, *biases))
+    return attend_plainly(*exact).to(values.dtype)
+
+
 _attention = recomputing(attend_plainly, _forward, _gradients)
+attend_folded = recomputing(_exactly, _folded)  # fused kernels have no second derivative

@@ -1,4 +1,4 @@
-"""A refused change of a model in place leaves it bit for bit as it was, in every function that makes one."""
+"""A model's state: modes are put back, and a refused change leaves it as it was, in every function that makes one."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attnconv import LearnedRelative, from_conv
-from attnconv._util.rollback import all_or_nothing
+from attnconv._util.module_state import all_or_nothing, evaluating
 from attnconv.convert import plan_shifts
 from attnconv.encodings.quadratic import start_at_neighbours
 from attnconv.layers import fuse_convit
@@ -20,6 +20,18 @@ from attnconv.surgery import start_as_convolution
 from experiments.small_vit import SmallViT
 from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
+
+
+def test_every_module_is_put_back_in_its_own_mode() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2)))
+    model[1].eval()
+    before = [module.training for module in model.modules()]
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before == [True, True, False, False]
+    with pytest.raises(NotImplementedError), evaluating(model):
+        nn.Module()(model)
+    assert [module.training for module in model.modules()] == before
 
 
 class TestTheHelper:

@@ -1,4 +1,4 @@
-"""Changing a model in place, all or nothing."""
+"""The state of a model, put back afterwards."""
 
 import copy
 from collections.abc import Iterator
@@ -7,6 +7,18 @@ from itertools import chain
 
 import torch
 from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all of a model in evaluation mode; at the end every module is back in its own mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager

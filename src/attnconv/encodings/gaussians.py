@@ -1,4 +1,4 @@
-"""The mass of a Gaussian head off its nearest key: an upper bound on every grid that holds that key.
+"""Heads that are Gaussians over the shift, and their mass off the nearest key: a bound on every grid that holds it.
 
 With the centre f from that key, |f| <= 1/2, keys at distance k weigh exp(-alpha (k^2 - 2 k f)), so the nearest one gets
 at least 1 / S along an axis; the second form is Poisson's formula:
@@ -8,10 +8,41 @@ at least 1 / S along an axis; the second form is Poisson's formula:
 """
 
 import math
+from dataclasses import dataclass
+from typing import final
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """Heads whose score is -1/2 |S_h^T (delta - Delta_h)|^2: Gaussians over the shift.
+
+    Attributes:
+        centres: Delta, (h, dims) in pixels: the parameter itself.
+        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / pixel^2.
+        spread: The parameter that S is proportional to.
+    """
+
+    centres: nn.Parameter
+    root_precision: Float[Tensor, "h dims dims"]
+    spread: nn.Parameter
+
+    @property
+    def precision(self) -> Float64[Tensor, "h dims dims"]:
+        """P = S S^T, in float64 on the CPU."""
+        root = self.root_precision.detach().cpu().double()
+        return root @ root.mT
+
+    @property
+    def alpha(self) -> Float64[Tensor, "h dims"] | None:
+        """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
+        precision = self.precision
+        along = precision.diagonal(dim1=-2, dim2=-1)
+        return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
 
 
 def mass_off_nearest(
