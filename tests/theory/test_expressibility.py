@@ -1,6 +1,5 @@
 """Lemma 3 decided, held against PyTorch's convolutions."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.tolerances import tolerance
 def hard(border: Any = "zero", mode: Any = "zeros", **options: Any) -> SelfAttention2d:
     """Nine heads, each on one position of a 3 x 3 kernel, in float64."""
     layer = from_conv(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode, dtype=torch.float64), **options)
-    layer.geometry = dataclasses.replace(layer.geometry, border=border)
+    layer.border = border
     assert isinstance(layer, SelfAttention2d)
     return layer
 
