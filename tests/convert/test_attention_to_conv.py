@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, SelfAttention2d
 from attnconv.convert import conversion_error, from_conv, to_conv
-from attnconv.convert.verify_theorem import draw_convolution
+from attnconv.convert.verify_conversions import draw_convolution
 from attnconv.grid import Border
 from tests.tolerances import tolerance
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attnconv.convert import compare, from_conv, recast
-from attnconv.convert.verify_theorem import draw_convolution
+from attnconv.convert.verify_conversions import draw_convolution
 from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
 from attnconv.theory import imitate, imitation_error

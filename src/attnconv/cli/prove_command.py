@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
 def _prove_cases(arguments: Prove) -> int:
     from rich.progress import track
 
-    from attnconv.convert.verify_theorem import WAYS, prove
+    from attnconv.convert.verify_conversions import WAYS, prove
 
     cases, seed = arguments.cases, arguments.seed
     hard = track(prove(cases, seed=seed), description="hard heads", total=cases * len(WAYS), transient=True)
@@ -76,7 +76,7 @@ def _prove_cases(arguments: Prove) -> int:
 
 def _print_hard(proofs: "list[Proof]") -> bool:
     """Print hard heads by dtype and way; return whether all are within the allowed difference."""
-    from attnconv.convert.verify_theorem import ALLOWED, WAYS
+    from attnconv.convert.verify_conversions import ALLOWED, WAYS
 
     rows, holds = [], True
     for dtype, way in product(ALLOWED, WAYS):

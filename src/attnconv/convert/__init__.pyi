@@ -7,13 +7,13 @@ from .compare_networks import (
     LayerComparison as LayerComparison,
     compare as compare,
 )
-from .conv_to_attention import (
+from .head_placement import place_heads as place_heads
+from .layer_conversion import (
     HARD_ALPHA as HARD_ALPHA,
     SOFT_ALPHA as SOFT_ALPHA,
     equation_9 as equation_9,
     from_conv as from_conv,
 )
-from .head_placement import place_heads as place_heads
 from .low_rank_heads import (
     head_ranks as head_ranks,
     low_rank as low_rank,
@@ -24,7 +24,7 @@ from .recast_network import (
     recast as recast,
     restore as restore,
 )
-from .verify_theorem import (
+from .verify_conversions import (
     Proof as Proof,
     draw_convolution as draw_convolution,
     no_convolutions as no_convolutions,

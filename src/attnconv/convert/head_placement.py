@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.convert.conv_to_attention import layer_for
+from attnconv.convert.layer_conversion import layer_for
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from attnconv.convert import equation_9, from_conv
-from attnconv.convert.verify_theorem import Way, draw_convolution, perform
+from attnconv.convert.verify_conversions import Way, draw_convolution, perform
 from attnconv.encodings.transformer_xl import Relative
 from tests.tolerances import tolerance
 

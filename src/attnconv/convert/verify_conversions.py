@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnconv.convert.conv_to_attention import from_conv
+from attnconv.convert.layer_conversion import from_conv
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents
 from attnconv.theory.error_bounds import error_bound
