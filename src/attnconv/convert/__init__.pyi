@@ -1,7 +1,3 @@
-from .attention_to_conv import (
-    conversion_error as conversion_error,
-    to_conv as to_conv,
-)
 from .compare_networks import (
     Comparison as Comparison,
     LayerComparison as LayerComparison,
@@ -11,8 +7,10 @@ from .head_placement import place_heads as place_heads
 from .layer_conversion import (
     HARD_ALPHA as HARD_ALPHA,
     SOFT_ALPHA as SOFT_ALPHA,
+    conversion_error as conversion_error,
     equation_9 as equation_9,
     from_conv as from_conv,
+    to_conv as to_conv,
 )
 from .low_rank_heads import (
     head_ranks as head_ranks,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_module
-from attnconv.convert.attention_to_conv import to_conv
-from attnconv.convert.layer_conversion import from_conv
+from attnconv.convert.layer_conversion import from_conv, to_conv
 from attnconv.layers.checks import check_finite, check_loaded
 from attnconv.layers.self_attention import SelfAttention, discard_plan
 from attnconv.theory.conv_taps import check_convolution, is_convolution, looks_like_convolution
