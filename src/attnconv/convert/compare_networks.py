@@ -111,7 +111,7 @@ def _layer(
     options: dict[str, Any],
     output: Tensor,
 ) -> LayerComparison:
-    (x, *_), axes = arguments, (0, *range(2, output.dim()))
+    x = arguments[0] if arguments else options["input"]
     with FlopCounterMode(display=False) as before:
         conv.forward(*arguments, **options)
     with FlopCounterMode(display=False) as after:
@@ -119,7 +119,8 @@ def _layer(
     heads, bound = layer.encoding.gaussians(), None
     alpha = None if heads is None else heads.alpha
     if alpha is not None and layer.weight is not None and torch.equal(layer.weight, head_weights(conv)):
-        bound = float(error_bound(layer, x.double().amin(axes), x.double().amax(axes)).max())
+        pixels = x.double().movedim(-1 - layer.dims, 0).flatten(1)  # by channels, of a batch or of one image
+        bound = float(error_bound(layer, pixels.amin(1), pixels.amax(1)).max())
     return LayerComparison(
         name=name,
         heads=layer.heads,
