@@ -1,8 +1,3 @@
-from .compare_networks import (
-    Comparison as Comparison,
-    LayerComparison as LayerComparison,
-    compare as compare,
-)
 from .head_placement import place_heads as place_heads
 from .layer_conversion import (
     HARD_ALPHA as HARD_ALPHA,
@@ -23,7 +18,10 @@ from .recast_network import (
     restore as restore,
 )
 from .verify_conversions import (
+    Comparison as Comparison,
+    LayerComparison as LayerComparison,
     Proof as Proof,
+    compare as compare,
     draw_convolution as draw_convolution,
     no_convolutions as no_convolutions,
     prove as prove,
