@@ -1,4 +1,4 @@
-"""Verify conversions against their error bounds: Theorem 1 on random convolutions, and each layer of a recast network."""
+"""Verify conversions: Theorem 1 on random convolutions, and the layers of a recast network, against error bounds."""
 
 import copy
 import random

@@ -88,10 +88,17 @@ def extents(conv: Convolution) -> tuple[int, ...]:
 
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
     """The shift (key minus query) of every kernel position, row-major: the centres of the heads."""
-    sign = 1 if isinstance(conv, Forward) else -1
+    return tap_shifts(conv.kernel_size, conv.dilation, paddings(conv), transposed=not isinstance(conv, Forward))
+
+
+def tap_shifts(
+    kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[tuple[int, int]], *, transposed: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The same from a convolution's arguments."""
+    sign = -1 if transposed else 1
     along = [
         [sign * (step * j - before) for j in range(size)]
-        for size, step, (before, _) in zip(conv.kernel_size, conv.dilation, paddings(conv), strict=True)
+        for size, step, (before, _) in zip(kernel_size, dilation, padding, strict=True)
     ]
     return tuple(product(*along))
 

@@ -11,7 +11,6 @@ row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal, final
 
 import torch
@@ -24,6 +23,7 @@ from attnconv.grid import Grid, Padding, padding_pairs, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
+from attnconv.theory.conv_taps import tap_shifts
 from attnconv.theory.lemma3_phi import (
     Fit,
     Residuals,
@@ -291,33 +291,29 @@ def _laid_over(
     dilation: int | Sequence[int],
     stride: int | Sequence[int] | None,
     padding: Literal["same", "valid"] | Padding,
-) -> tuple[AttentionOperator, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+) -> tuple[AttentionOperator, tuple[int, ...], Shifts]:
     """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
     layer = attention if isinstance(attention, SelfAttention) else None
-    dims = len(_sizes_of_rows(attention, x, sizes)) if layer is None else layer.dims
+    if layer is None:
+        sizes = _sizes_of_rows(attention, x, sizes)
+    elif stride is not None and per_axis("stride", stride, layer.dims, least=1) != layer.stride:
+        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
+    dims, transposed = (len(sizes or ()), False) if layer is None else (layer.dims, layer.transposed)
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
     reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
-    transposed = layer is not None and layer.transposed
     if padding != "same":
         pads = padding_pairs(0 if padding == "valid" else padding, dims)
     elif layer is not None and transposed:
         pads = layer.padding
     else:
         pads = tuple((far // 2, far - far // 2) for far in reach)
-    sign = -1 if transposed else 1
-    along = [
-        [sign * (step * tap - before) for tap in range(size)]
-        for (before, _), size, step in zip(pads, kernel, steps, strict=True)
-    ]
-    if layer is None:
-        rows_sizes, window = _sizes_of_rows(attention, x, sizes), [far + 1 for far in reach]
-        step = 1 if stride is None else stride
-        grid = Grid.make(rows_sizes, stride=step, padding=pads, window=None if padding == "same" else window)
-        return _rows_operator(attention, grid), kernel, tuple(product(*along))
-    if stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
-        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
-    return layer_operator(layer, x, sizes), kernel, tuple(product(*along))
+    shifts = tap_shifts(kernel, steps, pads, transposed=transposed)
+    if layer is not None:
+        return layer_operator(layer, x, sizes), kernel, shifts
+    window = None if padding == "same" else [far + 1 for far in reach]
+    grid = Grid.make(sizes or (), stride=1 if stride is None else stride, padding=pads, window=window)
+    return _rows_operator(attention, grid), kernel, shifts
 
 
 def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
