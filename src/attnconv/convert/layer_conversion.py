@@ -27,7 +27,6 @@ from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
 from attnconv.operators.base import all_queries, score_dtype
-from attnconv.theory.best_weights import compare_outputs, nearest_weights
 from attnconv.theory.conv_taps import (
     BORDERS,
     FORWARD,
@@ -43,6 +42,7 @@ from attnconv.theory.conv_taps import (
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
+from attnconv.theory.lemma3_best_weights import compare_outputs, nearest_weights
 from attnconv.theory.lemma3_phi import Residuals, relative
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller

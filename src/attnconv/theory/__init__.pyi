@@ -1,7 +1,3 @@
-from .best_weights import (
-    imitate as imitate,
-    imitation_error as imitation_error,
-)
 from .error_bounds import (
     alpha_for as alpha_for,
     error_bound as error_bound,
@@ -12,6 +8,10 @@ from .expressibility import (
     Factorisation as Factorisation,
     can_express as can_express,
     factorise as factorise,
+)
+from .lemma3_best_weights import (
+    imitate as imitate,
+    imitation_error as imitation_error,
 )
 from .lemma3_phi import (
     Fit as Fit,

@@ -13,7 +13,7 @@ from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_con
 from attnconv.convert import conversion_error
 from attnconv.convert.verify_conversions import draw_convolution
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.theory.best_weights import imitate, imitation_error
+from attnconv.theory.lemma3_best_weights import imitate, imitation_error
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
