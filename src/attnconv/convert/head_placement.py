@@ -51,13 +51,10 @@ def place_heads(
             is on the meta device.
 
     Example:
-        >>> from attnconv.theory import imitation_error
-        >>> blur = torch.nn.Conv2d(1, 1, 5, padding=2, bias=False, dtype=torch.float64)
-        >>> bell = torch.exp(-0.7 * torch.arange(-2.0, 3).square())
-        >>> _ = blur.weight.data.copy_(bell[:, None] * bell)
-        >>> one = place_heads(blur, 1)  # in place of 25
-        >>> imitation_error(one, blur, sizes=(15, 15)).inside < 0.01
-        True
+        >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
+        >>> _ = blur.weight.data.copy_(torch.exp(-0.7 * torch.arange(-3.0, 4).square()))
+        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # a Gaussian is one head
+        0.7
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):

@@ -42,8 +42,7 @@ from attnconv.theory.conv_taps import (
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
-from attnconv.theory.lemma3_best_weights import compare_outputs, nearest_weights
-from attnconv.theory.lemma3_phi import Residuals, relative
+from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights, relative
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.
@@ -79,8 +78,7 @@ def from_conv(
             not finite or is computed from others; or a tap is at a distance that the dtype cannot represent.
 
     Example:
-        >>> conv = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1)
-        >>> x = torch.randn(2, 3, 6, 7)
+        >>> conv, x = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1), torch.randn(2, 3, 6, 7)
         >>> bool((from_conv(conv)(x) - conv(x)).abs().max() < 1e-5)
         True
     """
@@ -121,12 +119,9 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
         TypeError, ValueError: As `from_conv`, or if key_channels is below D_p.
 
     Example:
-        >>> conv = torch.nn.Conv1d(2, 2, kernel_size=3, padding=1)
-        >>> layer, x = equation_9(conv), torch.randn(1, 2, 9)
+        >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
         >>> layer.encoding.position_bias[0].tolist()  # the head at shift -1: -46 (1, 2)
         [-46.0, -92.0]
-        >>> bool((layer(x) - conv(x)).abs().max() < 1e-5)
-        True
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):

@@ -64,13 +64,9 @@ def low_rank(
 
     Example:
         >>> from attnconv import from_conv
-        >>> layer = from_conv(torch.nn.Conv2d(4, 6, 3, dtype=torch.float64))
-        >>> x = torch.randn(2, 4, 7, 7, dtype=torch.float64)
-        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-14  # no W_h has a higher rank
+        >>> layer, x = from_conv(torch.nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 7, 7)
+        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-5  # no W_h has a higher rank
         True
-        >>> narrow = low_rank(layer, 2, exact=True)
-        >>> narrow.heads, low_rank_error(layer, narrow, x) < 1e-14
-        (18, True)
     """
     weight = _merged(layer).detach().double()
     width = whole("head_channels", head_channels, 1)

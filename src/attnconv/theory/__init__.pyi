@@ -10,10 +10,8 @@ from .expressibility import (
     factorise as factorise,
 )
 from .lemma3_best_weights import (
-    imitate as imitate,
-    imitation_error as imitation_error,
-)
-from .lemma3_phi import (
     Fit as Fit,
     Residuals as Residuals,
+    imitate as imitate,
+    imitation_error as imitation_error,
 )

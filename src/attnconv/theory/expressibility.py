@@ -24,11 +24,12 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 from attnconv.theory.conv_taps import tap_shifts
-from attnconv.theory.lemma3_phi import (
+from attnconv.theory.lemma3_best_weights import (
     Fit,
     Residuals,
     Shifts,
     fit,
+    layer_operator,
     matrices,
     rank_tolerance,
     residual,
@@ -80,26 +81,6 @@ class Expressiveness:
     def expresses_each_query(self) -> bool:
         """Whether each query could be served by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
-
-    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
-        """The matrices per head that imitate a convolution best: W_h = sum_j Phi[j, h] W_j.
-
-        The layer equals the convolution if `expresses`, else it is nearest in the least-squares sense over all queries,
-        for white input. `uniform_inside.weights` is the same for the queries inside.
-
-        Args:
-            kernel: A convolution's `weight`, of this kernel size; a transposed one's for a transposed layer.
-
-        Returns:
-            A layer's `weight`, in the kernel's dtype.
-
-        Raises:
-            ValueError: The kernel has another size.
-        """
-        if tuple(kernel.shape[2:]) != self.kernel_size:
-            got = f"shape {tuple(kernel.shape)}"
-            raise ValueError(bad("kernel", f"must have the kernel size {self.kernel_size}", got))
-        return self.uniform.weights(kernel)
 
     def __str__(self) -> str:
         verdict = "every convolution" if self.expresses else "not every convolution"
@@ -193,11 +174,6 @@ def can_express(
             missing; rows are not finite; an option is out of range, or a stride is not the layer's.
 
     Example:
-        >>> import torch
-        >>> from attnconv import from_conv
-        >>> layer = from_conv(torch.nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64))
-        >>> can_express(layer, 3, sizes=(5, 6)).expresses
-        True
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends pixel h, from both queries
         >>> answer = can_express(one_pixel_each, kernel_size=1, sizes=(2,))
         >>> answer.expresses_each_query, answer.expresses
@@ -207,8 +183,7 @@ def can_express(
         raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
         operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        transposed = attention.groups if isinstance(attention, SelfAttention) and attention.transposed else None
-        everywhere, within, alone = fit(operator, shifts, padding_mode, transposed=transposed)
+        everywhere, within, alone = fit(operator, shifts, padding_mode)
         most = _TOLERANCES[rows_dtype(operator)] if tolerance is None else tolerance
         return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
 
@@ -228,23 +203,14 @@ def factorise(
 ) -> Factorisation:
     """The matrices of E_q = Phi A_q for one query, Figure 11; `attnconv.report.draw_factorisation` draws them.
 
-    Args:
-        attention: A layer or attention rows; of images, the first.
-        kernel_size: One number or one per axis.
-        query: Its index per axis, such as row and column.
-        phi: One for all queries, such as `can_express(...).uniform.phi`; None for the query's own best Phi_q.
-        x: As for `can_express`, like the options below.
-        sizes: Pixels per axis.
-        dilation: Of the kernel.
-        stride: Distance between queries.
-        padding: Position of the kernel.
-        padding_mode: What taps outside the image see.
+    Arguments are those of `can_express` (of several images, the first counts), and besides `query`, its index per axis,
+    such as row and column, and `phi`: one for all queries, such as `can_express(...).uniform.phi`, or None for the
+    query's own best Phi_q.
 
     Raises:
         TypeError, ValueError: As `can_express`; or the query is not on the grid, or phi has another shape.
 
     Example:
-        >>> import torch
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
         >>> [factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)]
         [[[1.0, 0.0]], [[0.0, 1.0]]]
@@ -263,24 +229,6 @@ def factorise(
             requirement = f"must have the shape {(len(shifts), heads)}, kernel positions and heads"
             raise ValueError(bad("phi", requirement, tuple(phi.shape)))
         return Factorisation(stack[:, heads:].mT, phi.to(stack), stack[:, :heads].mT, shifts, place, grid.sizes)
-
-
-def layer_operator(
-    layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
-) -> AttentionOperator:
-    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only."""
-    if x is not None:
-        if sizes is not None:
-            raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))
-        return layer.operator(x)
-    if sizes is None:
-        raise ValueError(bad("x", "or sizes must say how large the image is", None))
-    sizes = per_axis("sizes", sizes, layer.dims, least=1)
-    operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
-    if operator.batch > 1:  # two images, two sets of rows
-        got = f"none for {type(layer.encoding).__name__}"
-        raise ValueError(bad("x", "must be given where attention depends on content", got, "Pass images as x."))
-    return operator
 
 
 def _laid_over(
