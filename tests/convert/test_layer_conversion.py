@@ -123,12 +123,11 @@ def test_a_transposed_layer_takes_an_output_size_as_pytorch_does(extra: int) -> 
 
 
 @pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("key_channels", [None, 5])
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
-def test_equation_9_in_the_layer_of_equation_8(dims: int, key_channels: int | None, mode: str) -> None:
+def test_equation_9_in_the_layer_of_equation_8(dims: int, mode: str) -> None:
     kind, sizes = ((nn.Conv1d, (9,)), (nn.Conv2d, (6, 7)))[dims - 1]
     conv = kind(3, 4, 3, padding="same", padding_mode=mode).double()  # type: ignore[arg-type]
-    layer, x = equation_9(conv, key_channels=key_channels), torch.randn(2, 3, *sizes, dtype=torch.float64)
+    layer, x = equation_9(conv), torch.randn(2, 3, *sizes, dtype=torch.float64)
     assert isinstance(layer.encoding, Relative)
     assert layer.encoding.features.channels == dims + 1
     terms = layer.score_terms(x)
@@ -139,8 +138,6 @@ def test_equation_9_in_the_layer_of_equation_8(dims: int, key_channels: int | No
 
 @pytest.mark.usefixtures("unhooked")
 def test_equation_9_refuses_what_it_does_not_state() -> None:
-    with pytest.raises(ValueError, match=r"key_channels: .*got 2"):
-        equation_9(nn.Conv2d(1, 1, 3), key_channels=2)
     with pytest.raises(TypeError, match=r"conv: .*got ConvTranspose2d"):
         equation_9(nn.ConvTranspose2d(1, 1, 3))  # type: ignore[arg-type]
 

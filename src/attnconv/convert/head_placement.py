@@ -71,9 +71,8 @@ def place_heads(
         problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
         found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
         # Weights that nearly cancel lose more by rounding than the search has gained.
-        centres, alpha = min(
-            found, problem.hard(heads), key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype)
-        )
+        dtype = conv.weight.dtype
+        centres, alpha = min(found, problem.hard(heads), key=lambda place: problem.rounded_error(*place, dtype))
         encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
         encoding.centres.copy_(centres)
         encoding.spread.copy_((2 * alpha).sqrt())
@@ -139,7 +138,7 @@ class _Problem:
             jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
             starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
         found = [hard, *(self._descend(centres, alpha) for centres, alpha in starts)]
-        return min(found, key=lambda place: float(self.error(place[0], place[1])))
+        return min(found, key=lambda place: float(self.error(*place)))
 
     def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
         """Five rounds of k-means over the taps, weighted by the kernel's energy."""

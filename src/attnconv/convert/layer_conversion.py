@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.input_checks import check_dense
-from attnconv._util.value_checks import is_real, whole
+from attnconv._util.value_checks import is_real
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
@@ -103,7 +103,7 @@ def from_conv(
     return layer
 
 
-def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None = None) -> SelfAttention:
+def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     """Return the layer of the proof: the attention of equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
@@ -113,10 +113,9 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels: equation (8) reads content at queries.
         alpha: Sharpness of the heads; 46 in the paper.
-        key_channels: D_k, at least D_p = dims + 1; the identity is padded with zeros. None for D_p.
 
     Raises:
-        TypeError, ValueError: As `from_conv`, or if key_channels is below D_p.
+        TypeError, ValueError: As `from_conv`.
 
     Example:
         >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
@@ -128,20 +127,15 @@ def equation_9(conv: Forward, *, alpha: float = 46.0, key_channels: int | None =
         raise TypeError(bad("conv", "must not be transposed: its queries lie between pixels", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
-        centres = torch.tensor(taps(conv))
+        centres = torch.tensor(taps(conv), dtype=torch.float64)
         heads, dims = centres.shape
-        channels = dims + 1 if key_channels is None else whole("key_channels", key_channels, 1)
-        if channels < dims + 1:
-            raise ValueError(bad("key_channels", f"must be at least D_p = {dims + 1}", channels))
-        features = QuadraticFeatures(dims)
+        features, channels = QuadraticFeatures(dims), dims + 1  # D_k = D_p
         encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
         layer = layer_for(conv, encoding)
         for parameter in encoding.parameters():
             parameter.zero_()
-        encoding.get_parameter("position_key.weight").copy_(torch.eye(channels, dims + 1).repeat(heads, 1))
-        position_bias = encoding.get_parameter("position_bias")
-        position_bias[:, 0] = -alpha
-        position_bias[:, 1 : dims + 1] = 2 * alpha * centres
+        encoding.get_parameter("position_key.weight").copy_(torch.eye(channels).repeat(heads, 1))
+        encoding.get_parameter("position_bias").copy_(alpha * torch.cat((-torch.ones(heads, 1), 2 * centres), 1))
     return layer
 
 
@@ -150,11 +144,10 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
 
     `weight` has one matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
     """
-    geometry: dict[str, Any] = {"border": "zero", "transposed": True}
     if isinstance(conv, Forward):
-        geometry = {"border": BORDERS[conv.padding_mode]}
+        geometry: dict[str, Any] = {"border": BORDERS[conv.padding_mode]}
     else:
-        geometry["output_padding"] = conv.output_padding
+        geometry = {"border": "zero", "transposed": True, "output_padding": conv.output_padding}
     layer = _LAYERS[encoding.dims](
         conv.in_channels,
         conv.out_channels,
