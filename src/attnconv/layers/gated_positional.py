@@ -54,7 +54,6 @@ class GatedPositionalAttention(nn.Module):
         ValueError: An argument is out of range.
 
     Example:
-        >>> import torch
         >>> layer = GatedPositionalAttention(8, 4)
         >>> layer(torch.zeros(2, 9, 8)).shape  # two images of 3 x 3 tokens
         torch.Size([2, 9, 8])

@@ -365,10 +365,11 @@ def _operator_beside(
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
         what = "transposed" if layer.transposed else "plain"
         raise ValueError(bad("conv", f"must be {what} and of {layer.dims} dimensions, as the layer is", kind))
-    channels = [(m.in_channels, m.out_channels) for m in (layer, conv)]
-    for what, ours, theirs in (("channels", *channels), ("stride", layer.stride, tuple(conv.stride))):
-        if ours != theirs:
-            raise ValueError(bad("conv", f"must have the layer's {what} {ours}", theirs))
+    ours, theirs = ((m.in_channels, m.out_channels) for m in (layer, conv))
+    if ours != theirs:
+        raise ValueError(bad("conv", f"must have the layer's channels {ours}", theirs))
+    if tuple(conv.stride) != layer.stride:
+        raise ValueError(bad("conv", f"must have the layer's stride {layer.stride}", tuple(conv.stride)))
     if layer.groups not in (1, conv.groups):
         raise ValueError(bad("conv", f"must have the layer's {layer.groups} groups", conv.groups))
     operator = layer_operator(layer, x, sizes)
