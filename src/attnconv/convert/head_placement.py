@@ -34,16 +34,15 @@ def place_heads(
 ) -> SelfAttention:
     """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
 
+    It has the convolution's geometry, and is never further from it than hard heads at the taps with the largest
+    weights; `imitation_error` measures the rest.
+
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, below the number of kernel positions.
         diagonal: Give every head a width per axis instead of one.
         restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
         seed: Of these starts.
-
-    Returns:
-        A layer of the convolution's geometry. It is never further from the convolution than hard heads at the taps with
-        the largest weights; `imitation_error` measures the rest.
 
     Raises:
         TypeError: conv is no convolution, or a transposed one.

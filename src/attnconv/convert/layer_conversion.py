@@ -58,7 +58,7 @@ _BLOCK = 2**23  # attention probabilities held at once
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """Return the attention layer that is equal to a convolution (Theorem 1).
+    """Return the attention layer, a head per kernel position (row-major), that equals a convolution (Theorem 1).
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
@@ -68,9 +68,6 @@ def from_conv(
             can be trained; `SOFT_ALPHA` = 3 is the value for that.
         weights: The heads' matrices: the kernel's `slices`, to which `error_bound` applies; or, for soft heads, those
             that are `nearest` to the convolution inside the image.
-
-    Returns:
-        A layer with one head per kernel position, row-major.
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.

@@ -256,7 +256,7 @@ class SelfAttention(nn.Module, abc.ABC):
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Fix how the layer runs on images of about `sizes`, also when traced or exported.
+        """Fix, and return, how the layer runs on images of about `sizes`, also when traced or exported.
 
         A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
         heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
@@ -265,9 +265,6 @@ class SelfAttention(nn.Module, abc.ABC):
         Args:
             sizes: Pixels per axis.
             choose: `auto`, `dense`, `structured`, or `shift`.
-
-        Returns:
-            The choice.
 
         Raises:
             ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.

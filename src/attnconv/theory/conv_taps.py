@@ -49,7 +49,8 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
         fix = "Run the model once on an image, so that its lazy layers take their shapes."
         raise TypeError(bad(name, "must have its weights", f"{kind}, not materialised", fix))
     plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
-    if own := [method for method in _COMPUTING if _overrides(conv, plain, method)]:
+    theirs = type(conv)
+    if own := [m for m in _COMPUTING if m in vars(conv) or getattr(theirs, m, None) is not getattr(plain, m, None)]:
         fix = f"Leave it out, as with only=['!{name}'], or replace it by a plain convolution first."
         got = f"{kind} with its own {own[0]}"
         raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", got, fix))
@@ -65,10 +66,6 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
-
-
-def _overrides(conv: nn.Module, plain: type[nn.Module], method: str) -> bool:
-    return method in vars(conv) or getattr(type(conv), method, None) is not getattr(plain, method, None)
 
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:

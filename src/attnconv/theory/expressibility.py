@@ -165,9 +165,6 @@ def can_express(
             library calls outputs equal, by the dtype of the rows: 1e-10 in float64, 1e-5 in float32, 2e-3 in float16
             and 2e-2 in bfloat16. Rounding of the rows leaves a few eps, times the norm of Phi where heads are alike.
 
-    Returns:
-        Both conditions with their residuals inside and at the border, Phi, and ranks.
-
     Raises:
         TypeError: attention is neither a layer nor a tensor of a floating dtype.
         ValueError: The image's size is missing, given twice, or another than that of the rows; content is needed and

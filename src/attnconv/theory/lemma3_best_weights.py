@@ -90,7 +90,7 @@ def imitate(
     sizes: Sequence[int] | None = None,
     where: Literal["all", "inside"] = "all",
 ) -> SelfAttention:
-    """A copy of a layer whose weights and bias imitate a convolution as well as its attention allows.
+    """A deep copy of a layer whose weights and bias imitate a convolution as well as its attention allows.
 
     Best in the least-squares sense for white input on images of the size given, and exact where `can_express` says so.
     `imitation_error(copy, conv, sizes=...)` measures the rest.
@@ -104,9 +104,6 @@ def imitate(
         sizes: Pixels per axis, in place of x where attention depends on positions only.
         where: The queries that count: `all`, or those `inside`, all of whose taps lie in the image, for weights that
             serve larger images.
-
-    Returns:
-        A deep copy with the layer's own heads, dtype and mode.
 
     Raises:
         TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
@@ -154,9 +151,6 @@ def imitation_error(
 
     Biases are left out. `imitate` minimises it, and has the same arguments; here the layer's weights may be factored.
     (`conversion_error` is relative to the layer.)
-
-    Returns:
-        The error inside (None where no query has all of its taps in the image), at the border, and everywhere.
 
     Raises:
         TypeError: conv is no convolution.
