@@ -239,11 +239,8 @@ def _laid_over(
 ) -> tuple[AttentionOperator, tuple[int, ...], Shifts]:
     """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
     layer = attention if isinstance(attention, SelfAttention) else None
-    if layer is None:
-        sizes = _sizes_of_rows(attention, x, sizes)
-    elif stride is not None and per_axis("stride", stride, layer.dims, least=1) != layer.stride:
-        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
-    dims, transposed = (len(sizes or ()), False) if layer is None else (layer.dims, layer.transposed)
+    image = _sizes_of_rows(attention, x, sizes) if layer is None else ()
+    dims, transposed = (len(image), False) if layer is None else (layer.dims, layer.transposed)
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
     reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
@@ -254,11 +251,13 @@ def _laid_over(
     else:
         pads = tuple((far // 2, far - far // 2) for far in reach)
     shifts = tap_shifts(kernel, steps, pads, transposed=transposed)
-    if layer is not None:
-        return layer_operator(layer, x, sizes), kernel, shifts
-    window = None if padding == "same" else [far + 1 for far in reach]
-    grid = Grid.make(sizes or (), stride=1 if stride is None else stride, padding=pads, window=window)
-    return _rows_operator(attention, grid), kernel, shifts
+    if layer is None:
+        window = None if padding == "same" else [far + 1 for far in reach]
+        grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
+        return _rows_operator(attention, grid), kernel, shifts
+    if stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
+        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
+    return layer_operator(layer, x, sizes), kernel, shifts
 
 
 def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
