@@ -182,14 +182,8 @@ class Grid:
     ) -> "Grid":
         """The grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
-        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries.
-
-        Args:
-            sizes: Keys per axis, each at least 1.
-            stride: Distance between neighbouring keys, at least 1; one number or one per axis.
-            padding: Cut off the output, as by nn.ConvTranspose2d.
-            output_padding: Added after the last output, at least 0.
-            window: Extent dilation * (kernel - 1) + 1 of the kernel per axis.
+        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries: padding
+        is cut off the output, and output_padding, at least 0, comes after it. The rest is as for `make`.
 
         Raises:
             ValueError: An axis without a pixel, or a padding that leaves no output.
@@ -274,11 +268,7 @@ class Grid:
         return image
 
     def at_queries(self, image: Tensor) -> Tensor:
-        """The pixels under the queries: (..., *sizes, c) -> (..., *query sizes, c).
-
-        Raises:
-            ValueError: A query is outside the image, where it has no content.
-        """
+        """The pixels under the queries: (..., *sizes, c) -> (..., *query sizes, c); ValueError if there is none."""
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
             if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):

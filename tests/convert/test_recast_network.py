@@ -361,6 +361,18 @@ def test_comparison_measures_each_layer_on_the_networks_own_images(network: Netw
         compare(network, network, x)
 
 
+def test_comparison_takes_one_image_and_inputs_by_name() -> None:
+    class ByName(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](input=x)
+
+    model, images = ByName(nn.Conv2d(3, 4, 3)), torch.randn(1, 3, 9, 8)
+    batch, single = (compare(model, recast(model, alpha=3.0), x).layers[0] for x in (images, images[0]))
+    assert batch.bound is not None
+    assert batch.bound == single.bound
+    assert batch.error == pytest.approx(single.error, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("conv", "sizes"),
     [

@@ -1,6 +1,5 @@
 """Lemma 3 decided, held against PyTorch's convolutions."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnconv import SelfAttention2d, from_conv
-from attnconv.theory import lemma3_phi
+from attnconv.theory import Expressiveness, lemma3_best_weights
+from attnconv.theory.conv_taps import Convolution, head_weights
 from attnconv.theory.expressibility import can_express, factorise
 from tests.tolerances import tolerance
 
@@ -18,9 +18,14 @@ from tests.tolerances import tolerance
 def hard(border: Any = "zero", mode: Any = "zeros", **options: Any) -> SelfAttention2d:
     """Nine heads, each on one position of a 3 x 3 kernel, in float64."""
     layer = from_conv(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode, dtype=torch.float64), **options)
-    layer.geometry = dataclasses.replace(layer.geometry, border=border)
+    layer.border = border
     assert isinstance(layer, SelfAttention2d)
     return layer
+
+
+def weights(answer: Expressiveness, conv: Convolution) -> torch.Tensor:
+    """W_h = sum_j Phi[j, h] W_j."""
+    return torch.einsum("jh,jid->hid", answer.uniform.phi, head_weights(conv).to(answer.uniform.phi)).to(conv.weight)
 
 
 def test_counter_example_to_the_condition_of_each_query() -> None:
@@ -99,7 +104,7 @@ def test_even_kernels_stand_as_pytorch_pads_same(kernel: tuple[int, int], dilati
     assert layer.weight is not None
     reachable = answer.uniform.singular_values > 0.5  # taps that see a pixel from somewhere
     if bool(reachable.all()):
-        torch.testing.assert_close(answer.weights(conv.weight), layer.weight, **tolerance(torch.float64))
+        torch.testing.assert_close(weights(answer, conv), layer.weight, **tolerance(torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -147,16 +152,16 @@ def test_transposed_layers_over_their_stretched_image() -> None:
     answer = can_express(layer, 3, sizes=(3, 4))
     assert answer.expresses
     assert layer.weight is not None
-    torch.testing.assert_close(answer.weights(conv.weight), layer.weight, **tolerance(torch.float64))
+    torch.testing.assert_close(weights(answer, conv), layer.weight, **tolerance(torch.float64))
     even = nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1, groups=2, dtype=torch.float64)
     layer = from_conv(even)
     answer = can_express(layer, 4, sizes=(5,))
     assert answer.expresses
     assert layer.weight is not None
-    torch.testing.assert_close(answer.weights(even.weight), layer.weight, **tolerance(torch.float64))
+    torch.testing.assert_close(weights(answer, even), layer.weight, **tolerance(torch.float64))
     moved = can_express(layer, 4, sizes=(5,), padding=2)
     assert not moved.expresses
-    layer.weight.data.copy_(answer.weights(even.weight))
+    layer.weight.data.copy_(weights(answer, even))
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     torch.testing.assert_close(layer(x), even(x), **tolerance(torch.float64))
     with pytest.raises(ValueError, match=r"padding_mode: .*got 'circular'"):
@@ -186,10 +191,10 @@ def test_other_attention_that_moves_with_the_query_by_torch_alone() -> None:
     answer = can_express(rows, 3, sizes=(4, 5))
     assert answer.expresses
     assert answer.uniform.rank == 9
-    kernel = torch.randn(3, 2, 3, 3)
+    conv = nn.Conv2d(2, 3, 3, padding=1, bias=False)
     image = torch.randn(1, 2, 4, 5)
-    out = torch.einsum("hnm,im,hid->dn", rows, image[0].flatten(1), answer.weights(kernel))
-    torch.testing.assert_close(out.reshape(1, 3, 4, 5), F.conv2d(image, kernel, padding=1), rtol=1e-4, atol=1e-4)
+    out = torch.einsum("hnm,im,hid->dn", rows, image[0].flatten(1), weights(answer, conv))
+    torch.testing.assert_close(out.reshape(1, 3, 4, 5), conv(image), rtol=1e-4, atol=1e-4)
 
 
 def test_position_only_layers_look_at_the_size_alone() -> None:
@@ -224,7 +229,7 @@ def test_indicators_of_nothing() -> None:
 def test_blocks_of_queries_agree_with_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.softmax(torch.randn(2, 4, 12, 12, dtype=torch.float64), -1)
     whole = can_express(rows, 2, sizes=(3, 4))
-    monkeypatch.setattr(lemma3_phi, "_BLOCK", 1)
+    monkeypatch.setattr(lemma3_best_weights, "_BLOCK", 1)
     blocks = can_express(rows, 2, sizes=(3, 4))
     torch.testing.assert_close(blocks.uniform.phi, whole.uniform.phi)
     torch.testing.assert_close(blocks.uniform.singular_values, whole.uniform.singular_values)

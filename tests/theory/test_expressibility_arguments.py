@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, from_conv
-from attnconv.theory.expressibility import Expressiveness, can_express, factorise
+from attnconv.theory.expressibility import can_express, factorise
 
 
 def rows(*shape: int) -> Tensor:
@@ -60,17 +60,6 @@ def test_what_is_no_attention() -> None:
         can_express(nn.Conv1d(1, 1, 1), 1, sizes=(2,))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"attention: .*got torch\.bool"):
         can_express(torch.ones(1, 2, 2, dtype=torch.bool), 1, sizes=(2,))
-
-
-def answer_in_1d() -> Expressiveness:
-    return can_express(SelfAttention1d(1, 1, heads=2), 3, sizes=(5,))
-
-
-def test_kernels_of_another_size_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"kernel: .*got shape \(1, 1, 2\)"):
-        answer_in_1d().weights(torch.zeros(1, 1, 2))
-    with pytest.raises(ValueError, match=r"kernel: .*got shape \(1, 1, 2\)"):
-        answer_in_1d().uniform.weights(torch.zeros(1, 1, 2))
 
 
 def test_queries_and_phi_that_do_not_fit() -> None:

@@ -11,7 +11,7 @@ from attnconv.cli.output import print_comparison, print_table, print_text
 from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from attnconv.convert.verify_theorem import Proof
+    from attnconv.convert.verify_conversions import Proof
 
 _ALPHAS = (1.0, 3.0, 10.0, 20.1)  # below which soft heads are counted together
 
@@ -62,7 +62,7 @@ def _prove_cases(arguments: Prove) -> bool:
     """Print differences by form of attention and sharpness; return whether all are within what is allowed."""
     from rich.progress import track
 
-    from attnconv.convert.verify_theorem import ALLOWED, WAYS, prove
+    from attnconv.convert.verify_conversions import ALLOWED, WAYS, prove
 
     cases, seed = arguments.cases, arguments.seed
     hard = track(prove(cases, seed=seed), description="hard heads", total=cases * len(WAYS), transient=True)

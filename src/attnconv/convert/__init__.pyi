@@ -1,19 +1,12 @@
-from .attention_to_conv import (
-    conversion_error as conversion_error,
-    to_conv as to_conv,
-)
-from .compare_networks import (
-    Comparison as Comparison,
-    LayerComparison as LayerComparison,
-    compare as compare,
-)
-from .conv_to_attention import (
+from .head_placement import place_heads as place_heads
+from .layer_conversion import (
     HARD_ALPHA as HARD_ALPHA,
     SOFT_ALPHA as SOFT_ALPHA,
+    conversion_error as conversion_error,
     equation_9 as equation_9,
     from_conv as from_conv,
+    to_conv as to_conv,
 )
-from .head_placement import place_heads as place_heads
 from .low_rank_heads import (
     head_ranks as head_ranks,
     low_rank as low_rank,
@@ -24,8 +17,11 @@ from .recast_network import (
     recast as recast,
     restore as restore,
 )
-from .verify_theorem import (
+from .verify_conversions import (
+    Comparison as Comparison,
+    LayerComparison as LayerComparison,
     Proof as Proof,
+    compare as compare,
     draw_convolution as draw_convolution,
     no_convolutions as no_convolutions,
     prove as prove,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.convert.conv_to_attention import layer_for
+from attnconv.convert.layer_conversion import layer_for
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
@@ -34,6 +34,9 @@ def place_heads(
 ) -> SelfAttention:
     """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
 
+    It has the convolution's geometry, and is never further from it than hard heads at the taps with the largest
+    weights; `imitation_error` measures the rest.
+
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, below the number of kernel positions.
@@ -41,23 +44,16 @@ def place_heads(
         restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
         seed: Of these starts.
 
-    Returns:
-        A layer of the convolution's geometry. It is never further from the convolution than hard heads at the taps with
-        the largest weights; `imitation_error` measures the rest.
-
     Raises:
         TypeError: conv is no convolution, or a transposed one.
         ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
             is on the meta device.
 
     Example:
-        >>> from attnconv.theory import imitation_error
-        >>> blur = torch.nn.Conv2d(1, 1, 5, padding=2, bias=False, dtype=torch.float64)
-        >>> bell = torch.exp(-0.7 * torch.arange(-2.0, 3).square())
-        >>> _ = blur.weight.data.copy_(bell[:, None] * bell)
-        >>> one = place_heads(blur, 1)  # in place of 25
-        >>> imitation_error(one, blur, sizes=(15, 15)).inside < 0.01
-        True
+        >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
+        >>> _ = blur.weight.data.copy_(torch.exp(-0.7 * torch.arange(-3.0, 4).square()))
+        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # a Gaussian is one head
+        0.7
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
@@ -142,7 +138,7 @@ class _Problem:
             jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
             starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
         found = [hard, *(self._descend(centres, alpha) for centres, alpha in starts)]
-        return min(found, key=lambda place: float(self.error(place[0], place[1])))
+        return min(found, key=lambda place: float(self.error(*place)))
 
     def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
         """Five rounds of k-means over the taps, weighted by the kernel's energy."""

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_module
-from attnconv.convert.attention_to_conv import to_conv
-from attnconv.convert.conv_to_attention import from_conv
+from attnconv.convert.layer_conversion import from_conv, to_conv
 from attnconv.layers.checks import check_finite, check_loaded
 from attnconv.layers.self_attention import SelfAttention, discard_plan
 from attnconv.theory.conv_taps import check_convolution, is_convolution, looks_like_convolution
@@ -220,7 +219,9 @@ def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[A
     for old, new in made.items():
         _move_hooks(old, new, known)
     for held in known.values():
-        if isinstance(held, MethodType) and held.__self__ in made.values() and not _is_own(held):
+        if not isinstance(held, MethodType) or held.__self__ not in made.values():
+            continue
+        if getattr(type(held.__self__), held.__name__, None) is not held.__func__:
             got = f"{type(model).__name__}, which keeps {held.__qualname__}"
             raise ValueError(bad("model", "must keep no method of a replaced module", got, "Call the module itself."))
     gone = {part for old in made for part in old.modules()} - made.keys()  # parts of replaced modules
@@ -233,11 +234,6 @@ def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[A
         if copied.training != module.training:  # some classes change their mode when they are copied
             copied.train(module.training)
     return twin
-
-
-def _is_own(method: MethodType) -> bool:
-    """Whether the class of the object to which a method is bound has it."""
-    return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
 def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:

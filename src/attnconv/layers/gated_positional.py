@@ -53,7 +53,6 @@ class GatedPositionalAttention(nn.Module):
         ValueError: An argument is out of range.
 
     Example:
-        >>> import torch
         >>> layer = GatedPositionalAttention(8, 4)
         >>> layer(torch.zeros(2, 9, 8)).shape  # two images of 3 x 3 tokens
         torch.Size([2, 9, 8])
@@ -94,10 +93,7 @@ class GatedPositionalAttention(nn.Module):
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """The same layer as a `GPSA` of timm, sharing its parameters; hooks of the old layer are not kept.
-
-        Args:
-            module: A `timm.models.convit.GPSA`, without attention dropout.
+        """The same layer as a `timm.models.convit.GPSA`, sharing its parameters; hooks of the old one are not kept.
 
         Raises:
             TypeError: The module is no `GPSA` of timm.
@@ -190,15 +186,12 @@ class GatedPositionalAttention(nn.Module):
 
 
 def fuse_convit(model: nn.Module) -> int:
-    """Replace every `GPSA` of a ConViT of timm by a `GatedPositionalAttention`, in place.
+    """Replace every `GPSA` of a ConViT of timm by a `GatedPositionalAttention`, in place; return their number.
 
     The model computes the same, to rounding. Its parameters stay the same tensors under the same names.
 
     Args:
         model: A ConViT of timm, or any module that holds `timm.models.convit.GPSA` layers.
-
-    Returns:
-        Number of layers replaced.
 
     Raises:
         TypeError: `model` is no module.

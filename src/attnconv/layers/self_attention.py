@@ -6,10 +6,12 @@ Images are (b, c, *sizes) outside and channels last inside; those in channels-la
 """
 
 import abc
+import functools
 import inspect
 import math
+import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
 import torch.fx
@@ -18,18 +20,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.registry import encoding_named
-from attnconv.grid import Border, Grid, Padding, per_axis
+from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
 from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded
-from attnconv.layers.geometry import Geometry, check_groups
-from attnconv.layers.planning import Backend, Plan, anchor, check_running
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.planner import fastest
 from attnconv.operators.shift import Shift
+
+Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
+Plan: TypeAlias = Literal["dense", "structured", "shift"]
+_known_grid = functools.lru_cache(Grid.make)
 
 
 class SelfAttention(nn.Module, abc.ABC):
@@ -59,6 +63,7 @@ class SelfAttention(nn.Module, abc.ABC):
         dtype: Their dtype.
 
     Attributes:
+        stride, padding, dilation, window, output_padding: As given, one entry per axis.
         encoding: The encoding, with its parameters.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
         value_weight: Factored weights W_val (heads, in_channels, head_channels); None if merged.
@@ -105,19 +110,21 @@ class SelfAttention(nn.Module, abc.ABC):
         super().__init__()
         self.in_channels, self.heads = whole("in_channels", in_channels, 1), whole("heads", heads, 1)
         self.out_channels, self.groups = whole("out_channels", out_channels, 1), whole("groups", groups, 1)
-        check_groups(self.in_channels, self.out_channels, self.groups, head_channels)
         check_device_dtype(device, dtype)
-        check_running(attention_dropout, backend)
-        self.geometry = Geometry.make(
-            self.dims,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            border=border,
-            window=window,
-            transposed=transposed,
-            output_padding=output_padding,
-        )
+        check_border(border)
+        self.stride = per_axis("stride", stride, self.dims, least=1)
+        self.padding = padding_pairs(padding, self.dims)
+        self.dilation = per_axis("dilation", dilation, self.dims, least=1)
+        self.output_padding = per_axis("output_padding", output_padding, self.dims, least=0)
+        self.window = None if window is None else per_axis("window", window, self.dims, least=1)
+        self.border: Border = border
+        self.transposed = transposed
+        self._check_borders()
+        if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
+            requirement = "must be a number of at least 0 and below 1"
+            raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
+        if backend not in get_args(Backend):
+            raise ValueError(bad("backend", f"must be one of {', '.join(get_args(Backend))}", repr(backend)))
         self.attention_dropout = attention_dropout
         self.backend: Backend = backend
         self.encoding = self._encoding(encoding)
@@ -132,9 +139,24 @@ class SelfAttention(nn.Module, abc.ABC):
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
 
+    def _check_borders(self) -> None:
+        if self.border == "renormalise" and self.window is None and any(pad != (0, 0) for pad in self.padding):
+            warnings.warn("padding has no effect under border='renormalise': it adds no points.", stacklevel=3)
+        if not self.transposed and any(self.output_padding):
+            raise ValueError(bad("output_padding", "is for transposed layers only", self.output_padding))
+        if self.transposed and (self.border != "zero" or self.window is None):
+            got = f"border={self.border!r}, window={self.window}"
+            raise ValueError(bad("transposed", "needs border 'zero' and the window of a kernel", got))
+
     def _make_weights(self, width: int | None) -> None:
-        heads, inputs, outputs = self.heads, self.in_channels, self.out_channels
-        self.weight = nn.Parameter(torch.empty(heads, inputs // self.groups, outputs)) if width is None else None
+        heads, inputs, outputs, groups = self.heads, self.in_channels, self.out_channels, self.groups
+        if inputs % groups or outputs % groups:
+            got = f"groups={groups} for {inputs} -> {outputs} channels"
+            raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
+        if width is not None and whole("head_channels", width, 1) and groups > 1:
+            got = f"head_channels={width} with groups={groups}"
+            raise ValueError(bad("head_channels", "factored weights have one group", got))
+        self.weight = nn.Parameter(torch.empty(heads, inputs // groups, outputs)) if width is None else None
         self.value_weight = None if width is None else nn.Parameter(torch.empty(heads, inputs, width))
         self.output_weight = None if width is None else nn.Parameter(torch.empty(heads, width, outputs))
 
@@ -145,42 +167,9 @@ class SelfAttention(nn.Module, abc.ABC):
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
         """Kernel size per axis of the window; None without a window."""
-        return self.geometry.kernel_size
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """Distance between queries per axis, in pixels."""
-        return self.geometry.stride
-
-    @property
-    def padding(self) -> tuple[tuple[int, int], ...]:
-        """Points (before, after) that the border rule adds per axis."""
-        return self.geometry.padding
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        """Factor per axis on the initial centres of an encoding given by name."""
-        return self.geometry.dilation
-
-    @property
-    def border(self) -> Border:
-        """The border rule."""
-        return self.geometry.border
-
-    @property
-    def window(self) -> tuple[int, ...] | None:
-        """Kernel extent per axis, or None."""
-        return self.geometry.window
-
-    @property
-    def transposed(self) -> bool:
-        """Whether the layer acts as a transposed convolution."""
-        return self.geometry.transposed
-
-    @property
-    def output_padding(self) -> tuple[int, ...]:
-        """Outputs that a transposed layer adds at the end of each axis."""
-        return self.geometry.output_padding
+        if self.window is None:
+            return None
+        return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding is left as it is."""
@@ -248,11 +237,26 @@ class SelfAttention(nn.Module, abc.ABC):
         Raises:
             ValueError: The window exceeds the padded image, or the output size cannot be reached.
         """
-        return self.geometry.grid(sizes, output_size)
+        if not self.transposed:
+            if output_size is not None:
+                raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
+            known = not torch.compiler.is_compiling() and all(type(size) is int for size in sizes)
+            make = _known_grid if known else Grid.make
+            return make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
+        assert self.window is not None
+        spread = functools.partial(Grid.transposed, sizes, stride=self.stride, padding=self.padding, window=self.window)
+        if output_size is None:
+            return spread(output_padding=self.output_padding)
+        least, wanted = spread().query_sizes, tuple(output_size)[-self.dims :]
+        extra = tuple(want - have for want, have in zip(wanted, least, strict=False))
+        if len(wanted) < self.dims or not all(0 <= more < step for more, step in zip(extra, self.stride, strict=True)):
+            most = tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))
+            raise ValueError(bad("output_size", f"must lie between {least} and {most}", tuple(output_size)))
+        return spread(output_padding=extra)
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Fix how the layer runs on images of about `sizes`, also when traced or exported.
+        """Fix, and return, how the layer runs on images of about `sizes`, also when traced or exported.
 
         A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
         heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
@@ -261,9 +265,6 @@ class SelfAttention(nn.Module, abc.ABC):
         Args:
             sizes: Pixels per axis.
             choose: `auto`, `dense`, `structured`, or `shift`.
-
-        Returns:
-            The choice.
 
         Raises:
             ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.
@@ -292,7 +293,13 @@ class SelfAttention(nn.Module, abc.ABC):
         self._plan, self._shifts = None, ()
 
     def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {self.geometry}"
+        text = (
+            f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
+        )
+        if self.transposed:
+            text += f", transposed=True, output_padding={self.output_padding}"
+        if any(pad != (0, 0) for pad in self.padding):
+            text += f", padding={self.padding}"
         if self.groups > 1:
             text += f", groups={self.groups}"
         if self.output_weight is not None:
@@ -320,7 +327,7 @@ class SelfAttention(nn.Module, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
-            return Shift(grid, self._shifts, anchor(self.encoding))
+            return Shift(grid, self._shifts, _anchor(self.encoding))
         if self.backend == "reference":
             terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
             return Dense.from_scores(grid, torch.stack(terms).sum(0))
@@ -353,7 +360,6 @@ class SelfAttention1d(SelfAttention):
     """Multi-head self-attention over sequences: (b, in_channels, length) -> (b, out_channels, length).
 
     Example:
-        >>> import torch
         >>> SelfAttention1d(2, 3, heads=5)(torch.zeros(1, 2, 10)).shape
         torch.Size([1, 3, 10])
     """
@@ -366,7 +372,6 @@ class SelfAttention2d(SelfAttention):
     """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
 
     Example:
-        >>> import torch
         >>> layer = SelfAttention2d(3, 8, heads=9, stride=2)
         >>> layer(torch.zeros(1, 3, 5, 6)).shape
         torch.Size([1, 8, 3, 3])
@@ -382,7 +387,6 @@ class SelfAttention3d(SelfAttention):
     """Multi-head self-attention over volumes: (b, in, depth, height, width) -> (b, out, depth, height, width).
 
     Example:
-        >>> import torch
         >>> SelfAttention3d(1, 2, heads=4)(torch.zeros(1, 1, 3, 4, 5)).shape
         torch.Size([1, 2, 3, 4, 5])
     """
@@ -394,3 +398,11 @@ def discard_plan(layer: nn.Module, _incompatible: object) -> None:
     """Discard a plan that was made for other values, after loading."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
+
+
+def _anchor(encoding: Encoding) -> Tensor:
+    """The tensor to which hard heads pass zero gradients: every parameter where one is trained, else any one."""
+    parameters = list(encoding.parameters())
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+        return torch.cat([parameter.flatten() for parameter in parameters])
+    return parameters[0]

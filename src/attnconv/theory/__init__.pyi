@@ -1,7 +1,3 @@
-from .best_weights import (
-    imitate as imitate,
-    imitation_error as imitation_error,
-)
 from .error_bounds import (
     alpha_for as alpha_for,
     error_bound as error_bound,
@@ -13,7 +9,9 @@ from .expressibility import (
     can_express as can_express,
     factorise as factorise,
 )
-from .lemma3_phi import (
+from .lemma3_best_weights import (
     Fit as Fit,
     Residuals as Residuals,
+    imitate as imitate,
+    imitation_error as imitation_error,
 )

@@ -49,7 +49,8 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
         fix = "Run the model once on an image, so that its lazy layers take their shapes."
         raise TypeError(bad(name, "must have its weights", f"{kind}, not materialised", fix))
     plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
-    if own := [method for method in _COMPUTING if _overrides(conv, plain, method)]:
+    theirs = type(conv)
+    if own := [m for m in _COMPUTING if m in vars(conv) or getattr(theirs, m, None) is not getattr(plain, m, None)]:
         fix = f"Leave it out, as with only=['!{name}'], or replace it by a plain convolution first."
         got = f"{kind} with its own {own[0]}"
         raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", got, fix))
@@ -65,10 +66,6 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
-
-
-def _overrides(conv: nn.Module, plain: type[nn.Module], method: str) -> bool:
-    return method in vars(conv) or getattr(type(conv), method, None) is not getattr(plain, method, None)
 
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
@@ -88,10 +85,17 @@ def extents(conv: Convolution) -> tuple[int, ...]:
 
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
     """The shift (key minus query) of every kernel position, row-major: the centres of the heads."""
-    sign = 1 if isinstance(conv, Forward) else -1
+    return tap_shifts(conv.kernel_size, conv.dilation, paddings(conv), transposed=not isinstance(conv, Forward))
+
+
+def tap_shifts(
+    kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[tuple[int, int]], *, transposed: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The same from a convolution's arguments."""
+    sign = -1 if transposed else 1
     along = [
         [sign * (step * j - before) for j in range(size)]
-        for size, step, (before, _) in zip(conv.kernel_size, conv.dilation, paddings(conv), strict=True)
+        for size, step, (before, _) in zip(kernel_size, dilation, padding, strict=True)
     ]
     return tuple(product(*along))
 

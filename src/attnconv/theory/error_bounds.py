@@ -79,7 +79,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """Upper bound per output channel on the distance of a layer from its heads made hard, rounding included.
+    """Upper bound, in float64, per output channel on the distance of a layer from its heads made hard, with rounding.
 
     For a layer from `from_conv` that is the distance from the convolution.
 
@@ -87,9 +87,6 @@ def error_bound(
         layer: A layer of Gaussian heads along the axes, as `Quadratic` has.
         low: Smallest input, for all channels or for each.
         high: Largest input.
-
-    Returns:
-        Bounds in float64.
 
     Raises:
         ValueError: Other heads, or low above high.

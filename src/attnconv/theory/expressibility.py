@@ -11,7 +11,6 @@ row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal, final
 
 import torch
@@ -24,11 +23,13 @@ from attnconv.grid import Grid, Padding, padding_pairs, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
-from attnconv.theory.lemma3_phi import (
+from attnconv.theory.conv_taps import tap_shifts
+from attnconv.theory.lemma3_best_weights import (
     Fit,
     Residuals,
     Shifts,
     fit,
+    layer_operator,
     matrices,
     rank_tolerance,
     residual,
@@ -80,26 +81,6 @@ class Expressiveness:
     def expresses_each_query(self) -> bool:
         """Whether each query could be served by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
-
-    def weights(self, kernel: Float[Tensor, "outputs inputs *kernel"]) -> Float[Tensor, "h i d"]:
-        """The matrices per head that imitate a convolution best: W_h = sum_j Phi[j, h] W_j.
-
-        The layer equals the convolution if `expresses`, else it is nearest in the least-squares sense over all queries,
-        for white input. `uniform_inside.weights` is the same for the queries inside.
-
-        Args:
-            kernel: A convolution's `weight`, of this kernel size; a transposed one's for a transposed layer.
-
-        Returns:
-            A layer's `weight`, in the kernel's dtype.
-
-        Raises:
-            ValueError: The kernel has another size.
-        """
-        if tuple(kernel.shape[2:]) != self.kernel_size:
-            got = f"shape {tuple(kernel.shape)}"
-            raise ValueError(bad("kernel", f"must have the kernel size {self.kernel_size}", got))
-        return self.uniform.weights(kernel)
 
     def __str__(self) -> str:
         verdict = "every convolution" if self.expresses else "not every convolution"
@@ -184,20 +165,12 @@ def can_express(
             library calls outputs equal, by the dtype of the rows: 1e-10 in float64, 1e-5 in float32, 2e-3 in float16
             and 2e-2 in bfloat16. Rounding of the rows leaves a few eps, times the norm of Phi where heads are alike.
 
-    Returns:
-        Both conditions with their residuals inside and at the border, Phi, and ranks.
-
     Raises:
         TypeError: attention is neither a layer nor a tensor of a floating dtype.
         ValueError: The image's size is missing, given twice, or another than that of the rows; content is needed and
             missing; rows are not finite; an option is out of range, or a stride is not the layer's.
 
     Example:
-        >>> import torch
-        >>> from attnconv import from_conv
-        >>> layer = from_conv(torch.nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64))
-        >>> can_express(layer, 3, sizes=(5, 6)).expresses
-        True
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends pixel h, from both queries
         >>> answer = can_express(one_pixel_each, kernel_size=1, sizes=(2,))
         >>> answer.expresses_each_query, answer.expresses
@@ -207,8 +180,7 @@ def can_express(
         raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
         operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        transposed = attention.groups if isinstance(attention, SelfAttention) and attention.transposed else None
-        everywhere, within, alone = fit(operator, shifts, padding_mode, transposed=transposed)
+        everywhere, within, alone = fit(operator, shifts, padding_mode)
         most = _TOLERANCES[rows_dtype(operator)] if tolerance is None else tolerance
         return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
 
@@ -228,23 +200,14 @@ def factorise(
 ) -> Factorisation:
     """The matrices of E_q = Phi A_q for one query, Figure 11; `attnconv.report.draw_factorisation` draws them.
 
-    Args:
-        attention: A layer or attention rows; of images, the first.
-        kernel_size: One number or one per axis.
-        query: Its index per axis, such as row and column.
-        phi: One for all queries, such as `can_express(...).uniform.phi`; None for the query's own best Phi_q.
-        x: As for `can_express`, like the options below.
-        sizes: Pixels per axis.
-        dilation: Of the kernel.
-        stride: Distance between queries.
-        padding: Position of the kernel.
-        padding_mode: What taps outside the image see.
+    Arguments are those of `can_express` (of several images, the first counts), and besides `query`, its index per axis,
+    such as row and column, and `phi`: one for all queries, such as `can_express(...).uniform.phi`, or None for the
+    query's own best Phi_q.
 
     Raises:
         TypeError, ValueError: As `can_express`; or the query is not on the grid, or phi has another shape.
 
     Example:
-        >>> import torch
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
         >>> [factorise(one_pixel_each, 1, query=(q,), sizes=(2,)).phi.tolist() for q in (0, 1)]
         [[[1.0, 0.0]], [[0.0, 1.0]]]
@@ -265,24 +228,6 @@ def factorise(
         return Factorisation(stack[:, heads:].mT, phi.to(stack), stack[:, :heads].mT, shifts, place, grid.sizes)
 
 
-def layer_operator(
-    layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
-) -> AttentionOperator:
-    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only."""
-    if x is not None:
-        if sizes is not None:
-            raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))
-        return layer.operator(x)
-    if sizes is None:
-        raise ValueError(bad("x", "or sizes must say how large the image is", None))
-    sizes = per_axis("sizes", sizes, layer.dims, least=1)
-    operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
-    if operator.batch > 1:  # two images, two sets of rows
-        got = f"none for {type(layer.encoding).__name__}"
-        raise ValueError(bad("x", "must be given where attention depends on content", got, "Pass images as x."))
-    return operator
-
-
 def _laid_over(
     attention: SelfAttention | Tensor,
     kernel_size: int | Sequence[int],
@@ -291,33 +236,28 @@ def _laid_over(
     dilation: int | Sequence[int],
     stride: int | Sequence[int] | None,
     padding: Literal["same", "valid"] | Padding,
-) -> tuple[AttentionOperator, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+) -> tuple[AttentionOperator, tuple[int, ...], Shifts]:
     """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
     layer = attention if isinstance(attention, SelfAttention) else None
-    dims = len(_sizes_of_rows(attention, x, sizes)) if layer is None else layer.dims
+    image = _sizes_of_rows(attention, x, sizes) if layer is None else ()
+    dims, transposed = (len(image), False) if layer is None else (layer.dims, layer.transposed)
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
     reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
-    transposed = layer is not None and layer.transposed
     if padding != "same":
         pads = padding_pairs(0 if padding == "valid" else padding, dims)
     elif layer is not None and transposed:
         pads = layer.padding
     else:
         pads = tuple((far // 2, far - far // 2) for far in reach)
-    sign = -1 if transposed else 1
-    along = [
-        [sign * (step * tap - before) for tap in range(size)]
-        for (before, _), size, step in zip(pads, kernel, steps, strict=True)
-    ]
+    shifts = tap_shifts(kernel, steps, pads, transposed=transposed)
     if layer is None:
-        rows_sizes, window = _sizes_of_rows(attention, x, sizes), [far + 1 for far in reach]
-        step = 1 if stride is None else stride
-        grid = Grid.make(rows_sizes, stride=step, padding=pads, window=None if padding == "same" else window)
-        return _rows_operator(attention, grid), kernel, tuple(product(*along))
+        window = None if padding == "same" else [far + 1 for far in reach]
+        grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
+        return _rows_operator(attention, grid), kernel, shifts
     if stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
         raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
-    return layer_operator(layer, x, sizes), kernel, tuple(product(*along))
+    return layer_operator(layer, x, sizes), kernel, shifts
 
 
 def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:

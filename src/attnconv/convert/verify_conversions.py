@@ -1,20 +1,25 @@
-"""Verify Theorem 1 on random convolutions: compute each by attention, and compare it with its error bound."""
+"""Verify conversions: Theorem 1 on random convolutions, and the layers of a recast network, against error bounds."""
 
 import copy
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
-from attnconv.convert.conv_to_attention import from_conv
+from attnconv._util.errors import bad
+from attnconv._util.module_state import evaluating
+from attnconv._util.value_checks import check_module
+from attnconv.convert.layer_conversion import from_conv
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents
+from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents, head_weights, is_convolution
 from attnconv.theory.error_bounds import error_bound
 
 Way: TypeAlias = Literal["dense", "kronecker", "shift"]
@@ -154,3 +159,117 @@ def _measure(conv: Convolution, x: Tensor, layer: SelfAttention, way: Way) -> Pr
         relative=float(apart.max()) / scale if scale else 0.0,
         tightness=float((apart.amax(axes) / bound).max()),
     )
+
+
+@final
+@dataclass(frozen=True)
+class LayerComparison:
+    """A convolution and its attention layer, on the inputs that the network gives the convolution.
+
+    Attributes:
+        name: The layer's name in the model.
+        heads: Number of heads.
+        alpha: Smallest alpha of its heads, in 1 / pixel^2; None if heads are not Gaussian.
+        scale: Largest absolute output of the convolution.
+        error: Largest absolute difference between the two outputs.
+        bound: `error_bound` for inputs of this range; None if heads are not Gaussian or their weights are not the
+            kernel's slices.
+        flops: Of the convolution, 2 x multiply-adds.
+        attention_flops: Of the attention layer, as it runs.
+    """
+
+    name: str
+    heads: int
+    alpha: float | None
+    scale: float
+    error: float
+    bound: float | None
+    flops: int
+    attention_flops: int
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        layers: One entry per replaced convolution, in the order in which they first run.
+        scale: Largest absolute output of the whole network.
+        error: Largest absolute difference between the networks' outputs.
+    """
+
+    layers: tuple[LayerComparison, ...]
+    scale: float
+    error: float
+
+
+def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
+    """Run a network and its recast on the same inputs, in evaluation mode and without gradients.
+
+    Errors do not accumulate over layers: each attention layer sees what the original network feeds its convolution.
+
+    Args:
+        model: The network.
+        recast: `recast(model)`.
+        inputs: Arguments of the network's forward pass.
+
+    Raises:
+        TypeError: One of the two is no module.
+        ValueError: No convolution of the model has an attention layer in its place.
+    """
+    check_module(model)
+    check_module(recast, "recast")
+    layers = {name: layer for name, layer in recast.named_modules() if isinstance(layer, SelfAttention)}
+    names = {conv: name for name, conv in model.named_modules() if is_convolution(conv) and name in layers}
+    if not names:
+        raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
+    found: dict[str, LayerComparison] = {}
+
+    def watch(conv: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
+        name = names[conv]
+        now = _compare_layer(name, conv, layers[name], arguments, options, output)
+        found[name] = max(found.get(name, now), now, key=_severity)  # it may run several times
+
+    with torch.no_grad(), evaluating(model), evaluating(recast), ExitStack() as hooks:
+        for conv in names:
+            hooks.enter_context(conv.register_forward_hook(watch, with_kwargs=True))
+        expected, made = model(*inputs), recast(*inputs)
+    wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
+    error = max(float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True))
+    return Comparison(tuple(found.values()), max(float(leaf.abs().max()) for leaf in wanted), error)
+
+
+def _compare_layer(
+    name: str,
+    conv: Convolution,
+    layer: SelfAttention,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    output: Tensor,
+) -> LayerComparison:
+    x = arguments[0] if arguments else options["input"]
+    with FlopCounterMode(display=False) as before:
+        conv.forward(*arguments, **options)
+    with FlopCounterMode(display=False) as after:
+        made = layer.forward(*arguments, **options)
+    heads, bound = layer.encoding.gaussians(), None
+    alpha = None if heads is None else heads.alpha
+    if alpha is not None and layer.weight is not None and torch.equal(layer.weight, head_weights(conv)):
+        pixels = x.double().movedim(-1 - layer.dims, 0).flatten(1)  # by channels, of a batch or of one image
+        bound = float(error_bound(layer, pixels.amin(1), pixels.amax(1)).max())
+    return LayerComparison(
+        name=name,
+        heads=layer.heads,
+        alpha=None if alpha is None else float(alpha.min()),
+        scale=float(output.abs().max()),
+        error=float((made.double() - output.double()).abs().max()),
+        bound=bound,
+        flops=before.get_total_flops(),
+        attention_flops=after.get_total_flops(),
+    )
+
+
+def _severity(row: LayerComparison) -> float:
+    """Error relative to its bound, if there is one."""
+    return row.error if row.bound is None else row.error / max(row.bound, 1e-300)

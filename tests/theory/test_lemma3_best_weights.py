@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.convert import conversion_error
-from attnconv.convert.verify_theorem import draw_convolution
+from attnconv.convert.verify_conversions import draw_convolution
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.theory.best_weights import imitate, imitation_error
+from attnconv.theory.lemma3_best_weights import imitate, imitation_error
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

@@ -1,0 +1,336 @@
+"""Convert a convolution to multi-head self-attention, the construction of Theorem 1, and back.
+
+    conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
+
+Head j attends shift_j with a one-hot softmax. The border rule is the padding mode, so outputs are equal everywhere.
+Hard heads come back exactly. For others, with E_q the keys of the taps, the best convolution for white input minimises
+
+    sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2,
+
+over V: V_j = sum_h Psi[j, h] W_h with one Psi for all channels: (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import check_dense, is_real
+from attnconv.encodings.base import Encoding
+from attnconv.encodings.quadratic import Quadratic
+from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
+from attnconv.grid import Border, per_axis
+from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
+from attnconv.operators.base import all_queries, score_dtype
+from attnconv.theory.conv_taps import (
+    BORDERS,
+    FORWARD,
+    TRANSPOSED,
+    Convolution,
+    Forward,
+    check_convolution,
+    extents,
+    head_weights,
+    kernel,
+    paddings,
+    tap_keys,
+    taps,
+)
+from attnconv.theory.error_bounds import merged_weight
+from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights, relative
+
+# The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
+# weights are zero in float32, not denormal.
+HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
+# For training, a compromise (results/recast-finetune): softer heads end with a lower accuracy, harder ones hardly move.
+SOFT_ALPHA = 3.0
+
+_LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
+_MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
+_BLOCK = 2**23  # attention probabilities held at once
+
+
+def from_conv(
+    conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
+) -> SelfAttention:
+    """Return the attention layer, a head per kernel position (row-major), that equals a convolution (Theorem 1).
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
+            mode, groups and floating dtype.
+        alpha: Sharpness of the heads, in 1 / pixel^2. None for heads that are hard in every dtype (`HARD_ALPHA`): they
+            equal the convolution, and their centres and spreads are frozen. Softer ones have a known error bound and
+            can be trained; `SOFT_ALPHA` = 3 is the value for that.
+        weights: The heads' matrices: the kernel's `slices`, to which `error_bound` applies; or, for soft heads, those
+            that are `nearest` to the convolution inside the image.
+
+    Raises:
+        TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
+        ValueError: alpha is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
+            not finite or is computed from others; or a tap is at a distance that the dtype cannot represent.
+
+    Example:
+        >>> conv, x = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1), torch.randn(2, 3, 6, 7)
+        >>> bool((from_conv(conv)(x) - conv(x)).abs().max() < 1e-5)
+        True
+    """
+    check_convolution(conv)
+    if weights not in ("slices", "nearest"):
+        raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
+    spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
+    with torch.no_grad(), torch.device("cpu"):  # values are needed, whatever the default device
+        centres = torch.tensor(taps(conv))
+        held = centres.to(conv.weight.dtype)
+        if not torch.equal(held.long(), centres):
+            requirement, fix = "must have taps at shifts that its dtype can hold", "Convert it with conv.float() first."
+            raise ValueError(bad("conv", requirement, str(conv.weight.dtype), fix))
+        encoding = Quadratic(*centres.shape)
+        encoding.requires_grad_(alpha is not None)
+        layer = layer_for(conv, encoding)
+        encoding.centres.copy_(held)
+        encoding.spread.fill_(spread)
+        if weights == "nearest" and not conv.weight.is_meta:
+            assert layer.weight is not None
+            layer.weight.copy_(nearest_weights(layer, conv))
+    return layer
+
+
+def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
+    """Return the layer of the proof: the attention of equation (8) with the parameters of equation (9).
+
+        v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
+
+    so that every score is ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels: equation (8) reads content at queries.
+        alpha: Sharpness of the heads; 46 in the paper.
+
+    Raises:
+        TypeError, ValueError: As `from_conv`.
+
+    Example:
+        >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
+        >>> layer.encoding.position_bias[0].tolist()  # the head at shift -1: -46 (1, 2)
+        [-46.0, -92.0]
+    """
+    check_convolution(conv)
+    if not isinstance(conv, Forward):
+        raise TypeError(bad("conv", "must not be transposed: its queries lie between pixels", type(conv).__name__))
+    _checked(alpha, conv.weight.dtype)
+    with torch.no_grad(), torch.device("cpu"):
+        centres = torch.tensor(taps(conv), dtype=torch.float64)
+        heads, dims = centres.shape
+        features, channels = QuadraticFeatures(dims), dims + 1  # D_k = D_p
+        encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
+        layer = layer_for(conv, encoding)
+        for parameter in encoding.parameters():
+            parameter.zero_()
+        encoding.get_parameter("position_key.weight").copy_(torch.eye(channels).repeat(heads, 1))
+        encoding.get_parameter("position_bias").copy_(alpha * torch.cat((-torch.ones(heads, 1), 2 * centres), 1))
+    return layer
+
+
+def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
+    """Return a layer with a convolution's geometry, bias, mode, device and dtype around other heads.
+
+    `weight` has one matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
+    """
+    if isinstance(conv, Forward):
+        geometry: dict[str, Any] = {"border": BORDERS[conv.padding_mode]}
+    else:
+        geometry = {"border": "zero", "transposed": True, "output_padding": conv.output_padding}
+    layer = _LAYERS[encoding.dims](
+        conv.in_channels,
+        conv.out_channels,
+        encoding.heads,
+        encoding=encoding,
+        stride=conv.stride,
+        padding=paddings(conv),
+        dilation=conv.dilation,
+        window=extents(conv),
+        bias=conv.bias is not None,
+        groups=conv.groups,
+        device=conv.weight.device,
+        dtype=conv.weight.dtype,
+        **geometry,
+    )
+    assert layer.weight is not None
+    with torch.no_grad():
+        # In the convolution's order in memory, so that it runs as a convolution without a copy.
+        weight = head_weights(conv) if weight is None else weight.to(layer.weight)
+        layer.weight = nn.Parameter(weight.detach().clone())
+        if layer.bias is not None and conv.bias is not None:
+            layer.bias.copy_(conv.bias)
+    return layer.train(conv.training)
+
+
+def to_conv(
+    layer: SelfAttention,
+    kernel_size: int | Sequence[int] | None = None,
+    *,
+    x: Float[Tensor, "b c *sizes"] | None = None,
+) -> Convolution:
+    """Return the convolution that an attention layer computes or, with a kernel size, the nearest one.
+
+    Layers of `from_conv` give back their convolution, weights bit for bit; other layers of hard heads get the smallest
+    kernel, centred on the query, that holds all of their shifts.
+
+    Args:
+        layer: Any attention layer.
+        kernel_size: None for the exact convolution of hard heads; else the kernel of the nearest one, a number or one
+            per axis, centred like the layer's window or on the query.
+        x: With a kernel size, images: their size, and their content if the probabilities depend on it.
+
+    Returns:
+        nn.Conv1d, nn.Conv2d, nn.Conv3d or a transpose, with the layer's stride, groups, bias, dtype and mode; its
+        padding mode is the border rule, `replicate` under `renormalise`. See `conversion_error`.
+
+    Raises:
+        TypeError: layer is no attention layer, or x no dense tensor of floating point numbers.
+        ValueError: The layer is on the meta device; its heads are soft, not at taps of their window, or attend beyond
+            their padding; or with a kernel size, x is missing or has other axes, or the kernel has no centre or taps
+            that no query sees.
+
+    Example:
+        >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
+        >>> bool((to_conv(from_conv(conv)).weight == conv.weight).all())
+        True
+    """
+    if not isinstance(layer, SelfAttention):
+        raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
+    if next(layer.parameters()).is_meta:
+        raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
+    with torch.no_grad():
+        conv, weight = _exact(layer) if kernel_size is None else _nearest(layer, kernel_size, x)
+        conv.weight.copy_(kernel(weight, tuple(conv.kernel_size), conv.groups, transposed=layer.transposed))
+        if conv.bias is not None and layer.bias is not None:
+            conv.bias.copy_(layer.bias)
+    return conv
+
+
+def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> Residuals:
+    """Measure the distance of a convolution from a layer, for white input on images of x's size.
+
+        sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
+
+    That is the root-mean-square difference of the outputs over that of the layer's outputs, without biases; over all
+    images of x if attention depends on content. (`imitation_error` is relative to the convolution.)
+
+    Raises:
+        ValueError: The two have other channels, groups, strides or numbers of outputs.
+    """
+    return compare_outputs(layer, conv, x, None, lambda ours, theirs: relative(theirs, ours))
+
+
+def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
+    """The convolution of hard heads, still without its weights, and the matrix of each tap."""
+    shifts = layer.hard_shifts()
+    if shifts is None:
+        fix = "Pass a kernel size and images for the nearest convolution."
+        raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
+    conv = _centred(layer, shifts) if layer.kernel_size is None else _resized(layer, layer.kernel_size)
+    known, weight = taps(conv), merged_weight(layer)
+    if strays := [shift for shift in shifts if shift not in set(known)]:
+        fix = "Pass a larger kernel size and images."
+        raise ValueError(bad("layer", "must have every head at a tap of its window", f"heads at {strays[:3]}", fix))
+    if shifts != known:  # other orders, heads that share a tap, taps without a head
+        places = torch.tensor([known.index(shift) for shift in shifts], device=weight.device)
+        weight = weight.new_zeros((len(known), *weight.shape[1:])).index_add(0, places, weight)
+    return conv, weight
+
+
+def _nearest(
+    layer: SelfAttention, kernel_size: int | Sequence[int], x: Tensor | None
+) -> tuple[Convolution, Float[Tensor, "j i d"]]:
+    """The nearest convolution, still without its weights, and V."""
+    if x is None:
+        fix = "Pass images, or zeros of their shape where attention does not depend on content."
+        raise ValueError(bad("x", "must be given with a kernel size", None, fix))
+    check_dense(x, "x", least=1, dims=layer.dims)
+    sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
+    most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
+    if any(size > limit for size, limit in zip(sizes, most, strict=True)):
+        requirement = f"must be at most {most} on the padded images: no query sees further"
+        raise ValueError(bad("kernel_size", requirement, sizes))
+    conv, operator = _resized(layer, sizes), layer.operator(x)
+    shifts = taps(conv)
+    pairs = torch.zeros((len(shifts), len(shifts)), dtype=torch.float64, device=x.device)
+    shared = torch.zeros((len(shifts), layer.heads), dtype=torch.float64, device=x.device)
+    block = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
+    for queries in all_queries(operator.grid, operator.device).split(block):
+        keys = tap_keys(operator.grid, shifts, queries)  # (r, j)
+        shown = keys >= 0
+        pairs += ((keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]).sum(0)
+        rows = operator.rows(queries).double().mean(0)  # (h, r, m)
+        shared += (rows.gather(2, keys.clamp_min(0).expand(layer.heads, -1, -1)) * shown).sum(1).mT
+    psi = torch.linalg.pinv(pairs, hermitian=True) @ shared
+    return conv, torch.einsum("jh,hid->jid", psi, merged_weight(layer).to(psi))
+
+
+def _resized(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
+    """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
+    old, known, steps = layer.kernel_size, layer.padding, layer.dilation
+    if old is None:
+        old, known, steps = (1,) * layer.dims, ((0, 0),) * layer.dims, (1,) * layer.dims
+    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
+    if any(extent % 2 for extent in more):
+        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
+    pads = [(first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True)]
+    total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
+    same = [(extent // 2, extent - extent // 2) for extent in total]
+    if all(first == last and first >= 0 for first, last in pads):
+        return _convolution(layer, sizes, tuple(first for first, _ in pads), steps, layer.border)
+    if not layer.transposed and set(layer.stride) == {1} and pads == same:
+        return _convolution(layer, sizes, "same", steps, layer.border)
+    raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
+
+
+def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
+    """The smallest kernel centred on the query that holds all shifts of a free layer."""
+    along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
+    reach = [max(map(abs, axis)) for axis in along]
+    steps = [max(math.gcd(*axis), 1) for axis in along]
+    sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
+    return _convolution(layer, sizes, tuple(reach), tuple(steps), _continued(layer, along))
+
+
+def _continued(layer: SelfAttention, along: Sequence[Sequence[int]]) -> Border:
+    """The border rule that a free layer's hard heads follow outside the image."""
+    outside = []  # pixels beyond the image and padding there, of each side that a head attends
+    for axis, (before, after) in zip(along, layer.padding, strict=True):
+        outside += [(far, pad) for far, pad in ((-min(axis), before), (max(axis), after)) if far > 0]
+    if layer.border in ("renormalise", "replicate") or all(far <= pad for far, pad in outside):
+        return layer.border
+    if layer.border == "zero" and all(pad > 0 for _, pad in outside):
+        return "zero"  # the nearest lattice point is padding: it holds a zero as well
+    if layer.border == "zero" and all(pad == 0 for _, pad in outside):
+        return "renormalise"  # it is a pixel: as without padding
+    got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {layer.border!r}"
+    raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
+
+
+def _convolution(
+    layer: SelfAttention, sizes: tuple[int, ...], padding: Any, dilation: tuple[int, ...], border: Border
+) -> Convolution:
+    like = next(layer.parameters())
+    options: dict[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": dilation}
+    options |= {"groups": layer.groups, "bias": layer.bias is not None, "device": like.device, "dtype": like.dtype}
+    options |= {"output_padding": layer.output_padding} if layer.transposed else {"padding_mode": _MODES[border]}
+    kind: Any = (TRANSPOSED if layer.transposed else FORWARD)[layer.dims]
+    conv = kind(layer.in_channels, layer.out_channels, sizes, **options)
+    return cast(Convolution, conv.train(layer.training))
+
+
+def _checked(alpha: float, dtype: torch.dtype) -> float:
+    """An alpha whose spread sqrt(2 alpha) is finite in the layer's dtype, and its square in that of the scores."""
+    wanted = math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0
+    spread = torch.tensor(wanted, dtype=torch.float64, device="cpu").to(dtype)
+    squared = float(spread.to(score_dtype(dtype)).square())
+    if not 0 < squared < math.inf:
+        raise ValueError(bad("alpha", f"must be positive and finite in {dtype}", repr(alpha)))
+    return alpha
