@@ -40,14 +40,21 @@ add_module_names = False
 default_role = "code"  # docstrings put `names` in single backticks
 
 SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Raises|Returns|Yields):$")
+SHARED = re.compile(r"^    (\w+(?:, \w+)+)(: .*(?:\n {5,}.*)*)", re.MULTILINE)
 SHAPE = re.compile(r"(?<![\w*`\\])\*(?=[\w.])(?![^*\n]*\w\*)")
 
 
 def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
-    """Read docstrings as plain text: a formula set off by its indent is literal, `*sizes` is no emphasis."""
+    """Read docstrings as plain text: a formula set off by its indent is literal, `*sizes` is no emphasis.
+
+    Names that share a description (`stride, padding: ...`) get an entry each: napoleon takes the first for a type.
+    """
+    text = SHARED.sub(
+        lambda entry: "\n".join(f"    {name}{entry[2]}" for name in entry[1].split(", ")), "\n".join(lines)
+    )
     result: list[str] = []
     in_section = in_formula = False
-    for line in lines:
+    for line in text.split("\n"):
         in_section = in_section or SECTION.match(line) is not None
         indented = line.startswith("    ")
         if indented and not in_section and not in_formula and result and result[-1] == "":
