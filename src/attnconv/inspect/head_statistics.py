@@ -46,7 +46,7 @@ class LayerStatistics:
     """Statistics of one attention layer. Tensors are float64 unless said otherwise.
 
     Attributes:
-        centre: As in `AttentionMoments`, a mean over images; so are covariance, distance, entropy and padding_mass.
+        centre, covariance, distance, entropy, padding_mass: Those of `AttentionMoments`, as means over images.
         content_share: Share of the probabilities' variance that differs between images of a batch, (h,), 0 to 1; None
             where no operator held several images.
         position_share: 1 - content_share, what positions explain.
