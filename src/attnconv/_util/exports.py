@@ -1,6 +1,7 @@
 """A package's public names, imported when first used, and which extra brings a package that is missing."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import lazy_loader
@@ -33,11 +34,18 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     return getattribute, names, public
 
 
-def missing(error: ModuleNotFoundError) -> ModuleNotFoundError | None:
-    """The error that names the extra to install; None where no extra brings the package."""
+def missing(error: ModuleNotFoundError, *, on_command_line: bool = False) -> ModuleNotFoundError | None:
+    """The error that names the extra to install; None where no extra brings the package.
+
+    On the command line that is `app`, which brings what all commands need. timm needs torchvision, for which pip would
+    replace a torch of another build: the torch that is installed is named too.
+    """
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package)
     if extra is None:
         return None
-    fix = f"Run: pip install 'attnconv[{extra}]'."
+    if on_command_line and extra in ("train", "report", "explore"):
+        extra = "app"
+    torch = f" torch=={version('torch')}" if extra == "models" else ""
+    fix = f"Run: pip install 'attnconv[{extra}]'{torch}."
     return ModuleNotFoundError(bad(package, "must be installed", "no package of that name", fix), name=error.name)

@@ -96,7 +96,7 @@ def _run(name: str, words: list[str]) -> int:
         return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if isinstance(error, ModuleNotFoundError):
-            error = missing(error) or error
+            error = missing(error, on_command_line=True) or error
         print(f"attnconv {name}: {printable(in_flags(str(error)), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     finally:
