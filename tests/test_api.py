@@ -9,6 +9,7 @@ from torch import nn
 import attnconv
 from attnconv import SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.encodings import ENCODING_NAMES
+from attnconv.layers import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.models import build, list_models, load
 from attnconv.training import evaluate, fit
@@ -39,10 +40,12 @@ def test_functions_are_not_shadowed_by_modules() -> None:
 
 def test_a_layer_is_known_to_give_a_tensor() -> None:
     """To a type checker, for which an `Any` would make the comment in the last line needless."""
-    out = SelfAttention2d(3, 4, 2)(torch.zeros(1, 3, 4, 4))
-    assert out.shape == (1, 4, 4, 4)
-    with pytest.raises(RuntimeError):
-        out.requires_grad = None  # type: ignore[assignment]
+    for out in (
+        SelfAttention2d(3, 4, 2)(torch.zeros(1, 3, 4, 4)),
+        GatedPositionalAttention(4, 2)(torch.zeros(1, 4, 4)),
+    ):
+        with pytest.raises(RuntimeError):
+            out.requires_grad = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("dims", LAYERS)
@@ -86,6 +89,26 @@ def test_a_recast_convolution_can_be_traced() -> None:
     traced = torch.jit.trace(from_conv(conv), torch.randn(2, 3, 7, 8))
     x = torch.randn(2, 3, 7, 8)
     torch.testing.assert_close(traced(x), conv(x), **tolerance(torch.float32, scale=10))
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_gated_attention_can_be_traced() -> None:
+    layer = GatedPositionalAttention(8, 4)
+    x = torch.randn(2, 9, 8)
+    traced = torch.jit.trace(layer, torch.randn(2, 9, 8))
+    torch.testing.assert_close(traced(x), layer(x), **tolerance(torch.float32, scale=10))
+    graph = torch.fx.symbolic_trace(nn.Sequential(layer, nn.Linear(8, 2)))
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["0", "1"]
+
+
+@pytest.mark.usefixtures("unhooked")
+@pytest.mark.parametrize(
+    "layer", [SelfAttention2d(3, 4, 2), GatedPositionalAttention(8, 4)], ids=lambda of: type(of).__name__
+)
+def test_a_layer_alone_has_no_symbolic_trace(layer: nn.Module) -> None:
+    with pytest.raises(TypeError, match=f"root: .*got {type(layer).__name__}"):
+        torch.fx.symbolic_trace(layer)
 
 
 @pytest.mark.usefixtures("unhooked")

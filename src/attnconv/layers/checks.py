@@ -1,9 +1,10 @@
-"""Checks of every layer: devices and dtypes, loaded values, the shape of its input."""
+"""What every layer does with what it is given: checks, and one node in symbolic traces."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.fx
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -58,3 +59,13 @@ def channels_last(
         fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
         raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
     return x.permute(0, *range(2, dims + 2), 1)
+
+
+def traced_node(layer: nn.Module, *arguments: Any) -> Any:
+    """The layer as one node of the symbolic trace (`torch.fx`) that the first argument comes from, else None."""
+    if not isinstance(arguments[0], torch.fx.Proxy):
+        return None
+    tracer: Any = arguments[0].tracer
+    if not (path := tracer.path_of_module(layer)):
+        raise TypeError(bad("root", "must be a model that holds the layer, which is one node", type(layer).__name__))
+    return tracer.create_proxy("call_module", path, arguments, {})

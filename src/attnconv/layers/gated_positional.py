@@ -9,7 +9,7 @@ mixture sum to 1, so dividing by their sum, as is usual, would change rounding o
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_module, is_real, whole
 from attnconv.grid import Grid, per_axis
-from attnconv.layers.checks import check_device_dtype, check_loaded
+from attnconv.layers.checks import check_device_dtype, check_loaded, traced_node
 from attnconv.operators.base import full_precision, score_dtype
 from attnconv.operators.kronecker import Kronecker
 
@@ -91,6 +91,10 @@ class GatedPositionalAttention(nn.Module):
         self.reset_parameters()
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
 
+    if TYPE_CHECKING:  # nn.Module says Any
+
+        def __call__(self, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor: ...
+
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
         """The same layer as a `timm.models.convit.GPSA`, sharing its parameters; hooks of the old one are not kept.
@@ -142,6 +146,8 @@ class GatedPositionalAttention(nn.Module):
         Raises:
             ValueError: Wrong rank or channels, or a number of tokens that does not fit the sizes.
         """
+        if (node := traced_node(self, x, sizes)) is not None:
+            return node
         sizes = self._sizes(x, sizes)
         heads = (self.heads, self.channels // self.heads)
         queries, keys = self.qk(x).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4)  # (b, h, n, e) each
@@ -174,7 +180,7 @@ class GatedPositionalAttention(nn.Module):
             requirement = f"must be (batch, tokens, {self.channels} channels)"
             raise ValueError(bad("x", requirement, f"shape {tuple(x.shape)}"))
         if sizes is None:
-            side = round(x.shape[1] ** 0.5)
+            side = round(int(x.shape[1]) ** 0.5)  # a tensor under torch.jit.trace
             if side < 1 or side**2 != x.shape[1]:
                 fix = "Pass sizes=(height, width)."
                 raise ValueError(bad("x", "must hold the tokens of a square image", f"{x.shape[1]} tokens", fix))

@@ -11,10 +11,9 @@ import inspect
 import math
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
-import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
-from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded
+from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded, traced_node
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
@@ -199,10 +198,7 @@ class SelfAttention(nn.Module, abc.ABC):
             ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
             TypeError: The input is no tensor, or has another dtype than the layer and no autocast is on.
         """
-        given: Any = input
-        if isinstance(given, torch.fx.Proxy):  # symbolic tracing sees the layer as one node
-            name = given.tracer.path_of_module(self)  # type: ignore[attr-defined]
-            node: Any = given.tracer.create_proxy("call_module", name, (input, output_size), {})
+        if (node := traced_node(self, input, output_size)) is not None:
             return node
         pixels = self._pixels(input)
         operator = self._operator(pixels, output_size)
