@@ -70,17 +70,12 @@ class TrainingLoop:
         """Take the steps of one epoch, and call `on_step` after each of them."""
         self.model.train()
         self._epoch_sums.zero_()
-        for batches in self.epoch_batches():
-            self.train_step(batches)
-            on_step()
-        self.epoch += 1
-
-    def epoch_batches(self) -> Iterator[Iterator[Batch]]:
-        """For each optimiser step of the epoch, the batches that it accumulates."""
         self._batches.epoch = self.epoch
         batches = iter(self._batches)
         for _ in range(self.steps_per_epoch):
-            yield itertools.islice(batches, self.settings.train.accumulate)
+            self.train_step(itertools.islice(batches, self.settings.train.accumulate))
+            on_step()
+        self.epoch += 1
 
     def train_step(self, batches: Iterator[Batch]) -> None:
         """Take one optimiser step along the mean gradient of the batches."""
