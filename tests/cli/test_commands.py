@@ -299,13 +299,6 @@ def test_predict_refuses_a_model_that_gives_no_numbers(
     assert "--model: must give finite logits for the image, got [" in err
 
 
-@pytest.mark.parametrize(
-    ("table", "line"), [("2", "| linear warm up ratio | 0.05 |"), ("4", "| SA quadratic emb. | 0.938")]
-)
-def test_the_papers_tables_come_from_the_presets(table: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert line in call(capsys, "models", "--table", table, "--markdown")[1]
-
-
 def test_the_recipe_decides_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     paper = call(capsys, "train", "quadratic-small", "--recipe", "paper", "--help")[1]
     modern = call(capsys, "train", "quadratic-small", "--recipe=modern", "--help")[1]

@@ -1,13 +1,11 @@
 """`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
-from attnconv.cli.parsing import parse
 from attnconv.training.recipes import recipe
 
 PRESET = "quadratic-digits"
@@ -33,9 +31,8 @@ class Demo:
     epochs: Natural | None = None
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Demo) -> None:
     """Perform a convolution, learn one, draw what was learned."""
-    arguments = parse(Demo, words)
     settings = recipe(PRESET)
     if arguments.epochs is not None:
         settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
@@ -50,7 +47,6 @@ def run(words: Sequence[str]) -> int:
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
     print("\n3. What its heads look at")
     print(f"   Report: {write_report(arguments.out).resolve()}")
-    return 0
 
 
 def _perform() -> None:

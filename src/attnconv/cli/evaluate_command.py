@@ -1,12 +1,12 @@
 """`attnconv evaluate CHECKPOINT`: accuracy and loss on a test set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from attnconv._util.settings import Natural, Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Positional, parse
+from attnconv.cli.parsing import Defaults, Positional
 from attnconv.data.settings import DataSettings
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
@@ -37,10 +37,20 @@ class Evaluate:
     precision: PrecisionName = "32"
     accelerator: AcceleratorName = "auto"
 
+    @staticmethod
+    def defaults(given: Mapping[str, Any]) -> Defaults:
+        """For a run folder, or a weights file in one, the run's own data and precision."""
+        from attnconv.training.run_folder import RunFolder
 
-def run(words: Sequence[str]) -> int:
+        folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
+        if folder is None:
+            return {}, {}
+        settings = folder.settings()
+        return {"data": plain(settings.data), "precision": settings.train.precision}, {}
+
+
+def run(arguments: Evaluate) -> None:
     """Measure and print."""
-    arguments = parse(Evaluate, words, defaults=_defaults)
     from attnconv.data.load_splits import load as load_data
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
@@ -68,15 +78,3 @@ def run(words: Sequence[str]) -> int:
     found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
-    return 0
-
-
-def _defaults(given: Mapping[str, Any]) -> Defaults:
-    """For a run folder, or a weights file in one, the run's own data and precision."""
-    from attnconv.training.run_folder import RunFolder
-
-    folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
-    if folder is None:
-        return {}, {}
-    settings = folder.settings()
-    return {"data": plain(settings.data), "precision": settings.train.precision}, {}

@@ -1,7 +1,6 @@
 """`attnconv explore [MODEL]`: a live page of what the heads of a model do, served or written."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from attnconv._util.settings import SMALLEST, NotNegative
 from attnconv.cli.demo_command import Demo
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, require_room
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 if TYPE_CHECKING:
     from attnconv.explorer.payload_write import Moment
@@ -53,9 +52,8 @@ class Explore(AttentionOptions):
     browser: bool = True
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Explore) -> None:
     """Load the model, inspect its attention, then serve or write the page."""
-    arguments = parse(Explore, words)
     if arguments.export is not None:
         require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
@@ -65,8 +63,8 @@ def run(words: Sequence[str]) -> int:
     if arguments.export is not None:
         mark(arguments.export)
         print(f"Explorer: {export(content, arguments.export)}")
-        return 0
-    return _serve(arguments, content, answer, page)
+    else:
+        _serve(arguments, content, answer, page)
 
 
 def _look(arguments: Explore) -> tuple[bytes, Any]:
@@ -123,7 +121,7 @@ def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
     return moments_of(run, count) if count > 0 else (), trained_on if trained_on == "digits" else None
 
 
-def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
+def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> None:
     """Serve until interrupted."""
     import threading
     import webbrowser
@@ -150,4 +148,3 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
         print("Explorer: ended.", flush=True)
         if at_work.locked():
             os._exit(0)  # the interpreter would wait for the model, however long that takes
-    return 0

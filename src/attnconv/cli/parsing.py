@@ -9,7 +9,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
 from itertools import groupby
 from pathlib import Path
@@ -66,22 +66,21 @@ class Argument(NamedTuple):
         return ""
 
 
-def parse(
-    command: type[T],
-    words: Sequence[str],
-    defaults: Callable[[Mapping[str, Any]], Defaults] = lambda _: ({}, {}),
-) -> T:
+def parse(command: type[T], words: Sequence[str]) -> T:
     """Read a command's words into its dataclass; `--help` prints the help and ends the process.
 
-    `defaults` makes defaults of the given values. Raises `SettingsError` with every wrong word and value.
+    A command's `defaults`, if it has them, makes defaults of the given values. Raises `SettingsError` with every wrong
+    word and value.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
     wants_help = given.pop("help", False)
+    values: Nested = {}
     origins: Mapping[str, str] = {}
     flags = {argument.name: argument.flags[0] for argument in arguments}
     try:
-        values, origins = defaults(given)
+        if hasattr(command, "defaults"):
+            values, origins = command.defaults(given)
         if wants_help:
             print(_help_page(command, arguments, values))
             raise SystemExit(0)

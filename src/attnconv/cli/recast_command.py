@@ -1,6 +1,5 @@
 """`attnconv recast MODEL`: a network whose convolutions are attention, written to a file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from attnconv._util.errors import bad
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
 from attnconv.cli.output import print_comparison, require_new
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,9 +46,8 @@ class Recast(ImageOptions):
     only: tuple[str, ...] = ()
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Recast) -> None:
     """Recast, compare, write."""
-    arguments = parse(Recast, words)
     from attnconv.convert import compare, recast
     from attnconv.models.checkpoint import About, save_recast
 
@@ -70,7 +68,6 @@ def run(words: Sequence[str]) -> int:
         save_recast(arguments.out, twin, origin, about=about, alpha=arguments.alpha, only=only)
         print(f"Weights: {arguments.out}")
     _export(arguments, twin, images)
-    return 0
 
 
 def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:

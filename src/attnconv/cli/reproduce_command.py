@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
 from attnconv.cli.output import print_table
-from attnconv.cli.parsing import in_flags, parse
+from attnconv.cli.parsing import in_flags
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
 from attnconv.training.processes import is_first_process
@@ -58,9 +58,8 @@ class Reproduce:
             yield Problem("only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Reproduce) -> int:
     """Plan, train what is missing, draw everything."""
-    arguments = parse(Reproduce, words)
     scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
         _write(arguments, out, _departures(out, scale))
