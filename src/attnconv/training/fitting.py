@@ -28,9 +28,8 @@ from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.run_folder import RunFolder, write_json, writing
-from attnconv.training.run_recorder import Recorder, head_record
+from attnconv.training.run_recorder import Recorder, head_record, read_state
 from attnconv.training.settings import RunSettings, SettingsError, problems
-from attnconv.training.training_state import read_state
 
 
 def fit(
