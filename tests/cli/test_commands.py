@@ -165,7 +165,11 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ("evaluate nothing.safetensors", 1, ["model: must be a run folder or a checkpoint, got nothing at nothing"]),
         ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
-        ("evaluate quadratic-small --data.name digits", 2, ["must have the 3 channels of preset quadratic-small"]),
+        (
+            "evaluate quadratic-small --data.name digits",
+            2,
+            ["must have the 3 channels"],
+        ),
         ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be one that is here, got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be a whole number of at least 1, got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),

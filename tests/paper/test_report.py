@@ -129,6 +129,10 @@ class TestTables:
         values = table_of_hyper_parameters().values
         assert values["preset quadratic"] == values["paper"] == PAPER_TABLE_2
 
+    def test_heads_that_differ_are_listed(self, tmp_path: Path) -> None:
+        run = StudyRun("quadratic", make_run(tmp_path / "run", replace(SMALL, layers=2, heads=(7, 5))))
+        assert table_of_hyper_parameters(run).values["the run here"]["number of heads"] == "7, 5"
+
     def test_seeds_are_a_mean_with_their_deviation(self, tmp_path: Path) -> None:
         found = [0.8, 0.9, 0.85]
         runs = [make_run(tmp_path / str(seed)) for seed in range(3)]

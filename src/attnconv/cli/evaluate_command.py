@@ -62,16 +62,11 @@ def run(arguments: Evaluate) -> None:
     loaded = load_model(arguments.checkpoint)
     with downloading() as progress:
         data = load_data(arguments.data, progress=progress)
-    if (known := loaded.settings) is not None:
-        pairs = (("channels", data.test.channels, known.image_channels), ("classes", len(data.classes), known.classes))
+    known, held = loaded.settings, (data.test.channels, len(data.classes))
+    if known is not None and held != (known.image_channels, known.classes):
+        requirement = f"must have the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
         fix = "Name the images that the model was trained on: data.name, data.root."
-        wrong = [
-            Problem("--data", f"must have the {wanted} {what} of {loaded.source}", str(got), fix, data.source)
-            for what, got, wanted in pairs
-            if got != wanted
-        ]
-        if wrong:
-            raise SettingsError(wrong)
+        raise SettingsError([Problem("--data", requirement, "{} and {}".format(*held), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision

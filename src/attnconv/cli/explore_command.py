@@ -54,8 +54,7 @@ class Explore(AttentionOptions):
 
 def run(arguments: Explore) -> None:
     """Load the model, inspect its attention, then serve or write the page."""
-    if arguments.export is not None:
-        require_room("--export", arguments.export)
+    require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show

@@ -164,13 +164,10 @@ def require_positions_only(found: "Audit") -> None:
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
     """The size of the images that a model is made for, of any library; 224 where it is not known."""
     network = getattr(loaded.model, "network", loaded.model)
-    stated = (
-        getattr(loaded.settings, "image_size", None),
-        getattr(getattr(network, "patch_embed", None), "img_size", None),
-        getattr(network, "image_size", None),
-        getattr(getattr(network, "config", None), "image_size", None),
-    )
-    size = next((size for size in stated if size is not None), _USUAL_SIZE)
+    of_timm = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    others = (getattr(each, "image_size", None) for each in (network, getattr(network, "config", None)))
+    stated = (getattr(loaded.settings, "image_size", None), of_timm, *others, _USUAL_SIZE)
+    size = next(size for size in stated if size is not None)
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 

@@ -11,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -84,7 +85,9 @@ def parse(command: type[T], words: Sequence[str]) -> T:
         if wants_help:
             print(_help_page(command, arguments, values))
             raise SystemExit(0)
-        made: T = read(command, merged(values, _nested(given)))
+        for name, value in given.items():
+            values = merged(values, reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value))
+        made: T = read(command, values)
     except SettingsError as error:
         for problem in error.problems:
             name = flags.get(problem.name, problem.name.removeprefix("settings."))
@@ -212,17 +215,6 @@ def _typed(texts: str | list[str], hint: Any) -> Any:
         except msgspec.ValidationError:
             continue
     return " ".join(texts) if isinstance(texts, list) else texts
-
-
-def _nested(values: Mapping[str, Any]) -> Nested:
-    nested: Nested = {}
-    for name, value in values.items():
-        *groups, last = name.split(".")
-        place = nested
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return nested
 
 
 def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> str:

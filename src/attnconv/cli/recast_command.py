@@ -54,8 +54,7 @@ def run(arguments: Recast) -> None:
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
-        if path is not None:
-            require_new(flag, path)
+        require_new(flag, path)
     subject = Subject.load(arguments.model, arguments, resized=False)  # the file names the model, not its size
     loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None

@@ -28,8 +28,7 @@ class Report:
 
 def run(arguments: Report) -> None:
     """Write the report and print its path."""
-    if arguments.out is not None:
-        require_room("--out", arguments.out)
+    require_room("--out", arguments.out)
     from attnconv.report import write_report
     from attnconv.training.run_folder import RunFolder
 

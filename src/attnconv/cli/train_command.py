@@ -11,6 +11,7 @@ from attnconv._util.settings import Problem, SettingsError, plain
 from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
 _SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no preset is named
@@ -68,8 +69,13 @@ class Train:
             named = _SHOWN if preset is None else preset
             values = plain(recipe(named, name if name in ("paper", "modern") else None))
         folder = given.get("out") or Path("runs") / str(preset)
-        if given.get("resume"):
-            values = _resumed(folder, preset) or values
+        if given.get("resume") and (run := RunFolder(folder)).exists():
+            before = run.settings()
+            if before.preset != preset:
+                fix = f"Resume it with: attnconv train {before.preset} --out {folder} --resume"
+                requirement = f"must be {before.preset!r}, that of the run in {folder}"
+                raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
+            values = plain(before)
         values = merged(values, file)
         if given.get("start_from") is not None:
             from attnconv.models.checkpoint import read_checkpoint
@@ -91,20 +97,6 @@ def run(arguments: Train) -> None:
     fit(arguments.settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
     if is_first_process():
         print(f"Run: {folder}. Its figures: attnconv report {folder}")
-
-
-def _resumed(path: Path, preset: str | None) -> dict[str, Any] | None:
-    """The settings of the run in a folder, if there is one."""
-    from attnconv.training.run_folder import RunFolder
-
-    if not RunFolder(path).exists():
-        return None
-    settings = RunFolder(path).settings()
-    if settings.preset != preset:
-        fix = f"Resume it with: attnconv train {settings.preset} --out {path} --resume"
-        requirement = f"must be {settings.preset!r}, that of the run in {path}"
-        raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
-    return plain(settings)
 
 
 def _read_config(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The paper's accuracies, its Table 2 from the presets, and the table behind `attnconv models`; free of torch."""
+"""The paper's accuracies and pruned model, and the table behind `attnconv models`; free of torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -64,23 +64,3 @@ def table_of_presets() -> Table:
     ]
     columns = ("preset", "parameters", "FLOPs, paper's way", "FLOPs, everything", "what it is")
     return Table("Presets", columns, tuple(rows))
-
-
-def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str, str] | None = None) -> Table:
-    """Table 2 of the paper: the hyper-parameters of a self-attention network, by default of the preset `quadratic`.
-
-    `training` holds names and values of further rows, about training.
-    """
-    settings = settings or AttentionSettings()
-    heads = settings.heads_per_layer
-    rows = {
-        "number of layers": str(settings.layers),
-        "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
-        "hidden dimension": str(settings.width),
-        "intermediate dimension": str(settings.mlp_width),
-        "invertible pooling width": str(settings.downsampling),
-        "dropout probability": f"{settings.dropout:g}",
-        "layer normalization epsilon": f"{settings.norm_epsilon:g}",
-        **(training or {}),
-    }
-    return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))

@@ -92,8 +92,13 @@ def _fit(
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     try:
         with numerics(device), closing(progress):
-            if is_first_process():
-                _prepare(folder, settings, start_from, environment(command, device))
+            if is_first_process():  # make the folder, or bring it back to the end of the last complete epoch
+                if not folder.exists():
+                    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+                    if start_from is not None:  # before the folder counts as a run, which a kill could leave without
+                        write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
+                    folder.begin(settings, environment(command, device))
+                folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
             recorder = _train(settings, folder, data, device, progress)
             if is_first_process():
                 result = _measure(settings, folder, data, device, recorder)
@@ -104,18 +109,6 @@ def _fit(
     except KeyboardInterrupt as stop:
         kept = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
         raise type(stop)(kept) from None
-
-
-def _prepare(
-    folder: RunFolder, settings: RunSettings, start_from: str | Path | None, environment: Mapping[str, Any]
-) -> None:
-    """Make the folder, or bring it back to the end of the last complete epoch."""
-    if not folder.exists():
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        if start_from is not None:  # before the folder counts as a run, which a kill could leave without them
-            write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
-        folder.begin(settings, environment)
-    folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
 
 
 def _train(

@@ -63,16 +63,3 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
         train = TrainSettings(epochs=50, batch_size=50)
     # Augmentation stays the paper's: so short a run underfits, and stronger changes would cost accuracy.
     return replace(settings, optim=optim, schedule=ScheduleSettings(warmup=0.1), train=train)
-
-
-def table_rows(settings: RunSettings) -> dict[str, str]:
-    """The rows of the paper's Table 2 that are about training; `preset_tables.table_2` has the others."""
-    return {
-        "number of epochs": str(settings.train.epochs),
-        "batch size": str(settings.train.batch_size),
-        "learning rate": f"{settings.optim.learning_rate:g}",
-        "weight decay": f"{settings.optim.weight_decay:g}",
-        "momentum": f"{settings.optim.momentum:g}",
-        "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
-        "linear warm up ratio": f"{settings.schedule.warmup:g}",
-    }

@@ -34,18 +34,8 @@ from attnconv.training.processes import is_first_process
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1
-LOCK = ".writer"
 
-# Patterns of what a run leaves below its folder; a kill before the settings are there leaves `start` only.
-_OWN = (
-    "settings.json",
-    "metrics.jsonl",
-    "heads.jsonl",
-    "result.json",
-    "checkpoints/last.safetensors",
-    "checkpoints/best.safetensors",
-    "checkpoints/start.safetensors",
-    "checkpoints/state.ckpt",
+_DRAWN = (  # patterns of what a run and its report leave beside the files that a folder names
     "tensorboard/events.out.tfevents.*",
     "report/index.html",
     "report/figures/figure-*.png",
@@ -101,7 +91,7 @@ class RunFolder:
         self.start_weights = self.checkpoints / "start.safetensors"
         self.tensorboard = path / "tensorboard"
         self.report = path / "report"
-        self.lock_file = path / LOCK
+        self.lock_file = path / ".writer"
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -179,8 +169,10 @@ class RunFolder:
 
     def foreign_files(self) -> list[Path]:
         """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
-        patterns = (LOCK, *(_OWN if self.exists() else ("checkpoints/start.safetensors",)))
-        own = {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
+        own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
+        if self.exists():
+            own |= set(vars(self).values()) - {self.checkpoints, self.tensorboard, self.report}
+            own |= {path for pattern in _DRAWN for path in self.path.glob(pattern)}
         files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         return sorted(path for path in files if path not in own)
 
