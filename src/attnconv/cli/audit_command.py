@@ -66,8 +66,8 @@ def run(arguments: Audit) -> None:
         require_positions_only(found)
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
-    for note in (*notes, *found.omissions()):
-        print(note)
+    for omission in found.omissions():
+        print(omission)
     print_text(about)  # a table would wrap it to its own width
     print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
     scores = [layer.statistics.convolution_score for layer in found.layers]

@@ -112,7 +112,7 @@ class Subject:
         return self._cast(drawn)
 
     def images(self, data: str, options: ImageOptions) -> InputImages:
-        """Read images of a folder of pictures, or of one of `DATA_SETS`."""
+        """Read images of a folder of pictures, or of one of `DATA_SETS`; prints what a reader must know of them."""
         from attnconv.data.image_folder import read_pictures
         from attnconv.data.load_splits import load as load_data
         from attnconv.data.settings import DataSettings
@@ -131,6 +131,8 @@ class Subject:
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
+        for note in found.notes:
+            print(note)
         return InputImages(found.pixels, found.names, mean, std, found.notes)
 
     def normalised(self, found: InputImages) -> "Tensor":
@@ -145,13 +147,8 @@ class Subject:
 
 
 def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
-    """The images of --data as the model takes them, or one of noise; prints what a reader must know of them."""
-    if options.data is None:
-        return subject.noise(1)
-    found = subject.images(options.data, options)
-    for note in found.notes:
-        print(note)
-    return subject.normalised(found)
+    """The images of --data as the model takes them, or one of noise."""
+    return subject.noise(1) if options.data is None else subject.normalised(subject.images(options.data, options))
 
 
 def require_positions_only(found: "Audit") -> None:

@@ -34,7 +34,6 @@ class Prove(ImageOptions):
         cases: Number of random convolutions, over every option that PyTorch has.
         seed: Seed of the random convolutions.
         model: Instead of random convolutions: a network, in any form that `attnconv.load` knows, layer by layer.
-        data: Images for the network: a folder of pictures, digits or cifar10; None for an image of noise.
         alpha: How hard the network's heads are; None for hard ones.
     """
 

@@ -27,7 +27,6 @@ class Recast(ImageOptions):
 
     Attributes:
         model: The network, in any form that `attnconv.load` knows.
-        data: Images to compare the two networks on: a folder of pictures, digits or cifar10; None for one of noise.
         size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224.
         out: New weights file (.safetensors), which `attnconv.load` and every command that takes a model read.
         export: Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library.

@@ -77,7 +77,7 @@ def run(arguments: Reproduce) -> int:
     notes: list[str] = []
     for planned in runs:
         try:
-            notes += _train(planned, out)
+            _train(planned, out, notes)
         except training_plan.NothingToPruneError as reason:
             notes.append(str(reason))
         except DivergedError as error:  # the other runs are still worth having
@@ -120,21 +120,20 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
     rows = []
     for run in runs:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
-        name, numbers = run.folder.path.name, (str(train.epochs), str(train.batch_size), rate, train.precision)
-        rows.append((name, *numbers, run.state))
+        numbers = (str(train.epochs), str(train.batch_size), rate, train.precision)
+        rows.append((run.folder.path.name, *numbers, run.state))
     print_table("What is trained", ("run", "epochs", "batch", "rate", "numbers", "state"), rows)
     waiting = sum(run.state != "finished" for run in runs)
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     print(f"{waiting} of {len(runs)} runs to train, on {data}.", flush=True)
 
 
-def _train(planned: PlannedRun, out: Path) -> list[str]:
-    """Train one run unless it is finished; return the notes on it for the page."""
+def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
+    """Train one run unless it is finished; add to the notes for the page."""
     from attnconv.training.fitting import fit
     from attnconv.training.run_checks import check_folder
 
     settings, start, folder = planned.settings, None, planned.folder
-    notes: list[str] = []
     if planned.name == PRUNED:
         source = RunFolder(out / "runs" / training_plan.folder_name(SOURCE, settings.train.seed))
         settings, start, note = training_plan.pruned_start(planned, source)
@@ -147,4 +146,3 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
     else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    return notes

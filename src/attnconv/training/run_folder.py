@@ -101,11 +101,7 @@ class RunFolder:
         return self.settings_file.is_file()
 
     def record(self) -> dict[str, Any]:
-        """All of `settings.json`: the settings and what they ran on.
-
-        Raises:
-            ValueError: The folder holds no run, or the file is not valid.
-        """
+        """All of `settings.json`; raises `ValueError` if the folder holds no run, or the file is not valid."""
         if not self.exists():
             fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
@@ -117,11 +113,7 @@ class RunFolder:
         return record
 
     def settings(self) -> RunSettings:
-        """The run's settings.
-
-        Raises:
-            ValueError: The folder holds no run, or its settings are not valid.
-        """
+        """The run's settings; raises `ValueError` if the folder holds no run, or they are not valid."""
         values = self.record().get("settings")
         if not isinstance(values, Mapping):
             raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
