@@ -7,6 +7,7 @@ from pathlib import Path
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
 from attnconv.training.recipes import recipe
+from attnconv.training.run_folder import RunFolder, writing
 
 PRESET = "quadratic-digits"
 
@@ -69,8 +70,6 @@ def _perform() -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove an earlier demo; anything else in the folder stays and stops the demo."""
-    from attnconv.training.run_folder import RunFolder, writing
-
     run = RunFolder(folder)
     with writing(run):
         is_demo = run.exists() and run.record().get("command") == ["attnconv", "demo"]

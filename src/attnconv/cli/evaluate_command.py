@@ -8,6 +8,7 @@ from typing import Any, Literal
 from attnconv._util.settings import Natural, Problem, SettingsError, plain
 from attnconv.cli.parsing import Defaults, Positional
 from attnconv.data.settings import DataSettings
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
@@ -40,8 +41,6 @@ class Evaluate:
     @staticmethod
     def defaults(given: Mapping[str, Any]) -> Defaults:
         """For a run folder, or a weights file in one, the run's own data and precision."""
-        from attnconv.training.run_folder import RunFolder
-
         folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
         if folder is None:
             return {}, {}

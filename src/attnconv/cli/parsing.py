@@ -80,8 +80,8 @@ def parse(command: type[T], words: Sequence[str]) -> T:
     origins: Mapping[str, str] = {}
     flags = {argument.name: argument.flags[0] for argument in arguments}
     try:
-        if hasattr(command, "defaults"):
-            values, origins = command.defaults(given)
+        if (defaults := getattr(command, "defaults", None)) is not None:
+            values, origins = defaults(given)
         if wants_help:
             print(_help_page(command, arguments, values))
             raise SystemExit(0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from attnconv._util.errors import bad
 from attnconv.cli.output import print_table, print_text
 from attnconv.cli.parsing import Positional
+from attnconv.training.run_folder import RunFolder, writing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,8 +45,6 @@ class Prune:
 
 def run(arguments: Prune) -> None:
     """Find, remove and count heads; write the model."""
-    from attnconv.training.run_folder import RunFolder, writing
-
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
             raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
@@ -122,7 +121,6 @@ def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[
 
     from attnconv.models.checkpoint import save_weights
     from attnconv.training.environment import environment
-    from attnconv.training.run_folder import RunFolder
 
     assert arguments.out is not None
     assert pruned.settings is not None

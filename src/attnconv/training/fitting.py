@@ -120,7 +120,7 @@ def _train(
     if state:
         loop.load_state(state)
         progress.say(f"Resuming the run in {folder.path} after epoch {loop.epoch} of {settings.train.epochs}.")
-    with closing(Recorder(folder, loop, data.classes, progress, state)) as recorder:
+    with closing(Recorder(folder, loop, progress, state)) as recorder:
         progress.begin(loop.epoch)
         while loop.epoch < settings.train.epochs:
             loop.train_epoch(recorder.after_step)

@@ -72,11 +72,7 @@ class HeadsLine(TypedDict):
 
 @final
 class RunFolder:
-    """A run on disk, with the paths of its files.
-
-    Args:
-        path: The folder.
-    """
+    """A run on disk, with the paths of its files below the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

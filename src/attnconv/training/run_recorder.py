@@ -24,7 +24,7 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.settings import plain
 from attnconv.encodings.base import Encoding
-from attnconv.models.checkpoint import About, weights_bytes
+from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
@@ -54,14 +54,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        loop: TrainingLoop,
-        classes: tuple[str, ...],
-        progress: TrainingProgress,
-        state: Mapping[str, Any],
+        self, folder: RunFolder, loop: TrainingLoop, progress: TrainingProgress, state: Mapping[str, Any]
     ) -> None:
-        self._folder, self._loop, self._classes, self._progress = folder, loop, classes, progress
+        self._folder, self._loop, self._progress = folder, loop, progress
         self.best: tuple[int, float] = (state.get("best_epoch", 0), state.get("best_accuracy", -1.0))
         self.seconds: float = state.get("seconds", 0.0)
         self._clock = time.monotonic()
@@ -101,8 +96,7 @@ class Recorder:
         if improved or due:
             accuracy = {split: result.accuracy for split, result in scores.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
-            about = About(self._classes, loop.mean, loop.std)
-            weights = weights_bytes(loop.model, loop.settings.model, about, extra)
+            weights = weights_bytes(loop.model, loop.settings.model, loop.about, extra)
             self._best_weights = weights if improved else self._best_weights
             if due:
                 self._write(weights)
