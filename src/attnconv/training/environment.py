@@ -53,5 +53,5 @@ def _git(folder: Path, *words: str) -> str | None:
 def _processor() -> str:
     table = Path("/proc/cpuinfo")  # of Linux
     text = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    found = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
