@@ -34,8 +34,10 @@ def nothing():
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Status, standard output and standard error of one command."""
-    with pytest.raises(SystemExit) as end:
-        main(["audit", *words])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["attnconv", "audit", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
     printed = capsys.readouterr()
     return int(end.value.code or 0), printed.out, printed.err
 

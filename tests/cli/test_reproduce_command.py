@@ -14,7 +14,7 @@ from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.settings import AttentionSettings, ResNetSettings
 from attnconv.paper import training_plan
 from attnconv.surgery import head_pruning
-from attnconv.training import fitting, time_estimate
+from attnconv.training import fitting
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import DivergedError
 from attnconv.training.settings import RunSettings
@@ -90,27 +90,7 @@ def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     status, out, _ = call(capsys, "reproduce", "--scale", "small", "--plan", "--out", str(tmp_path / "new"))
     assert status == 0
     assert "7 of 7 runs to train, on cifar10." in out
-    assert "About" not in out
     assert not (tmp_path / "new").exists()
-
-
-def test_every_model_that_is_to_be_trained_is_timed_once(
-    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def hours(settings: RunSettings, _data: object) -> float:
-        asked.append(settings.preset)
-        return 7200.0
-
-    monkeypatch.setattr(time_estimate, "training_seconds", hours)
-    words = ("reproduce", "--time", "--seeds", "3", "--only", "quadratic", "learned", "--out", str(finished))
-    status, out, _ = call(capsys, *words)
-    assert status == 0
-    assert sorted(asked) == ["learned-tiny", "quadratic-tiny"]
-    assert "4 of 6 runs to train, on digits. About 8:00:00 hours on this machine" in out
-    assert out.count("2:00:00") == 6
-    assert not (finished / "runs" / "learned").exists()
 
 
 def test_runs_of_any_settings_are_drawn_and_their_differences_said(
@@ -122,13 +102,6 @@ def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     assert status == 0
     assert "quadratic, quadratic-seed-43: --data.limit 50 in place of None, --epochs 2 in place of 5." in out
     assert not (finished / "runs" / "learned").exists()
-
-
-def test_times_are_of_one_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    status, _, error = call(capsys, "reproduce", "--time")
-    assert status == 2
-    assert "--time: must go with one process, which is what it times, got 2" in error
 
 
 def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path) -> None:

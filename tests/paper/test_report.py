@@ -12,7 +12,7 @@ from attnconv import from_conv
 from attnconv.encodings.registry import ENCODING_NAMES
 from attnconv.inspect import LayerStatistics, attention_operators, layer_statistics
 from attnconv.models.operation_counts import parameters
-from attnconv.models.preset_tables import PAPER_ACCURACY, table_4
+from attnconv.models.preset_tables import PAPER_ACCURACY
 from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
@@ -119,15 +119,19 @@ class TestTables:
         """What the presets count rounds to what the paper prints."""
         ours = {row[0]: row for row in table_of_counts().table.rows}
         assert ours["SA quadratic emb."][1:4] == ("12.1M", "12,086,844", "6.2B")
-        for title, _, size, _, _ in table_4().rows:
-            counted = int(ours[title][2].replace(",", ""))
-            assert f"{counted / 1e6:.1f} M" == size
-            assert ours[title][1] == f"{counted / 1e6:.1f}M"
+        for title in PAPER_ACCURACY:
+            _, size, counted, flops, way, _ = ours[title]
+            assert f"{int(counted.replace(',', '')) / 1e6:.1f}M" == size
+            assert round(int(way.replace(",", "")) / 1e9, 1) == float(flops.removesuffix("B"))
         assert {model.title: model.accuracy for model in PAPER_MODELS.values() if model.accuracy} == PAPER_ACCURACY
 
     def test_the_preset_has_the_papers_hyper_parameters(self) -> None:
         values = table_of_hyper_parameters().values
         assert values["preset quadratic"] == values["paper"] == PAPER_TABLE_2
+
+    def test_heads_that_differ_are_listed(self, tmp_path: Path) -> None:
+        run = StudyRun("quadratic", make_run(tmp_path / "run", replace(SMALL, layers=2, heads=(7, 5))))
+        assert table_of_hyper_parameters(run).values["the run here"]["number of heads"] == "7, 5"
 
     def test_seeds_are_a_mean_with_their_deviation(self, tmp_path: Path) -> None:
         found = [0.8, 0.9, 0.85]

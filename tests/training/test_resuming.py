@@ -14,8 +14,8 @@ import pytest
 
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder, append_line, write_json, writing
+from attnconv.training.run_recorder import read_state, save_state
 from attnconv.training.settings import RunSettings, SettingsError
-from attnconv.training.training_state import read_state, save_state
 from tests.training.making import MODEL, CutError, before_epoch, tiny
 
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_recorder import read_state
 from attnconv.training.settings import RunSettings
-from attnconv.training.training_state import read_state
 from tests.training.making import tiny
 
 KILLS, EPOCHS = 5, 24

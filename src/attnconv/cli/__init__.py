@@ -1,4 +1,4 @@
-"""The command line: `attnconv COMMAND`, one file per command.
+"""The command line: `attnconv COMMAND`, one file per command: its dataclass of arguments, and `run` with them.
 
 `--help` answers without importing torch: commands import in their bodies what they run. Errors that a user can cause
 are printed without a traceback, with status 2 for a wrong call and 1 for a failure at work.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attnconv._util.errors import printable
 from attnconv._util.exports import missing
 from attnconv._util.settings import SettingsError
-from attnconv.cli.parsing import in_flags
+from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
     "demo": "see convolution performed and learned, in three minutes and without a network",
@@ -87,7 +87,8 @@ def _run(name: str, words: list[str]) -> int:
     in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:
-        return int(importlib.import_module(f"attnconv.cli.{name}_command").run(words))
+        command = importlib.import_module(f"attnconv.cli.{name}_command")
+        return int(command.run(parse(getattr(command, name.capitalize()), words)) or 0)
     except KeyboardInterrupt as stop:
         from attnconv.training.processes import is_first_process
 

@@ -2,14 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnconv._util.settings import Natural
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, print_table, print_text, require_room
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
 
@@ -44,9 +44,8 @@ class Audit(AttentionOptions):
     out: Path | None = None
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Audit) -> None:
     """Load the model, inspect its attention, print and write the results."""
-    arguments = parse(Audit, words)
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
     from attnconv.inspect import audit
@@ -67,14 +66,13 @@ def run(words: Sequence[str]) -> int:
         require_positions_only(found)
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
-    for note in (*notes, *found.omissions()):
-        print(note)
+    for omission in found.omissions():
+        print(omission)
     print_text(about)  # a table would wrap it to its own width
     print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
     scores = [layer.statistics.convolution_score for layer in found.layers]
     meaning = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
     print_text(f"{meaning}; mean {sum(scores) / len(scores):.3f}.")
     mark(out)
-    command = shlex.join(["attnconv", "audit", *words])
+    command = shlex.join(["attnconv", *sys.argv[1:]])
     print(f"Audit: {write_audit(found, out, title=arguments.model, about=about, command=command, notes=notes)}")
-    return 0

@@ -1,11 +1,9 @@
 """`attnconv calibrate`: measure the constants of the planner (`attnconv.operators.planner`) on this machine."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from attnconv._util.settings import Problem, SettingsError
-from attnconv.cli.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,8 @@ class Calibrate:
     device: Literal["cpu", "cuda"] = "cpu"
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Calibrate) -> None:
     """Measure, print and store the constants."""
-    arguments = parse(Calibrate, words)
     import torch
 
     from attnconv.operators.planner import calibrate, keep
@@ -41,4 +38,3 @@ def run(words: Sequence[str]) -> int:
     for name, value in asdict(found).items():
         print(f"{name:12} {value:.3g}")
     print(f"Calibration: {path}")
-    return 0

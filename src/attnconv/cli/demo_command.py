@@ -1,14 +1,13 @@
 """`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
-from attnconv.cli.parsing import parse
 from attnconv.training.recipes import recipe
+from attnconv.training.run_folder import RunFolder, writing
 
 PRESET = "quadratic-digits"
 
@@ -33,9 +32,8 @@ class Demo:
     epochs: Natural | None = None
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Demo) -> None:
     """Perform a convolution, learn one, draw what was learned."""
-    arguments = parse(Demo, words)
     settings = recipe(PRESET)
     if arguments.epochs is not None:
         settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
@@ -50,7 +48,6 @@ def run(words: Sequence[str]) -> int:
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
     print("\n3. What its heads look at")
     print(f"   Report: {write_report(arguments.out).resolve()}")
-    return 0
 
 
 def _perform() -> None:
@@ -73,8 +70,6 @@ def _perform() -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove an earlier demo; anything else in the folder stays and stops the demo."""
-    from attnconv.training.run_folder import RunFolder, writing
-
     run = RunFolder(folder)
     with writing(run):
         is_demo = run.exists() and run.record().get("command") == ["attnconv", "demo"]

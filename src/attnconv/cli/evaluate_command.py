@@ -1,13 +1,14 @@
 """`attnconv evaluate CHECKPOINT`: accuracy and loss on a test set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from attnconv._util.settings import Natural, Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Positional, parse
+from attnconv.cli.parsing import Defaults, Positional
 from attnconv.data.settings import DataSettings
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
@@ -37,10 +38,18 @@ class Evaluate:
     precision: PrecisionName = "32"
     accelerator: AcceleratorName = "auto"
 
+    @staticmethod
+    def defaults(given: Mapping[str, Any]) -> Defaults:
+        """For a run folder, or a weights file in one, the run's own data and precision."""
+        folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
+        if folder is None:
+            return {}, {}
+        settings = folder.settings()
+        return {"data": plain(settings.data), "precision": settings.train.precision}, {}
 
-def run(words: Sequence[str]) -> int:
+
+def run(arguments: Evaluate) -> None:
     """Measure and print."""
-    arguments = parse(Evaluate, words, defaults=_defaults)
     from attnconv.data.load_splits import load as load_data
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
@@ -52,31 +61,14 @@ def run(words: Sequence[str]) -> int:
     loaded = load_model(arguments.checkpoint)
     with downloading() as progress:
         data = load_data(arguments.data, progress=progress)
-    if (known := loaded.settings) is not None:
-        pairs = (("channels", data.test.channels, known.image_channels), ("classes", len(data.classes), known.classes))
+    known, held = loaded.settings, (data.test.channels, len(data.classes))
+    if known is not None and held != (known.image_channels, known.classes):
+        requirement = f"must have the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
         fix = "Name the images that the model was trained on: data.name, data.root."
-        wrong = [
-            Problem("--data", f"must have the {wanted} {what} of {loaded.source}", str(got), fix, data.source)
-            for what, got, wanted in pairs
-            if got != wanted
-        ]
-        if wrong:
-            raise SettingsError(wrong)
+        raise SettingsError([Problem("--data", requirement, "{} and {}".format(*held), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision
     found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
-    return 0
-
-
-def _defaults(given: Mapping[str, Any]) -> Defaults:
-    """For a run folder, or a weights file in one, the run's own data and precision."""
-    from attnconv.training.run_folder import RunFolder
-
-    folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
-    if folder is None:
-        return {}, {}
-    settings = folder.settings()
-    return {"data": plain(settings.data), "precision": settings.train.precision}, {}

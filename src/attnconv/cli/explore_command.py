@@ -1,10 +1,9 @@
 """`attnconv explore [MODEL]`: a live page of what the heads of a model do, served or written."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -13,10 +12,7 @@ from attnconv._util.settings import SMALLEST, NotNegative
 from attnconv.cli.demo_command import Demo
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, require_room
-from attnconv.cli.parsing import Positional, parse
-
-if TYPE_CHECKING:
-    from attnconv.explorer.payload_write import Moment
+from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +49,9 @@ class Explore(AttentionOptions):
     browser: bool = True
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Explore) -> None:
     """Load the model, inspect its attention, then serve or write the page."""
-    arguments = parse(Explore, words)
-    if arguments.export is not None:
-        require_room("--export", arguments.export)
+    require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
     page = find_page()  # before any work: without it there is nothing to show
@@ -65,14 +59,15 @@ def run(words: Sequence[str]) -> int:
     if arguments.export is not None:
         mark(arguments.export)
         print(f"Explorer: {export(content, arguments.export)}")
-        return 0
-    return _serve(arguments, content, answer, page)
+    else:
+        _serve(arguments, content, answer, page)
 
 
 def _look(arguments: Explore) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
-    from attnconv.explorer import Pictures, Session, example, payload
+    from attnconv.explorer import Pictures, Session, example, moments_of, payload
     from attnconv.inspect import audit
+    from attnconv.models.presets import PRESETS
     from attnconv.training.run_folder import RunFolder
 
     demo = Demo().out
@@ -84,11 +79,13 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
         return example(), None
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
-    moments, trained_on = _of_run(name, arguments.moments)
+    run = None if name in PRESETS else RunFolder.holding(Path(name))
+    moments = () if run is None or arguments.moments == 0 else moments_of(run, arguments.moments)
     budget = max(1, round(arguments.budget * 1e6))
     options = {**reading, "budget": budget, "title": title_of(name), "moments": moments}
 
-    data = arguments.data or trained_on
+    on_digits = run is not None and run.settings().data.name == "digits"
+    data = arguments.data or ("digits" if on_digits else None)
     found = None if data is None else subject.images(data, arguments)
     mean, std = subject.normalisation if found is None else (found.mean, found.std)
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
@@ -96,8 +93,6 @@ def _look(arguments: Explore) -> tuple[bytes, Any]:
         noise = subject.noise(2)
         require_positions_only(audit(model, noise, queries=1, **reading))
         return payload(model, noise, pictures=Pictures.none(), **options), session.answer
-    for note in found.notes:
-        print(note)
     return session.payload(found.pixels, found.names), session.answer
 
 
@@ -110,20 +105,7 @@ def title_of(name: str) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)
 
 
-def _of_run(name: str, count: int) -> "tuple[tuple[Moment, ...], str | None]":
-    """Moments of a run's training, and the data set that it was trained on if that is at hand."""
-    from attnconv.explorer import moments_of
-    from attnconv.models.presets import PRESETS
-    from attnconv.training.run_folder import RunFolder
-
-    run = None if name in PRESETS else RunFolder.holding(Path(name))
-    if run is None:
-        return (), None
-    trained_on = run.settings().data.name
-    return moments_of(run, count) if count > 0 else (), trained_on if trained_on == "digits" else None
-
-
-def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
+def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> None:
     """Serve until interrupted."""
     import threading
     import webbrowser
@@ -150,4 +132,3 @@ def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> int:
         print("Explorer: ended.", flush=True)
         if at_work.locked():
             os._exit(0)  # the interpreter would wait for the model, however long that takes
-    return 0

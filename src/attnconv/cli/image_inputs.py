@@ -112,7 +112,7 @@ class Subject:
         return self._cast(drawn)
 
     def images(self, data: str, options: ImageOptions) -> InputImages:
-        """Read images of a folder of pictures, or of one of `DATA_SETS`."""
+        """Read images of a folder of pictures, or of one of `DATA_SETS`; prints what a reader must know of them."""
         from attnconv.data.image_folder import read_pictures
         from attnconv.data.load_splits import load as load_data
         from attnconv.data.settings import DataSettings
@@ -131,6 +131,8 @@ class Subject:
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
+        for note in found.notes:
+            print(note)
         return InputImages(found.pixels, found.names, mean, std, found.notes)
 
     def normalised(self, found: InputImages) -> "Tensor":
@@ -145,13 +147,8 @@ class Subject:
 
 
 def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
-    """The images of --data as the model takes them, or one of noise; prints what a reader must know of them."""
-    if options.data is None:
-        return subject.noise(1)
-    found = subject.images(options.data, options)
-    for note in found.notes:
-        print(note)
-    return subject.normalised(found)
+    """The images of --data as the model takes them, or one of noise."""
+    return subject.noise(1) if options.data is None else subject.normalised(subject.images(options.data, options))
 
 
 def require_positions_only(found: "Audit") -> None:
@@ -164,13 +161,10 @@ def require_positions_only(found: "Audit") -> None:
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
     """The size of the images that a model is made for, of any library; 224 where it is not known."""
     network = getattr(loaded.model, "network", loaded.model)
-    stated = (
-        getattr(loaded.settings, "image_size", None),
-        getattr(getattr(network, "patch_embed", None), "img_size", None),
-        getattr(network, "image_size", None),
-        getattr(getattr(network, "config", None), "image_size", None),
-    )
-    size = next((size for size in stated if size is not None), _USUAL_SIZE)
+    of_timm = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    others = (getattr(each, "image_size", None) for each in (network, getattr(network, "config", None)))
+    stated = (getattr(loaded.settings, "image_size", None), of_timm, *others, _USUAL_SIZE)
+    size = next(size for size in stated if size is not None)
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 

@@ -1,11 +1,8 @@
 """`attnconv models`: the presets, with exact parameters and both counts of operations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from attnconv.cli.output import print_table, print_text
-from attnconv.cli.parsing import parse
 
 
 @dataclass(frozen=True)
@@ -18,35 +15,23 @@ class Models:
     Examples:
         attnconv models
         attnconv models --markdown
-        attnconv models --table 2
 
     Attributes:
-        table: The presets, or a table of the paper generated from them: 2 (hyper-parameters) or 4 (parameters and
-            FLOPs).
         markdown: Print the table as Markdown.
     """
 
-    table: Literal["presets", "2", "4"] = "presets"
     markdown: bool = False
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Models) -> None:
     """Print the table."""
-    arguments = parse(Models, words)
-    from attnconv.models.preset_tables import table_2, table_4, table_of_presets
-    from attnconv.training.recipes import recipe, table_rows
+    from attnconv.models.preset_tables import table_of_presets
 
-    if arguments.table == "2":
-        table = table_2(training=table_rows(recipe("quadratic")))
-    else:
-        table = table_4() if arguments.table == "4" else table_of_presets()
+    table = table_of_presets()
     if arguments.markdown:
         print(table.markdown())
-        return 0
-    # The presets' last column is a sentence: below the table it needs no narrow cell.
-    sentences = arguments.table == "presets"
-    shown = len(table.columns) - sentences
-    print_table(table.title, table.columns[:shown], [row[:shown] for row in table.rows])
-    for row in table.rows if sentences else ():
+        return
+    # The last column is a sentence: below the table it needs no narrow cell.
+    print_table(table.title, table.columns[:-1], [row[:-1] for row in table.rows])
+    for row in table.rows:
         print_text(f"{row[0]}: {row[-1]}")
-    return 0

@@ -52,14 +52,14 @@ def print_comparison(found: "Comparison", title: str) -> None:
     print_text(f"Network: largest difference {found.error:.1e} {outputs}.")
 
 
-def require_room(flag: str, folder: Path) -> None:
-    """Reject a folder that holds other files; before any work."""
-    fix = "Name another folder."
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(bad(flag, "must be a folder", f"the file {folder}", fix))
-    if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
+def require_room(flag: str, folder: Path | None) -> None:
+    """Reject a folder that holds other files, or a file; before any work."""
+    if folder is None or not folder.exists() or (folder / _MARK).exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
         requirement = "must be a folder that is new, empty or from an earlier call"
-        raise ValueError(bad(flag, requirement, f"{folder}, which holds other files", fix))
+        got = f"{folder}, which holds other files" if folder.is_dir() else f"the file {folder}"
+        raise ValueError(bad(flag, requirement, got, "Name another folder."))
 
 
 def mark(folder: Path) -> None:
@@ -68,7 +68,7 @@ def mark(folder: Path) -> None:
     (folder / _MARK).touch()
 
 
-def require_new(flag: str, file: Path) -> None:
+def require_new(flag: str, file: Path | None) -> None:
     """Reject a file that exists; before any work."""
-    if file.exists() or file.is_symlink():
+    if file is not None and (file.exists() or file.is_symlink()):
         raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or name another."))

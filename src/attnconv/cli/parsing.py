@@ -9,8 +9,9 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -66,26 +67,27 @@ class Argument(NamedTuple):
         return ""
 
 
-def parse(
-    command: type[T],
-    words: Sequence[str],
-    defaults: Callable[[Mapping[str, Any]], Defaults] = lambda _: ({}, {}),
-) -> T:
+def parse(command: type[T], words: Sequence[str]) -> T:
     """Read a command's words into its dataclass; `--help` prints the help and ends the process.
 
-    `defaults` makes defaults of the given values. Raises `SettingsError` with every wrong word and value.
+    A command's `defaults`, if it has them, makes defaults of the given values. Raises `SettingsError` with every wrong
+    word and value.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
     wants_help = given.pop("help", False)
+    values: Nested = {}
     origins: Mapping[str, str] = {}
     flags = {argument.name: argument.flags[0] for argument in arguments}
     try:
-        values, origins = defaults(given)
+        if (defaults := getattr(command, "defaults", None)) is not None:
+            values, origins = defaults(given)
         if wants_help:
             print(_help_page(command, arguments, values))
             raise SystemExit(0)
-        made: T = read(command, merged(values, _nested(given)))
+        for name, value in given.items():
+            values = merged(values, reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value))
+        made: T = read(command, values)
     except SettingsError as error:
         for problem in error.problems:
             name = flags.get(problem.name, problem.name.removeprefix("settings."))
@@ -213,17 +215,6 @@ def _typed(texts: str | list[str], hint: Any) -> Any:
         except msgspec.ValidationError:
             continue
     return " ".join(texts) if isinstance(texts, list) else texts
-
-
-def _nested(values: Mapping[str, Any]) -> Nested:
-    nested: Nested = {}
-    for name, value in values.items():
-        *groups, last = name.split(".")
-        place = nested
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return nested
 
 
 def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> str:

@@ -1,12 +1,11 @@
 """`attnconv predict IMAGE`: the classes that a model sees in a picture."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnconv._util.errors import bad, printable
 from attnconv._util.settings import Natural
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,8 @@ class Predict:
     top: Natural = 5
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Predict) -> None:
     """Print the likeliest classes."""
-    arguments = parse(Predict, words)
     import torch
 
     from attnconv.data.augmentation import normalise
@@ -50,7 +48,6 @@ def run(words: Sequence[str]) -> int:
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
-    return 0
 
 
 def _newest_run(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """`attnconv prove`: convolutions performed by attention, compared and bounded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from attnconv._util.settings import Fine, Natural, Problem
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
 from attnconv.cli.output import print_comparison, print_table, print_text
-from attnconv.cli.parsing import parse
 
 if TYPE_CHECKING:
     from attnconv.convert.verify_conversions import Proof
@@ -35,7 +34,6 @@ class Prove(ImageOptions):
         cases: Number of random convolutions, over every option that PyTorch has.
         seed: Seed of the random convolutions.
         model: Instead of random convolutions: a network, in any form that `attnconv.load` knows, layer by layer.
-        data: Images for the network: a folder of pictures, digits or cifar10; None for an image of noise.
         alpha: How hard the network's heads are; None for hard ones.
     """
 
@@ -51,9 +49,8 @@ class Prove(ImageOptions):
                 yield Problem(name, "is for a network", fix="Name one with --model.")
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Prove) -> int:
     """Draw or load, convert, compare, print; status 1 where a bound does not hold."""
-    arguments = parse(Prove, words)
     holds = _prove_cases(arguments) if arguments.model is None else _prove_model(arguments.model, arguments)
     return 0 if holds else 1
 

@@ -1,7 +1,7 @@
 """`attnconv prune MODEL`: a trained model without its degenerate heads, written so that it loads and trains on."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
 from attnconv.cli.output import print_table, print_text
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
+from attnconv.training.run_folder import RunFolder, writing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,16 +43,12 @@ class Prune:
     out: Path | None = None
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Prune) -> None:
     """Find, remove and count heads; write the model."""
-    arguments = parse(Prune, words)
-    from attnconv.training.run_folder import RunFolder, writing
-
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
             raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
         _prune(arguments)
-    return 0
 
 
 def _prune(arguments: Prune) -> None:
@@ -124,7 +121,6 @@ def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[
 
     from attnconv.models.checkpoint import save_weights
     from attnconv.training.environment import environment
-    from attnconv.training.run_folder import RunFolder
 
     assert arguments.out is not None
     assert pruned.settings is not None

@@ -1,6 +1,5 @@
 """`attnconv recast MODEL`: a network whose convolutions are attention, written to a file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from attnconv._util.errors import bad
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
 from attnconv.cli.output import print_comparison, require_new
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,7 +27,6 @@ class Recast(ImageOptions):
 
     Attributes:
         model: The network, in any form that `attnconv.load` knows.
-        data: Images to compare the two networks on: a folder of pictures, digits or cifar10; None for one of noise.
         size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224.
         out: New weights file (.safetensors), which `attnconv.load` and every command that takes a model read.
         export: Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library.
@@ -47,17 +45,15 @@ class Recast(ImageOptions):
     only: tuple[str, ...] = ()
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Recast) -> None:
     """Recast, compare, write."""
-    arguments = parse(Recast, words)
     from attnconv.convert import compare, recast
     from attnconv.models.checkpoint import About, save_recast
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
-        if path is not None:
-            require_new(flag, path)
+        require_new(flag, path)
     subject = Subject.load(arguments.model, arguments, resized=False)  # the file names the model, not its size
     loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None
@@ -70,7 +66,6 @@ def run(words: Sequence[str]) -> int:
         save_recast(arguments.out, twin, origin, about=about, alpha=arguments.alpha, only=only)
         print(f"Weights: {arguments.out}")
     _export(arguments, twin, images)
-    return 0
 
 
 def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:

@@ -1,11 +1,10 @@
 """`attnconv report RUN`: the figures of a run and the page that shows them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnconv.cli.output import mark, require_room
-from attnconv.cli.parsing import Positional, parse
+from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,9 @@ class Report:
     out: Path | None = None
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Report) -> None:
     """Write the report and print its path."""
-    arguments = parse(Report, words)
-    if arguments.out is not None:
-        require_room("--out", arguments.out)
+    require_room("--out", arguments.out)
     from attnconv.report import write_report
     from attnconv.training.run_folder import RunFolder
 
@@ -39,4 +36,3 @@ def run(words: Sequence[str]) -> int:
         RunFolder(arguments.run).settings()  # a wrong run leaves no folder
         mark(arguments.out)
     print(f"Report: {write_report(arguments.run, arguments.out)}")
-    return 0

@@ -2,17 +2,16 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
 from attnconv.cli.output import print_table
-from attnconv.cli.parsing import in_flags, parse
+from attnconv.cli.parsing import in_flags
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
-from attnconv.training.processes import is_first_process, world_size
+from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 
 
@@ -25,7 +24,6 @@ class Reproduce:
     Examples:
         attnconv reproduce --scale tiny
         attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
-        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --time
         attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
         attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
         attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
@@ -42,8 +40,6 @@ class Reproduce:
         out: Folder for the runs and the pages; None for reproduction/SCALE.
         data_root: Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none.
         plan: Only print what would be trained.
-        time: Only print what would be trained and how long that takes on this machine: every model is trained for some
-            seconds. The pruned one is timed with all its heads.
         draw: Train nothing: write figures and tables of the runs that are in the folder, and report
             settings that differ from this scale's.
     """
@@ -54,20 +50,16 @@ class Reproduce:
     out: Path | None = None
     data_root: str = "data"
     plan: bool = False
-    time: bool = False
     draw: bool = False
 
-    def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Names of runs that are not known, and a use that times more than one process."""
+    def conflicts(self, _: Fine) -> Iterator[Problem]:
+        """Names of runs that are not known."""
         if unknown := [name for name in self.only if name not in training_plan.ALL_RUNS]:
             yield Problem("only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
-        if self.time and world_size() > 1:
-            yield Problem("time", "must go with one process, which is what it times", str(world_size()))
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Reproduce) -> int:
     """Plan, train what is missing, draw everything."""
-    arguments = parse(Reproduce, words)
     scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
         _write(arguments, out, _departures(out, scale))
@@ -76,8 +68,8 @@ def run(words: Sequence[str]) -> int:
         scale, out, names=arguments.only, seeds=arguments.seeds, data_root=arguments.data_root
     )
     if is_first_process():
-        _print_plan(runs, _timed(runs) if arguments.time else {})
-    if arguments.plan or arguments.time:
+        _print_plan(runs)
+    if arguments.plan:
         return 0
     from attnconv.training.run_recorder import DivergedError
 
@@ -85,7 +77,7 @@ def run(words: Sequence[str]) -> int:
     notes: list[str] = []
     for planned in runs:
         try:
-            notes += _train(planned, out)
+            _train(planned, out, notes)
         except training_plan.NothingToPruneError as reason:
             notes.append(str(reason))
         except DivergedError as error:  # the other runs are still worth having
@@ -123,49 +115,25 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
     return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]
 
 
-def _timed(runs: Sequence[PlannedRun]) -> dict[str, float]:
-    """Estimate the seconds that a run of each model takes on this machine, for models with a run to train."""
-    from rich.console import Console
-
-    from attnconv.data.load_splits import load
-    from attnconv.training.progress_bars import downloading
-    from attnconv.training.time_estimate import training_seconds
-
-    taken: dict[str, float] = {}
-    for run in runs:
-        if run.name not in taken and run.state != "finished":
-            with downloading() as report:
-                data = load(run.settings.data, progress=report)
-            with Console(stderr=True).status(f"timing {run.name}"):
-                taken[run.name] = training_seconds(run.settings, data)
-    return taken
-
-
-def _print_plan(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> None:
-    """Print the runs as a table, with their times if these were measured."""
-    columns = ("run", "epochs", "batch", "rate", "numbers", "state", *(["time"] if seconds else []))
+def _print_plan(runs: Sequence[PlannedRun]) -> None:
+    """Print the runs as a table."""
     rows = []
     for run in runs:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
-        cells = [run.folder.path.name, str(train.epochs), str(train.batch_size), rate, train.precision, run.state]
-        if seconds:
-            cells.append(str(timedelta(seconds=round(seconds[run.name]))) if run.name in seconds else "")
-        rows.append(cells)
-    print_table("What is trained", columns, rows)
-    waiting = [run for run in runs if run.state != "finished"]
+        numbers = (str(train.epochs), str(train.batch_size), rate, train.precision)
+        rows.append((run.folder.path.name, *numbers, run.state))
+    print_table("What is trained", ("run", "epochs", "batch", "rate", "numbers", "state"), rows)
+    waiting = sum(run.state != "finished" for run in runs)
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
-    left = sum(seconds[run.name] * (1 - run.epochs_done / run.settings.train.epochs) for run in waiting if seconds)
-    about = f" About {timedelta(seconds=round(left))} hours on this machine, one run after the other." if left else ""
-    print(f"{len(waiting)} of {len(runs)} runs to train, on {data}.{about}", flush=True)
+    print(f"{waiting} of {len(runs)} runs to train, on {data}.", flush=True)
 
 
-def _train(planned: PlannedRun, out: Path) -> list[str]:
-    """Train one run unless it is finished; return the notes on it for the page."""
+def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
+    """Train one run unless it is finished; add to the notes for the page."""
     from attnconv.training.fitting import fit
     from attnconv.training.run_checks import check_folder
 
     settings, start, folder = planned.settings, None, planned.folder
-    notes: list[str] = []
     if planned.name == PRUNED:
         source = RunFolder(out / "runs" / training_plan.folder_name(SOURCE, settings.train.seed))
         settings, start, note = training_plan.pruned_start(planned, source)
@@ -178,4 +146,3 @@ def _train(planned: PlannedRun, out: Path) -> list[str]:
         check_folder(folder, settings, resume=True)  # a table of other settings would mislead
     else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
-    return notes

@@ -2,15 +2,16 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnconv._util.settings import Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged, parse
+from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
+from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
 _SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no preset is named
@@ -54,10 +55,40 @@ class Train:
     start_from: Path | None = None
     settings: RunSettings
 
+    @staticmethod
+    def defaults(given: Mapping[str, Any]) -> Defaults:
+        """The recipe's settings, or those of the run to resume; over them the file's and the model of the weights."""
+        config = given.get("config")
+        file = {} if config is None else _read_config(config)
+        preset = given.get("preset", file.get("preset"))
+        if preset != file.get("preset", preset):
+            raise SettingsError([Problem("preset", f"must be {file['preset']!r}, that of {config}", repr(preset))])
+        values: Nested = {}
+        if "model" not in file or preset in PRESETS:  # elsewhere the preset is but a label of all that the file holds
+            name = given.get("recipe")
+            named = _SHOWN if preset is None else preset
+            values = plain(recipe(named, name if name in ("paper", "modern") else None))
+        folder = given.get("out") or Path("runs") / str(preset)
+        if given.get("resume") and (run := RunFolder(folder)).exists():
+            before = run.settings()
+            if before.preset != preset:
+                fix = f"Resume it with: attnconv train {before.preset} --out {folder} --resume"
+                requirement = f"must be {before.preset!r}, that of the run in {folder}"
+                raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
+            values = plain(before)
+        values = merged(values, file)
+        if given.get("start_from") is not None:
+            from attnconv.models.checkpoint import read_checkpoint
+            from attnconv.models.model_loader import checkpoint_file
 
-def run(words: Sequence[str]) -> int:
+            values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
+        origins = dict.fromkeys(flat({"settings": file}), f"from {config}")
+        label = {} if preset is None else {"preset": preset}
+        return {**label, "settings": {**values, **label}}, origins
+
+
+def run(arguments: Train) -> None:
     """Train, and leave the run folder."""
-    arguments = parse(Train, words, defaults=_defaults)
     from attnconv.training.fitting import fit
     from attnconv.training.processes import is_first_process
 
@@ -66,47 +97,6 @@ def run(words: Sequence[str]) -> int:
     fit(arguments.settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
     if is_first_process():
         print(f"Run: {folder}. Its figures: attnconv report {folder}")
-    return 0
-
-
-def _defaults(given: Mapping[str, Any]) -> Defaults:
-    """The recipe's settings, or those of the run to resume; over them the file's and the model of the weights."""
-    config = given.get("config")
-    file = {} if config is None else _read_config(config)
-    preset = given.get("preset", file.get("preset"))
-    if preset != file.get("preset", preset):
-        raise SettingsError([Problem("preset", f"must be {file['preset']!r}, that of {config}", repr(preset))])
-    values: Nested = {}
-    if "model" not in file or preset in PRESETS:  # elsewhere the preset is but a label of all that the file holds
-        name = given.get("recipe")
-        named = _SHOWN if preset is None else preset
-        values = plain(recipe(named, name if name in ("paper", "modern") else None))
-    folder = given.get("out") or Path("runs") / str(preset)
-    if given.get("resume"):
-        values = _resumed(folder, preset) or values
-    values = merged(values, file)
-    if given.get("start_from") is not None:
-        from attnconv.models.checkpoint import read_checkpoint
-        from attnconv.models.model_loader import checkpoint_file
-
-        values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
-    origins = dict.fromkeys(flat({"settings": file}), f"from {config}")
-    label = {} if preset is None else {"preset": preset}
-    return {**label, "settings": {**values, **label}}, origins
-
-
-def _resumed(path: Path, preset: str | None) -> dict[str, Any] | None:
-    """The settings of the run in a folder, if there is one."""
-    from attnconv.training.run_folder import RunFolder
-
-    if not RunFolder(path).exists():
-        return None
-    settings = RunFolder(path).settings()
-    if settings.preset != preset:
-        fix = f"Resume it with: attnconv train {settings.preset} --out {path} --resume"
-        requirement = f"must be {settings.preset!r}, that of the run in {path}"
-        raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
-    return plain(settings)
 
 
 def _read_config(file: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The paper's Tables 1, 2 and 4 from the presets, and the table behind `attnconv models`; free of torch."""
+"""The paper's accuracies and pruned model, and the table behind `attnconv models`; free of torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.presets import CATALOGUE, PRESETS
+from attnconv.models.presets import CATALOGUE
 from attnconv.models.settings import AttentionSettings
 
 # Section E of the paper: heads pruned from the generalised quadratic model, first to last layer.
@@ -64,42 +64,3 @@ def table_of_presets() -> Table:
     ]
     columns = ("preset", "parameters", "FLOPs, paper's way", "FLOPs, everything", "what it is")
     return Table("Presets", columns, tuple(rows))
-
-
-def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str, str] | None = None) -> Table:
-    """Table 2 of the paper: the hyper-parameters of a self-attention network, by default of the preset `quadratic`.
-
-    `training` holds names and values of further rows, about training.
-    """
-    settings = settings or AttentionSettings()
-    heads = settings.heads_per_layer
-    rows = {
-        "number of layers": str(settings.layers),
-        "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
-        "hidden dimension": str(settings.width),
-        "intermediate dimension": str(settings.mlp_width),
-        "invertible pooling width": str(settings.downsampling),
-        "dropout probability": f"{settings.dropout:g}",
-        "layer normalization epsilon": f"{settings.norm_epsilon:g}",
-        **(training or {}),
-    }
-    return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))
-
-
-def table_4() -> Table:
-    """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model."""
-    names = ("resnet18", "quadratic", "quadratic-generalized", "", "learned", "learned-content")
-    models = [PRESETS[name] if name else pruned_settings() for name in names]
-    rows = [
-        (
-            title,
-            f"{accuracy:.3f}",
-            f"{parameters(settings) / 1e6:.1f} M",
-            f"{flops_paper(settings) / 1e9:.1f} G",
-            f"{flops_all(settings) / 1e9:.1f} G",
-        )
-        for (title, accuracy), settings in zip(PAPER_ACCURACY.items(), models, strict=True)
-    ]
-    heading = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
-    columns = ("Models", "accuracy", "# of params", "# of FLOPS", "# of FLOPS, everything counted")
-    return Table(heading, columns, tuple(rows))

@@ -12,12 +12,13 @@ from typing import Any, Literal, TypeAlias, final
 
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.preset_tables import Table, pruned_settings, table_2
+from attnconv.models.preset_tables import Table, pruned_settings
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
 from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
 from attnconv.paper.training_plan import PAPER_MODELS
-from attnconv.training.recipes import recipe, table_rows
+from attnconv.training.recipes import recipe
+from attnconv.training.settings import RunSettings
 
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
 MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
@@ -190,11 +191,33 @@ def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
     columns = {"paper": dict(PAPER_TABLE_2)}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
     for name, settings in shown.items():
-        assert isinstance(settings.model, AttentionSettings)
-        columns[name] = {row[0]: row[1] for row in table_2(settings.model, training=table_rows(settings)).rows}
+        columns[name] = _hyper_parameters(settings)
     rows = tuple((name, *(values[name] for values in columns.values())) for name in PAPER_TABLE_2)
     title = "Table 2: Self-attention network parameters"
     return PaperTable(Table(title, ("Hyper-parameters", *columns), rows), columns)
+
+
+def _hyper_parameters(settings: RunSettings) -> dict[str, str]:
+    """The rows of Table 2."""
+    model = settings.model
+    assert isinstance(model, AttentionSettings)
+    heads = model.heads_per_layer
+    return {
+        "number of layers": str(model.layers),
+        "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
+        "hidden dimension": str(model.width),
+        "intermediate dimension": str(model.mlp_width),
+        "invertible pooling width": str(model.downsampling),
+        "dropout probability": f"{model.dropout:g}",
+        "layer normalization epsilon": f"{model.norm_epsilon:g}",
+        "number of epochs": str(settings.train.epochs),
+        "batch size": str(settings.train.batch_size),
+        "learning rate": f"{settings.optim.learning_rate:g}",
+        "weight decay": f"{settings.optim.weight_decay:g}",
+        "momentum": f"{settings.optim.momentum:g}",
+        "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
+        "linear warm up ratio": f"{settings.schedule.warmup:g}",
+    }
 
 
 def table_of_encodings() -> PaperTable:

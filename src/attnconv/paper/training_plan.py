@@ -79,15 +79,12 @@ class PlannedRun:
     folder: RunFolder
 
     @property
-    def epochs_done(self) -> int:
-        return max((line["epoch"] for line in self.folder.metrics()), default=0)
-
-    @property
     def state(self) -> str:
         """`finished`, `after epoch 3` or `new`."""
         if self.folder.result() is not None:
             return "finished"
-        return f"after epoch {self.epochs_done}" if self.epochs_done else "new"
+        done = max((line["epoch"] for line in self.folder.metrics()), default=0)
+        return f"after epoch {done}" if done else "new"
 
 
 def plan_runs(

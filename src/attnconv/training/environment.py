@@ -2,8 +2,8 @@
 
 import os
 import platform
+import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -51,9 +51,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _processor() -> str:
-    table = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and table.is_file():
-        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    table = Path("/proc/cpuinfo")  # of Linux
+    text = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()

@@ -28,9 +28,8 @@ from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.run_folder import RunFolder, write_json, writing
-from attnconv.training.run_recorder import Recorder, head_record
+from attnconv.training.run_recorder import Recorder, head_record, read_state
 from attnconv.training.settings import RunSettings, SettingsError, problems
-from attnconv.training.training_state import read_state
 
 
 def fit(
@@ -93,8 +92,13 @@ def _fit(
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     try:
         with numerics(device), closing(progress):
-            if is_first_process():
-                _prepare(folder, settings, start_from, environment(command, device))
+            if is_first_process():  # make the folder, or bring it back to the end of the last complete epoch
+                if not folder.exists():
+                    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+                    if start_from is not None:  # before the folder counts as a run, which a kill could leave without
+                        write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
+                    folder.begin(settings, environment(command, device))
+                folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
             recorder = _train(settings, folder, data, device, progress)
             if is_first_process():
                 result = _measure(settings, folder, data, device, recorder)
@@ -107,18 +111,6 @@ def _fit(
         raise type(stop)(kept) from None
 
 
-def _prepare(
-    folder: RunFolder, settings: RunSettings, start_from: str | Path | None, environment: Mapping[str, Any]
-) -> None:
-    """Make the folder, or bring it back to the end of the last complete epoch."""
-    if not folder.exists():
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        if start_from is not None:  # before the folder counts as a run, which a kill could leave without them
-            write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
-        folder.begin(settings, environment)
-    folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
-
-
 def _train(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, progress: TrainingProgress
 ) -> Recorder:
@@ -128,7 +120,7 @@ def _train(
     if state:
         loop.load_state(state)
         progress.say(f"Resuming the run in {folder.path} after epoch {loop.epoch} of {settings.train.epochs}.")
-    with closing(Recorder(folder, loop, data.classes, progress, state)) as recorder:
+    with closing(Recorder(folder, loop, progress, state)) as recorder:
         progress.begin(loop.epoch)
         while loop.epoch < settings.train.epochs:
             loop.train_epoch(recorder.after_step)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attnconv._util.glibc_malloc import freed_memory_kept
 from attnconv.data.augmentation import augment, mix
 from attnconv.data.image_set import Batch, Batches, ImageSet, Splits
+from attnconv.models.checkpoint import About
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser, rate_factor
@@ -38,7 +39,7 @@ class TrainingLoop:
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
         train = settings.train
         self.settings, self.device = settings, device
-        self.mean, self.std = data.mean, data.std
+        self.about = About(data.classes, data.mean, data.std)
         self.epoch = self.step = 0
         self.learning_rate = 0.0  # of the last step
         self.steps_per_epoch = len(data.train) // train.batch_size
@@ -70,17 +71,12 @@ class TrainingLoop:
         """Take the steps of one epoch, and call `on_step` after each of them."""
         self.model.train()
         self._epoch_sums.zero_()
-        for batches in self.epoch_batches():
-            self.train_step(batches)
-            on_step()
-        self.epoch += 1
-
-    def epoch_batches(self) -> Iterator[Iterator[Batch]]:
-        """For each optimiser step of the epoch, the batches that it accumulates."""
         self._batches.epoch = self.epoch
         batches = iter(self._batches)
         for _ in range(self.steps_per_epoch):
-            yield itertools.islice(batches, self.settings.train.accumulate)
+            self.train_step(itertools.islice(batches, self.settings.train.accumulate))
+            on_step()
+        self.epoch += 1
 
     def train_step(self, batches: Iterator[Batch]) -> None:
         """Take one optimiser step along the mean gradient of the batches."""
@@ -107,7 +103,7 @@ class TrainingLoop:
         train, changes = self.settings.train, self.settings.augment
         seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
         with autocast(train.precision, self.device):
-            images = augment(batch.images, batch.uniforms, settings=changes, mean=self.mean, std=self.std)
+            images = augment(batch.images, batch.uniforms, settings=changes, mean=self.about.mean, std=self.about.std)
             images, targets = images.to(dtype_of(train.precision)), batch.labels
             if changes.mixup > 0.0 or changes.cutmix > 0.0:
                 classes = self.settings.model.classes

@@ -18,8 +18,8 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.training.evaluation import device_of
 from attnconv.training.processes import is_first_process, local_rank, world_size
 from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_recorder import read_state
 from attnconv.training.settings import AcceleratorName, RunSettings
-from attnconv.training.training_state import read_state
 
 # Changing these changes nothing about what a run computes.
 _FREE = ("data.root", "data.download", "train.checkpoint_every", "train.tensorboard")

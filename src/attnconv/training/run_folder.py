@@ -34,18 +34,8 @@ from attnconv.training.processes import is_first_process
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1
-LOCK = ".writer"
 
-# Patterns of what a run leaves below its folder; a kill before the settings are there leaves `start` only.
-_OWN = (
-    "settings.json",
-    "metrics.jsonl",
-    "heads.jsonl",
-    "result.json",
-    "checkpoints/last.safetensors",
-    "checkpoints/best.safetensors",
-    "checkpoints/start.safetensors",
-    "checkpoints/state.ckpt",
+_DRAWN = (  # patterns of what a run and its report leave beside the files that a folder names
     "tensorboard/events.out.tfevents.*",
     "report/index.html",
     "report/figures/figure-*.png",
@@ -82,11 +72,7 @@ class HeadsLine(TypedDict):
 
 @final
 class RunFolder:
-    """A run on disk, with the paths of its files.
-
-    Args:
-        path: The folder.
-    """
+    """A run on disk, with the paths of its files below the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,7 +87,7 @@ class RunFolder:
         self.start_weights = self.checkpoints / "start.safetensors"
         self.tensorboard = path / "tensorboard"
         self.report = path / "report"
-        self.lock_file = path / LOCK
+        self.lock_file = path / ".writer"
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -111,11 +97,7 @@ class RunFolder:
         return self.settings_file.is_file()
 
     def record(self) -> dict[str, Any]:
-        """All of `settings.json`: the settings and what they ran on.
-
-        Raises:
-            ValueError: The folder holds no run, or the file is not valid.
-        """
+        """All of `settings.json`; raises `ValueError` if the folder holds no run, or the file is not valid."""
         if not self.exists():
             fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
@@ -127,11 +109,7 @@ class RunFolder:
         return record
 
     def settings(self) -> RunSettings:
-        """The run's settings.
-
-        Raises:
-            ValueError: The folder holds no run, or its settings are not valid.
-        """
+        """The run's settings; raises `ValueError` if the folder holds no run, or they are not valid."""
         values = self.record().get("settings")
         if not isinstance(values, Mapping):
             raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
@@ -179,8 +157,10 @@ class RunFolder:
 
     def foreign_files(self) -> list[Path]:
         """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
-        patterns = (LOCK, *(_OWN if self.exists() else ("checkpoints/start.safetensors",)))
-        own = {path for pattern in patterns for path in self.path.glob(pattern)} | set(self.path.rglob(PARTIAL))
+        own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
+        if self.exists():
+            own |= set(vars(self).values()) - {self.checkpoints, self.tensorboard, self.report}
+            own |= {path for pattern in _DRAWN for path in self.path.glob(pattern)}
         files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         return sorted(path for path in files if path not in own)
 

@@ -1,11 +1,20 @@
 """The record of a run while it trains: lines, weights and the state in its folder, and curves on request.
 
 The training state is written last and makes the epochs count. What a kill leaves of later ones is dropped when the run
-is resumed, and they are computed again, with the same bits.
+is resumed, and they are computed again, with the same bits. The state's file is replaced in one step, checked as a
+whole, and read without executing anything:
+
+attnconv state 1 sha256 HEX   a line with the checksum of all that follows
+what torch.save wrote         a dictionary; under `run` it names its run and holds that run's settings
 """
 
+import hashlib
+import io
+import pickle
 import time
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -15,19 +24,21 @@ from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.settings import plain
 from attnconv.encodings.base import Encoding
-from attnconv.models.checkpoint import About, weights_bytes
+from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Score
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, RunFolder, append_line
-from attnconv.training.training_state import save_state
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 # A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
 WIDEST = 1e12
+_HEAD = b"attnconv state 1 sha256 "
+# What torch's unpickler raises at something else.
+_FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError, AttributeError, TypeError, ValueError)
 
 
 class DivergedError(ArithmeticError):
@@ -43,14 +54,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        loop: TrainingLoop,
-        classes: tuple[str, ...],
-        progress: TrainingProgress,
-        state: Mapping[str, Any],
+        self, folder: RunFolder, loop: TrainingLoop, progress: TrainingProgress, state: Mapping[str, Any]
     ) -> None:
-        self._folder, self._loop, self._classes, self._progress = folder, loop, classes, progress
+        self._folder, self._loop, self._progress = folder, loop, progress
         self.best: tuple[int, float] = (state.get("best_epoch", 0), state.get("best_accuracy", -1.0))
         self.seconds: float = state.get("seconds", 0.0)
         self._clock = time.monotonic()
@@ -90,8 +96,7 @@ class Recorder:
         if improved or due:
             accuracy = {split: result.accuracy for split, result in scores.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
-            about = About(self._classes, loop.mean, loop.std)
-            weights = weights_bytes(loop.model, loop.settings.model, about, extra)
+            weights = weights_bytes(loop.model, loop.settings.model, loop.about, extra)
             self._best_weights = weights if improved else self._best_weights
             if due:
                 self._write(weights)
@@ -161,3 +166,34 @@ def head_record(model: nn.Module, epoch: int) -> HeadsLine:
             name = path.removesuffix(".encoding")
             layers.append({"name": name, "centres": centres, "covariance": covariance.tolist()})
     return {"epoch": epoch, "layers": layers}
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace a training state by a new one in one step."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_atomically(path, sealed(buffer.getvalue()))
+
+
+def sealed(content: bytes) -> bytes:
+    """Content behind a line with its checksum."""
+    return _HEAD + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a state of tensors and plain values only; raises `ValueError` if a bit of it is not as it was written."""
+    if not path.is_file():
+        raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
+    fix = "Restore the file, or start the run anew in another folder; its weights files can still be read."
+    file = path.read_bytes()
+    content = file.partition(b"\n")[2]
+    if sealed(content) != file:
+        got = "a damaged or truncated file" if file.startswith(_HEAD) else "a file without a checksum"
+        raise ValueError(bad("state", "must match its checksum", got, fix, origin=str(path)))
+    try:
+        with warnings.catch_warnings():  # torch asks for bug reports about pickles that are not its own
+            warnings.simplefilter("ignore", UserWarning)
+            return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    except _FOREIGN as error:
+        requirement, got = "must hold tensors and plain values by name", "something else; none of it was executed"
+        raise ValueError(bad("state", requirement, got, fix, origin=str(path))) from error
