@@ -11,7 +11,7 @@ import torch
 from PIL import ExifTags, Image
 
 from attnconv.data import image_folder as module, read_pictures
-from attnconv.data.image_decoding import read_image
+from attnconv.data.image_files import read_image
 from attnconv.data.image_folder import read_folders
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels

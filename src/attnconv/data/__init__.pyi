@@ -1,5 +1,5 @@
 from .augmentation import normalise as normalise
-from .image_decoding import read_image as read_image
+from .image_files import read_image as read_image
 from .image_folder import (
     FolderPictures as FolderPictures,
     read_pictures as read_pictures,

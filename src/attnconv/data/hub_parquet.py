@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from attnconv._util.errors import bad
-from attnconv.data.image_decoding import PictureError, open_picture
+from attnconv.data.image_files import PictureError, open_picture
 from attnconv.data.image_set import ImageSet
 
 LARGEST_ROW = 8192  # bytes that a row of a split may unpack to, on average: the pixels of an image are 3,072

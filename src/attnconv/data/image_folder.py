@@ -25,7 +25,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad, printable
 from attnconv._util.value_checks import whole
-from attnconv.data.image_decoding import enlargement, fit_picture, open_picture, read_image
+from attnconv.data.image_files import enlargement, fit_picture, open_picture, read_image
 from attnconv.data.image_set import ImageSet, held_out
 from attnconv.data.settings import DataSettings
 
