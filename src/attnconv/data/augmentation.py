@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import below
 from attnconv.data.settings import Augmentation, AugmentSettings, settle
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -135,6 +134,11 @@ def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height
     red, green, blue = pixels.split(1, dim=1)
     luma: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
     return luma
+
+
+def below(uniforms: Float32[Tensor, "*shape"], limit: int) -> Int64[Tensor, "*shape"]:
+    """Turn uniform numbers of a `Batch` into integers in [0, limit); the bias is below limit / 2^24."""
+    return (uniforms * limit).to(torch.int64)
 
 
 def boxes(

@@ -1,20 +1,36 @@
-"""Image sets in memory, the division of a training set, and batches.
+"""Image sets in memory, the division of a training set, and batches with their random numbers.
 
 All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. The
 order of batches depends only on the seed and the epoch. The *global* batch is cut from it and then divided among the
 processes, so together they see exactly the batches that a single process sees.
+
+Random numbers are a function of (seed, epoch, sample), from numpy's Philox generator, for the whole set at once: they
+do not depend on the batch size, the number of processes or where a training was resumed. They are raw words of the bit
+generator, which NumPy keeps the same in all releases, unlike the methods of `np.random.Generator`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import Stream, permutation, uniform
+
+COLUMNS = 36  # random numbers per sample and epoch: `augment` uses the first 8, `mix` the others
+
+
+class Stream(IntEnum):
+    """What random numbers are for; no two uses share theirs."""
+
+    SHUFFLE = 0
+    SPLIT = 1
+    AUGMENT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +152,24 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
     return tuple(means), tuple(deviations)
 
 
+def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
+    """Draw uniform numbers in [0, 1) for augmentation, multiples of 2^-24, which float32 holds exactly.
+
+    A sample's row does not depend on the number of samples, n. Seeds are 0 to 2^63 - 1, epochs 0 to 2^32 - 1.
+    """
+    words = _words(seed, epoch, Stream.AUGMENT, (n, COLUMNS))
+    return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
+
+
+def permutation(seed: int, epoch: int, n: int, *, stream: Stream = Stream.SHUFFLE) -> Int64[Tensor, " n"]:
+    """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them."""
+    return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
+
+
+def _words(seed: int, epoch: int, stream: Stream, shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    return np.random.Philox(key=seed << 64 | epoch << 32 | stream).random_raw(shape)
+
+
 class Batch(NamedTuple):
     """Images as bytes, their labels, and the random numbers of their augmentation in this epoch."""
 
@@ -168,9 +202,6 @@ class Batches:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world:
             requirement = f"must be a positive multiple of the {self.world} processes"
-            raise ValueError(bad("batch_size", requirement, self.batch_size))
-        if self.drop_last and len(self.dataset) < self.batch_size:
-            requirement = f"must be at most the {len(self.dataset)} images when incomplete batches are dropped"
             raise ValueError(bad("batch_size", requirement, self.batch_size))
 
     def __len__(self) -> int:
