@@ -300,7 +300,8 @@ def test_predict_refuses_a_model_that_gives_no_numbers(
 
 
 @pytest.mark.parametrize(
-    ("table", "line"), [("2", "| linear warm up ratio | 0.05 |"), ("4", "| SA quadratic emb. | 0.938")]
+    ("table", "line"),
+    [("2", "| linear warm up ratio | 0.05 | 0.05 |"), ("4", "| SA quadratic emb. | 12.1M | 12,086,844 |")],
 )
 def test_the_papers_tables_come_from_the_presets(table: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in call(capsys, "models", "--table", table, "--markdown")[1]

@@ -33,13 +33,14 @@ class Models:
 def run(words: Sequence[str]) -> int:
     """Print the table."""
     arguments = parse(Models, words)
-    from attnconv.models.preset_tables import table_2, table_4, table_of_presets
-    from attnconv.training.recipes import recipe, table_rows
+    if arguments.table == "presets":
+        from attnconv.models.preset_tables import table_of_presets
 
-    if arguments.table == "2":
-        table = table_2(training=table_rows(recipe("quadratic")))
+        table = table_of_presets()
     else:
-        table = table_4() if arguments.table == "4" else table_of_presets()
+        from attnconv.paper.tables import table_of_counts, table_of_hyper_parameters
+
+        table = (table_of_hyper_parameters() if arguments.table == "2" else table_of_counts()).table
     if arguments.markdown:
         print(table.markdown())
         return 0

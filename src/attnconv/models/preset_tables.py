@@ -1,24 +1,14 @@
-"""The paper's Tables 1, 2 and 4 from the presets, and the table behind `attnconv models`; free of torch."""
+"""Presets in numbers: the table behind `attnconv models`, and what the paper's tables say of a model; free of torch."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.presets import CATALOGUE, PRESETS
+from attnconv.models.presets import CATALOGUE
 from attnconv.models.settings import AttentionSettings
 
-# Section E of the paper: heads pruned from the generalised quadratic model, first to last layer.
-PRUNED_HEADS = (2, 4, 1, 2, 6, 0)
-
-# Tables 1 and 4 of the paper: model -> test accuracy on CIFAR-10.
-PAPER_ACCURACY: Mapping[str, float] = {
-    "ResNet18": 0.938,
-    "SA quadratic emb.": 0.938,
-    "SA quadratic emb. gen.": 0.934,
-    "SA quadratic emb. gen. pruned": 0.934,
-    "SA learned emb.": 0.918,
-    "SA learned emb. + content": 0.871,
-}
+# Section E of the paper: 2, 4, 1, 2, 6 and 0 heads are pruned from the generalised quadratic model's layers of nine.
+PRUNED = AttentionSettings(encoding="quadratic-generalized", heads=(7, 5, 8, 7, 3, 9))
 
 
 @dataclass(frozen=True)
@@ -38,22 +28,11 @@ class Table:
     def numeric(self) -> tuple[bool, ...]:
         """Whether each column holds only numbers; a column without rows does not."""
         columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
-        return tuple(all(map(_is_number, column)) for column in columns)
+        return tuple(all(cell.replace(",", "").replace(".", "").isdigit() for cell in column) for column in columns)
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
-
-
-def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "").removesuffix(" M").removesuffix(" G").isdigit()
-
-
-def pruned_settings() -> AttentionSettings:
-    """The generalised quadratic model without the heads that the paper pruned."""
-    full = AttentionSettings(encoding="quadratic-generalized")
-    kept = (heads - pruned for heads, pruned in zip(full.heads_per_layer, PRUNED_HEADS, strict=True))
-    return replace(full, heads=tuple(kept))
 
 
 def table_of_presets() -> Table:
@@ -66,14 +45,10 @@ def table_of_presets() -> Table:
     return Table("Presets", columns, tuple(rows))
 
 
-def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str, str] | None = None) -> Table:
-    """Table 2 of the paper: the hyper-parameters of a self-attention network, by default of the preset `quadratic`.
-
-    `training` holds names and values of further rows, about training.
-    """
-    settings = settings or AttentionSettings()
+def hyper_parameters(settings: AttentionSettings) -> dict[str, str]:
+    """The rows of Table 2 of the paper that are about the model."""
     heads = settings.heads_per_layer
-    rows = {
+    return {
         "number of layers": str(settings.layers),
         "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
         "hidden dimension": str(settings.width),
@@ -81,25 +56,4 @@ def table_2(settings: AttentionSettings | None = None, *, training: Mapping[str,
         "invertible pooling width": str(settings.downsampling),
         "dropout probability": f"{settings.dropout:g}",
         "layer normalization epsilon": f"{settings.norm_epsilon:g}",
-        **(training or {}),
     }
-    return Table("Table 2: Self-attention network parameters", ("Hyper-parameters", ""), tuple(rows.items()))
-
-
-def table_4() -> Table:
-    """Table 4 of the paper, which holds its Table 1: accuracy, parameters and operations of each model."""
-    names = ("resnet18", "quadratic", "quadratic-generalized", "", "learned", "learned-content")
-    models = [PRESETS[name] if name else pruned_settings() for name in names]
-    rows = [
-        (
-            title,
-            f"{accuracy:.3f}",
-            f"{parameters(settings) / 1e6:.1f} M",
-            f"{flops_paper(settings) / 1e9:.1f} G",
-            f"{flops_all(settings) / 1e9:.1f} G",
-        )
-        for (title, accuracy), settings in zip(PAPER_ACCURACY.items(), models, strict=True)
-    ]
-    heading = "Table 4: Number of parameters and accuracy on CIFAR-10 per model. SA stands for self-attention"
-    columns = ("Models", "accuracy", "# of params", "# of FLOPS", "# of FLOPS, everything counted")
-    return Table(heading, columns, tuple(rows))

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.preset_tables import Table, pruned_settings, table_2
+from attnconv.models.preset_tables import PRUNED, Table, hyper_parameters
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
 from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
@@ -191,7 +191,7 @@ def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
     for name, settings in shown.items():
         assert isinstance(settings.model, AttentionSettings)
-        columns[name] = {row[0]: row[1] for row in table_2(settings.model, training=table_rows(settings)).rows}
+        columns[name] = hyper_parameters(settings.model) | table_rows(settings)
     rows = tuple((name, *(values[name] for values in columns.values())) for name in PAPER_TABLE_2)
     title = "Table 2: Self-attention network parameters"
     return PaperTable(Table(title, ("Hyper-parameters", *columns), rows), columns)
@@ -212,7 +212,7 @@ def table_of_counts() -> PaperTable:
     """Exact counts of the presets of the paper's size, which need no run."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
-        counts = _counts(PRESETS.get(name, pruned_settings()))
+        counts = _counts(PRESETS.get(name, PRUNED))
         size, way, everything = (f"{count:,}" for count in counts.values())
         entries.append({"model": model.title, **counts})
         rows.append((model.title, model.parameters, size, model.flops, way, everything))

@@ -66,7 +66,7 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
 
 
 def table_rows(settings: RunSettings) -> dict[str, str]:
-    """The rows of the paper's Table 2 that are about training; `preset_tables.table_2` has the others."""
+    """The rows of the paper's Table 2 that are about training; `preset_tables.hyper_parameters` has the others."""
     return {
         "number of epochs": str(settings.train.epochs),
         "batch size": str(settings.train.batch_size),
