@@ -3,13 +3,13 @@
 The same values are flags of the command line and are stored in `settings.json` and in every checkpoint.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from attnconv._util.settings import Count, Counts, Fine, Fraction, Magnitude, Problem, read
+from attnconv._util.settings import Count, Counts, Fine, Fraction, Magnitude, Problem
 from attnconv.encodings.registry import EncodingName
 
 MOST_LAYERS = 1_000
@@ -124,12 +124,6 @@ class ResNetSettings:
 
 
 ModelSettings = AttentionSettings | ResNetSettings
-
-
-def model_settings(values: Mapping[str, Any], *, origin: str = "") -> ModelSettings:
-    """Read settings from the plain values of a file, with the tag `kind`; errors list all wrong values."""
-    settings: ModelSettings = read(ModelSettings, values, name="model", origin=origin)
-    return settings
 
 
 def _too_large(settings: ModelSettings, name: str) -> Iterator[Problem]:
