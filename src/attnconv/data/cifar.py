@@ -18,7 +18,7 @@ import pickle
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from attnconv.data.settings import DataSettings
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-_FINE = (
+_CIFAR100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
     "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
     "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster "
@@ -39,19 +39,6 @@ _FINE = (
     "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
     "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
-_COARSE = (
-    "aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices "
-    "household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes "
-    "large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees "
-    "vehicles_1 vehicles_2"
-)
-
-
-class Labels(NamedTuple):
-    """One kind of labels: its column in parquet files (in the pickles: with an s), and the classes."""
-
-    column: str
-    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,8 @@ class Cifar:
     folder: str
     train: dict[str, str]  # the MD5 of each pickle by its name, in order
     test: dict[str, str]
-    labels: dict[str, Labels]  # by the value of the setting
+    labels: str  # their column in parquet files; in the pickles: with an s
+    classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     paper_std: tuple[float, ...] | None = None  # the mean over images of each image's own deviation
@@ -89,7 +77,8 @@ CIFARS = {
             "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
         },
         test={"test_batch": "40351d587109b95175f43aff81a1287e"},
-        labels={"fine": Labels("label", _CIFAR10)},
+        labels="label",
+        classes=_CIFAR10,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         paper_std=(0.2023, 0.1994, 0.2010),
@@ -104,10 +93,8 @@ CIFARS = {
         folder="cifar-100-python",
         train={"train": "16019d7e3df5f24257cddd939b257f8d"},
         test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-        labels={
-            "fine": Labels("fine_label", tuple(_FINE.split())),
-            "coarse": Labels("coarse_label", tuple(_COARSE.split())),
-        },
+        labels="fine_label",
+        classes=tuple(_CIFAR100.split()),
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
     ),
@@ -124,28 +111,27 @@ def read_cifar(
         found = _read(facts, root, settings)
         assert found is not None, "a download leaves the archive in the folder"
     sets, form = found
-    source, classes = f"{facts.title} from {form}", facts.labels[settings.labels].classes
+    source = f"{facts.title} from {form}"
     for split, images in sets.items():
         least, most = (int(bound) for bound in images.labels.aminmax())
-        if not 0 <= least <= most < len(classes):
-            requirement = f"must have labels of 0 to {len(classes) - 1} in {split}"
+        if not 0 <= least <= most < len(facts.classes):
+            requirement = f"must have labels of 0 to {len(facts.classes) - 1} in {split}"
             raise ValueError(bad(source, requirement, f"{least} to {most}"))
     return sets, source
 
 
 def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, ImageSet], str] | None:
     """Read the first form that is there, and name it; None if there is none."""
-    column = facts.labels[settings.labels].column
     archive, folder = root / facts.archive.name, root / facts.folder
     if not folder.is_dir() and (root.name == facts.folder or any((root / name).is_file() for name in facts.test)):
         folder = root
     for path, form in ((archive, "official archive"), (folder, "unpacked official archive")):
         if path.exists():
-            return read_archive(path, facts, f"{column}s"), f"the {form} {path.name}"
+            return read_archive(path, facts), f"the {form} {path.name}"
     from attnconv.data.hub_parquet import read_parquet  # pyarrow takes half a second to import
 
     for place in ("", "data", "plain_text", settings.name):
-        if (sets := read_parquet(root / place, column, facts.rows)) is not None:
+        if (sets := read_parquet(root / place, facts.labels, facts.rows)) is not None:
             return sets, "parquet files"
     return None
 
@@ -169,28 +155,24 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
     raise ValueError(bad("data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried
 
 
-def read_archive(path: Path, facts: Cifar, labels: str) -> dict[str, ImageSet]:
-    """Check and read an archive or the folder that it unpacks to; `labels` is their key in the pickles."""
+def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
+    """Check and read an archive or the folder that it unpacks to."""
     contents = _of_folder(path, facts) if path.is_dir() else _of_archive(path, facts)
     sets = {}
     for split, names in (("train", facts.train), ("test", facts.test)):
         parts = [unpickle(contents[name]) for name in names]
         pixels = np.concatenate([np.frombuffer(part[b"data"].state[4], np.uint8) for part in parts])
-        numbers = torch.tensor([label for part in parts for label in part[labels.encode()]])
+        numbers = torch.tensor([label for part in parts for label in part[f"{facts.labels}s".encode()]])
         sets[split] = ImageSet(torch.from_numpy(pixels).view(-1, 3, 32, 32), numbers)
     return sets
 
 
 def _of_archive(path: Path, facts: Cifar) -> dict[str, bytes]:
     """Contents of the pickles of an archive, by name."""
-    expected, size = facts.archive, path.stat().st_size
-    fix = f"Remove it and fetch {expected.url} again."
-    if size != expected.size:
-        state = "It is half downloaded. " if size < expected.size else ""
-        raise ValueError(bad(str(path), f"must have {expected.size:,} bytes", f"{size:,}", state + fix))
     with path.open("rb") as file:
-        if (got := sha256_of(file)) != expected.sha256:
-            raise ValueError(bad(str(path), f"must have the SHA-256 {expected.sha256}", got, fix))
+        if (got := sha256_of(file)) != facts.archive.sha256:
+            fix = f"Remove it and fetch {facts.archive.url} again."
+            raise ValueError(bad(str(path), f"must have the SHA-256 {facts.archive.sha256}", got, fix))
     with tarfile.open(path, "r|gz") as archive:
         return {
             entry.name.removeprefix(f"{facts.folder}/"): content.read()

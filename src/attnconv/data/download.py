@@ -6,7 +6,6 @@ process or an earlier one, continues from there. Processes that download the sam
 
 import hashlib
 import http.client
-import logging
 import os
 import time
 import urllib.error
@@ -19,7 +18,6 @@ from pathlib import Path
 from attnconv._util.errors import bad
 from attnconv._util.file_lock import locked
 
-_LOG = logging.getLogger(__name__)
 _PIECE = 1 << 18
 _TIMEOUT = 15.0  # seconds without an answer before a request is given up
 _ATTEMPTS = 3  # requests in a row that may bring no new byte
@@ -67,37 +65,30 @@ def fetch(remote: Remote, target: Path, *, progress: Progress | None = None) -> 
 
 
 def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
-    """Append what is missing and verify the whole; start again once if an old beginning does not fit."""
-    resumed = file.seek(0, os.SEEK_END) > 0
-    _receive(remote, file, progress=progress)
-    if resumed and sha256_of(file) != remote.sha256:
-        _LOG.warning("what an earlier download left of %s does not fit, downloading all of it", remote.url)
-        file.truncate(0)
-        _receive(remote, file, progress=progress)
-    if (got := sha256_of(file)) != remote.sha256:
-        file.truncate(0)
-        fix = "The download was damaged, or the file has changed at its home; it was discarded."
-        raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))
-    os.fsync(file.fileno())
+    """Append what is missing, in as many requests as it takes while each brings something, and verify the whole.
 
-
-def _receive(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
-    """Append what is missing, in as many requests as it takes while each brings something."""
-    idle, restarted = 0, False
-    while (have := file.seek(0, os.SEEK_END)) != remote.size:
-        try:
-            _append(remote, file, progress=progress)
-            reason: Exception | str = "the connection was closed"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            reason = error
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()  # it holds the connection
+    Starts again once if the whole is wrong, or if the server does not continue what is here.
+    """
+    idle, again = 0, True
+    while True:
+        have = file.seek(0, os.SEEK_END)
+        if have == remote.size:
+            if (got := sha256_of(file)) == remote.sha256:
+                os.fsync(file.fileno())
+                return
+            file.truncate(0)
+            if not again:
+                fix = "The download was damaged, or the file has changed at its home; it was discarded."
+                raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))
+            again = False
+            continue
+        reason = _append(remote, file, progress=progress)
         now = file.seek(0, os.SEEK_END)
         idle = 0 if now > have else idle + 1
         refused = isinstance(reason, urllib.error.HTTPError) and 400 <= reason.code < 500
-        if refused and have > 0 and not restarted:
+        if refused and have > 0 and again:
             file.truncate(0)  # the server has less than what is here (416), or will not resume
-            restarted = True
+            again = False
         elif now != remote.size and (refused or idle >= _ATTEMPTS):
             got = f"{now:,} of {remote.size:,} bytes ({reason})"
             fix = "What has arrived is kept, and the next download continues from there." if now else ""
@@ -106,16 +97,22 @@ def _receive(remote: Remote, file: FileIO, *, progress: Progress | None) -> None
             time.sleep(min(0.25 * 2**idle, 4.0))
 
 
-def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
-    """Send one request for the rest of the file."""
+def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> Exception | str:
+    """Send one request for the rest of the file; returns what ended it."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-        if have and answer.status != http.client.PARTIAL_CONTENT:
-            file.truncate(0)  # a server without ranges sends the file from its beginning
-            have = 0
-        while piece := answer.read(min(_PIECE, remote.size - have)):
-            file.write(piece)
-            have += len(piece)
-            if progress is not None:
-                progress(have, remote.size)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            if have and answer.status != http.client.PARTIAL_CONTENT:
+                file.truncate(0)  # a server without ranges sends the file from its beginning
+                have = 0
+            while piece := answer.read(min(_PIECE, remote.size - have)):
+                file.write(piece)
+                have += len(piece)
+                if progress is not None:
+                    progress(have, remote.size)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        return error
+    return "the connection was closed"

@@ -64,4 +64,4 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
         return *read_folders(settings), "image folders"
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
-    return sets, facts.labels[settings.labels].classes, source
+    return sets, facts.classes, source

@@ -1,13 +1,12 @@
 """Settings of data and augmentation: frozen dataclasses of plain values, free of torch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from attnconv._util.settings import Fine, Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
+from attnconv._util.settings import Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
 
 DataName = Literal["digits", "cifar10", "cifar100", "folder"]
 Recipe = Literal["none", "paper", "modern"]
@@ -30,7 +29,6 @@ class DataSettings:
         stratify: Hold out the same share of every class.
         limit: Train on only this many images, chosen by the split's seed; validation and test stay whole. None takes
             all.
-        labels: CIFAR-100 only: the 100 fine or the 20 coarse labels.
         normalisation: CIFAR-10 only: divide channels by the paper's .2023 .1994 .2010, or by the measured
             deviations .2470 .2435 .2616. The paper's are means of each image's own deviation. Other data sets are
             normalised by what is measured.
@@ -38,7 +36,7 @@ class DataSettings:
         download: Fetch CIFAR from its home when the folder does not hold it.
     """
 
-    ignored: ClassVar[tuple[str, ...]] = ("cache",)  # of earlier versions
+    ignored: ClassVar[tuple[str, ...]] = ("cache", "labels")  # of earlier versions
 
     name: DataName = "cifar10"
     root: Text = "data"
@@ -46,15 +44,9 @@ class DataSettings:
     split_seed: Seed = 0
     stratify: bool = True
     limit: Natural | None = None
-    labels: Literal["fine", "coarse"] = "fine"
     normalisation: Literal["paper", "measured"] = "paper"
     image_size: FolderImageSize = 32
     download: bool = True
-
-    def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
-        if self.labels == "coarse" and fine("name") and self.name != "cifar100":
-            yield Problem("labels", f"must be 'fine' for {self.name}", fix="Only CIFAR-100 has coarse labels.")
 
 
 @dataclass(frozen=True)
