@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from attnconv.data.cifar import CIFARS, Cifar
-from attnconv.data.download import Remote
+from attnconv.data.cifar import CIFARS, Cifar, Remote
 
 Bytes = npt.NDArray[np.uint8]
 

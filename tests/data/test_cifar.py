@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from attnconv.data import cifar as module
-from attnconv.data.cifar import CIFARS, Cifar, read_archive, read_cifar, unpickle
-from attnconv.data.download import Remote
+from attnconv.data.cifar import CIFARS, Cifar, Remote, read_archive, read_cifar, unpickle
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels, small_cifar, tar_gz, with_archive, write_hub_folder

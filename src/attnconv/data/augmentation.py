@@ -25,11 +25,7 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Augment and normalise a batch; `uniforms` are those of the `Batch`.
-
-    The border of a shifted crop is black before normalisation, as in the paper's code; the square of cutout is zero
-    after it, the mean colour.
-    """
+    """Augment and normalise a batch. Cutout's squares are zero after normalisation: the mean colour."""
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))
     # Every change has its own columns: switching one off leaves the others as they are.
@@ -70,10 +66,7 @@ def normalise(
 def _normalise(
     pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Compute (pixels - mean) / std in place.
-
-    Channel by channel: constants in a tensor would be copied to the device, which stalls a GPU.
-    """
+    """Compute (pixels - mean) / std in place, by channels: copying a tensor of constants stalls a GPU."""
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:

@@ -10,13 +10,23 @@ In a folder `root`, the first of these that is there is read:
 If none is, the archive is downloaded from the data set's home. 1 and 2 give the same images in the same order; the
 order of 3 is that of the parquet files. Every official file is compared with its published checksum before it is
 opened. Even so the unpickler imports nothing.
+
+Bytes of a download go to `NAME.part` beside the archive until size and SHA-256 are right. A download that broke off, in
+this process or an earlier one, continues from there. Processes that download the same file wait for each other.
 """
 
 import hashlib
+import http.client
 import io
+import os
 import pickle
 import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +34,15 @@ import numpy as np
 import torch
 
 from attnconv._util.errors import bad
-from attnconv.data.download import Progress, Remote, fetch, sha256_of
+from attnconv._util.file_lock import locked
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
+
+_PIECE = 1 << 18
+_TIMEOUT = 15.0  # seconds without an answer before a request is given up
+_ATTEMPTS = 3  # requests in a row that may bring no new byte
+
+Progress = Callable[[int, int], None]  # of the bytes that are there and the bytes that the file will have
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -39,6 +55,20 @@ _CIFAR100 = (
     "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger "
     "tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to download: its URL, its size in bytes and its SHA-256, hexadecimal."""
+
+    url: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -155,9 +185,108 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
     raise ValueError(bad("data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried
 
 
+def sha256_of(file: BufferedReader | FileIO) -> str:
+    """Checksum of an open file, from its beginning."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def fetch(remote: Remote, target: Path, *, progress: Progress | None = None) -> None:
+    """Download a file unless it is there. What arrives before a `ConnectionError` is kept for the next time."""
+    part = target.with_name(target.name + ".part")
+    with locked(part, wait=True) as file:
+        if not target.is_file():  # else another process downloaded it while this one waited
+            _complete(remote, file, progress=progress)
+    if target.is_file():
+        part.unlink(missing_ok=True)
+        return
+    try:
+        part.replace(target)
+    except FileNotFoundError:  # a process that waited was faster
+        if not target.is_file():
+            raise
+
+
+def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
+    """Append what is missing, in as many requests as it takes while each brings something, and verify the whole.
+
+    Starts again once if the whole is wrong, or if the server does not continue what is here.
+    """
+    idle, again = 0, True
+    while True:
+        have = file.seek(0, os.SEEK_END)
+        if have == remote.size:
+            if (got := sha256_of(file)) == remote.sha256:
+                os.fsync(file.fileno())
+                return
+            file.truncate(0)
+            if not again:
+                fix = "The download was damaged, or the file has changed at its home; it was discarded."
+                raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))
+            again = False
+            continue
+        reason = _append(remote, file, progress=progress)
+        now = file.seek(0, os.SEEK_END)
+        idle = 0 if now > have else idle + 1
+        refused = isinstance(reason, urllib.error.HTTPError) and 400 <= reason.code < 500
+        if refused and have > 0 and again:
+            file.truncate(0)  # the server has less than what is here (416), or will not resume
+            again = False
+        elif now != remote.size and (refused or idle >= _ATTEMPTS):
+            got = f"{now:,} of {remote.size:,} bytes ({reason})"
+            fix = "What has arrived is kept, and the next download continues from there." if now else ""
+            raise ConnectionError(bad(remote.url, "must be within reach", got, fix))
+        if idle:
+            time.sleep(min(0.25 * 2**idle, 4.0))
+
+
+def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> Exception | str:
+    """Send one request for the rest of the file; returns what ended it."""
+    have = file.seek(0, os.SEEK_END)
+    request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            if have and answer.status != http.client.PARTIAL_CONTENT:
+                file.truncate(0)  # a server without ranges sends the file from its beginning
+                have = 0
+            while piece := answer.read(min(_PIECE, remote.size - have)):
+                file.write(piece)
+                have += len(piece)
+                if progress is not None:
+                    progress(have, remote.size)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        return error
+    return "the connection was closed"
+
+
 def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
     """Check and read an archive or the folder that it unpacks to."""
-    contents = _of_folder(path, facts) if path.is_dir() else _of_archive(path, facts)
+    if path.is_dir():
+        pickles, fix = facts.train | facts.test, f"Unpack {facts.archive.name} again."
+        if missing := [name for name in pickles if not (path / name).is_file()]:
+            got = f"a folder without {', '.join(missing)}"
+            raise ValueError(bad(str(path), f"must hold {', '.join(pickles)}", got, fix))
+        contents = {name: (path / name).read_bytes() for name in pickles}
+        for name, md5 in pickles.items():
+            # Some systems forbid MD5 for security, but here it only recognises a known file.
+            if (got := hashlib.md5(contents[name], usedforsecurity=False).hexdigest()) != md5:
+                raise ValueError(bad(str(path / name), f"must have the MD5 {md5}", got, fix))
+    else:
+        with path.open("rb") as file:
+            if (got := sha256_of(file)) != facts.archive.sha256:
+                fix = f"Remove it and fetch {facts.archive.url} again."
+                raise ValueError(bad(str(path), f"must have the SHA-256 {facts.archive.sha256}", got, fix))
+        with tarfile.open(path, "r|gz") as archive:
+            contents = {
+                entry.name.removeprefix(f"{facts.folder}/"): content.read()
+                for entry in archive
+                if entry.isreg() and (content := archive.extractfile(entry))
+            }
     sets = {}
     for split, names in (("train", facts.train), ("test", facts.test)):
         parts = [unpickle(contents[name]) for name in names]
@@ -165,34 +294,6 @@ def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
         numbers = torch.tensor([label for part in parts for label in part[f"{facts.labels}s".encode()]])
         sets[split] = ImageSet(torch.from_numpy(pixels).view(-1, 3, 32, 32), numbers)
     return sets
-
-
-def _of_archive(path: Path, facts: Cifar) -> dict[str, bytes]:
-    """Contents of the pickles of an archive, by name."""
-    with path.open("rb") as file:
-        if (got := sha256_of(file)) != facts.archive.sha256:
-            fix = f"Remove it and fetch {facts.archive.url} again."
-            raise ValueError(bad(str(path), f"must have the SHA-256 {facts.archive.sha256}", got, fix))
-    with tarfile.open(path, "r|gz") as archive:
-        return {
-            entry.name.removeprefix(f"{facts.folder}/"): content.read()
-            for entry in archive
-            if entry.isreg() and (content := archive.extractfile(entry))
-        }
-
-
-def _of_folder(folder: Path, facts: Cifar) -> dict[str, bytes]:
-    """Contents of the pickles of a folder, by name."""
-    pickles, fix = facts.train | facts.test, f"Unpack {facts.archive.name} again."
-    if missing := [name for name in pickles if not (folder / name).is_file()]:
-        got = f"a folder without {', '.join(missing)}"
-        raise ValueError(bad(str(folder), f"must hold {', '.join(pickles)}", got, fix))
-    contents = {name: (folder / name).read_bytes() for name in pickles}
-    for name, md5 in pickles.items():
-        # Some systems forbid MD5 for security, but here it only recognises a known file.
-        if (got := hashlib.md5(contents[name], usedforsecurity=False).hexdigest()) != md5:
-            raise ValueError(bad(str(folder / name), f"must have the MD5 {md5}", got, fix))
-    return contents
 
 
 class _Stub:

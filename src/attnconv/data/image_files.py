@@ -78,10 +78,9 @@ class TooLargeError(PictureError):
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open an image file, or its content, and check it.
+    """Open an image file, or its content, of at most `largest` pixels, and check it.
 
-    Errors of Pillow inside the `with` block become a `PictureError`, which calls the image by `name`, or by its path.
-    `largest` is in pixels.
+    Errors inside the `with` block become a `PictureError`, which calls the image by `name`, or by its path.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
     if not isinstance(source, bytes) and not Path(source).is_file():  # a pipe might never end

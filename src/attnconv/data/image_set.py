@@ -110,39 +110,28 @@ class Splits:
 def held_out(
     labels: Int64[Tensor, " n"], count: int, *, seed: int, stratify: bool = True
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
-    """Divide a training set: indices of the images that stay and of those held out, each ascending.
+    """Divide a training set: indices of the images that stay, at least one, and of those held out, each ascending.
 
     Held out is the beginning of a random order or, stratified, the beginning of each class in it. Shares of classes
-    differ from exact proportion by less than one image. At least one image must stay.
+    differ from exact proportion by less than one image.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
         fix = "At least one image must be left to train on."
         raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
     order = permutation(seed, 0, n, stream=Stream.SPLIT)
-    out = torch.zeros(n, dtype=torch.bool)
-    if stratify:
-        for label, share in enumerate(_shares(torch.bincount(labels), count)):
-            out[order[labels[order] == label][:share]] = True
-    else:
-        out[order[:count]] = True
+    strata = (labels if stratify else torch.zeros_like(labels))[order]
+    sizes, out = torch.bincount(strata), torch.zeros(n, dtype=torch.bool)
+    shares = sizes * count // max(n, 1)
+    largest_remainders = torch.argsort(sizes * count % max(n, 1), descending=True, stable=True)
+    shares[largest_remainders[: count - int(shares.sum())]] += 1  # ties go to the lower class
+    for stratum, share in enumerate(shares.tolist()):
+        out[order[strata == stratum][:share]] = True
     return (~out).nonzero()[:, 0], out.nonzero()[:, 0]
 
 
-def _shares(sizes: Int64[Tensor, " classes"], count: int) -> list[int]:
-    """Divide `count` in proportion to `sizes` by the largest remainder; ties go to the lower class."""
-    total = max(int(sizes.sum()), 1)
-    shares = sizes * count // total
-    most = torch.argsort(sizes * count % total, descending=True, stable=True)[: count - int(shares.sum())]
-    shares[most] += 1
-    return [int(share) for share in shares]
-
-
 def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the mean and deviation of each channel over all pixels, scaled to [0, 1], from exact integer sums.
-
-    A constant channel gets the deviation 1.
-    """
+    """Mean and deviation (1 where it is 0) of each channel, scaled to [0, 1], over all pixels, from exact counts."""
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     for channel in images.unbind(1):
@@ -153,10 +142,7 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
-    """Draw uniform numbers in [0, 1) for augmentation, multiples of 2^-24, which float32 holds exactly.
-
-    A sample's row does not depend on the number of samples, n. Seeds are 0 to 2^63 - 1, epochs 0 to 2^32 - 1.
-    """
+    """Draw numbers in [0, 1) for augmentation, multiples of 2^-24, for seeds below 2^63 and epochs below 2^32."""
     words = _words(seed, epoch, Stream.AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 

@@ -8,10 +8,7 @@ from msgspec import Meta
 
 from attnconv._util.settings import Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
 
-DataName = Literal["digits", "cifar10", "cifar100", "folder"]
-Recipe = Literal["none", "paper", "modern"]
 CropBorder = Literal["zero", "reflect"]
-FolderImageSize = Annotated[int, Meta(ge=4, le=1024)]  # of larger images a training set does not fit in memory
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,14 @@ class DataSettings:
 
     ignored: ClassVar[tuple[str, ...]] = ("cache", "labels")  # of earlier versions
 
-    name: DataName = "cifar10"
+    name: Literal["digits", "cifar10", "cifar100", "folder"] = "cifar10"
     root: Text = "data"
     validation: NotNegative | None = None
     split_seed: Seed = 0
     stratify: bool = True
     limit: Natural | None = None
     normalisation: Literal["paper", "measured"] = "paper"
-    image_size: FolderImageSize = 32
+    image_size: Annotated[int, Meta(ge=4, le=1024)] = 32  # a training set of larger ones does not fit in memory
     download: bool = True
 
 
@@ -70,7 +67,7 @@ class AugmentSettings:
             takes one.
     """
 
-    recipe: Recipe = "paper"
+    recipe: Literal["none", "paper", "modern"] = "paper"
     padding: NotNegative | None = None
     border: CropBorder | None = None
     flip: bool | None = None
@@ -92,11 +89,9 @@ class Augmentation:
 
 
 def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentation:
-    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape; `size` is the shorter side.
-
-    One channel means strokes, not scenes: no mirroring, no jitter by default.
-    """
-    changes, modern, colour = settings.recipe != "none", settings.recipe == "modern", channels > 1
+    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape; `size` is the shorter side."""
+    changes, modern = settings.recipe != "none", settings.recipe == "modern"
+    colour = channels > 1  # one channel means strokes, not scenes: no mirroring, no jitter by default
     eighth, quarter = max(1, size // 8), max(1, size // 4)
     settled = Augmentation(
         padding=(eighth if changes else 0) if settings.padding is None else settings.padding,
@@ -116,10 +111,7 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
 def root_problems(settings: DataSettings) -> list[Problem]:
     """Problems with the folder that holds the data, on this machine."""
     root, fetched = Path(settings.root).expanduser(), settings.download and settings.name != "folder"
-    if settings.name == "digits":
+    if settings.name == "digits" or root.is_dir() or (fetched and not root.exists()):
         return []
-    if root.exists() and not root.is_dir():
-        return [Problem("data.root", "must be a folder", f"the file {root}")]
-    if not root.exists() and not fetched:
-        return [Problem("data.root", "must be a folder that exists", str(root))]
-    return []
+    got = f"the file {root}" if root.exists() else str(root)
+    return [Problem("data.root", "must be a folder that exists", got)]

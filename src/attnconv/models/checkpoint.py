@@ -142,10 +142,7 @@ def save_recast(
     alpha: float | None = None,
     only: Sequence[str] | None = None,
 ) -> None:
-    """Write a recast network atomically; `alpha` and `only` are those of `recast`.
-
-    `origin` is what was recast: settings of a model of this library, or the argument of `load`.
-    """
+    """Write a recast network atomically; `origin` is the settings of what was recast, or the argument of `load`."""
     source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
     description = {"model": source, "alpha": alpha, "only": None if only is None else list(only), **about._asdict()}
     # Copies: the format has no two names for one tensor, and shared weights are shared again when they are loaded.
@@ -268,11 +265,8 @@ def _refusal(path: Path, error: str) -> str:
     if not is_pickle:
         fix = "If it was cut off while it was copied or downloaded, fetch it again."
         return bad("checkpoint", "must be a whole safetensors file", error, fix, origin=str(path))
-    fix = (
-        "Convert a torch.save file whose layers are those of a preset with "
-        f"`model.load_state_dict(torch.load({path.name!r}, weights_only=True))` and "
-        "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
-    )
+    fix = f"Convert a preset's: `model.load_state_dict(torch.load({path.name!r}, weights_only=True))`, "
+    fix += "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
     if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
         fix = f"Next to it is {beside[0]}; name that, or the run folder."
     requirement = "must be a safetensors file, for a pickle can execute anything"

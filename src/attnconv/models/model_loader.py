@@ -152,10 +152,7 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def _rebuild(file: WeightsFile) -> LoadedModel:
-    """Build the architecture of a recast network afresh, recast it, and give it the weights.
-
-    No function is called: a file that was made from a user's function is rejected with the line that loads it.
-    """
+    """Build what a recast network was made from, recast it, and give it the weights; no user's function is called."""
     source, origin = file.value("model", dict), file.source
     alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
     spec, given, settings = source.get("spec"), source.get("settings"), None

@@ -15,10 +15,8 @@ from attnconv.encodings.registry import EncodingName
 MOST_LAYERS = 1_000
 MOST_PARAMETERS = 1_000_000_000
 
-NormName = Literal["post", "pre"]
 CentresName = Literal["normal", "near"]
 ImageSize = Annotated[int, Meta(ge=1, le=4096)]
-LayerCount = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +49,14 @@ class AttentionSettings:
     kind: ClassVar[str] = "attention"
 
     encoding: EncodingName = "quadratic"
-    layers: LayerCount = 6
+    layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)] = 6
     heads: Count | Counts = 9
     width: Count = 400
     mlp_width: Count = 512
     downsampling: Count = 2
     dropout: Fraction = 0.1
     attention_dropout: Fraction = 0.0
-    norm: NormName = "post"
+    norm: Literal["post", "pre"] = "post"
     norm_epsilon: Magnitude = 1e-12
     head_channels: Count | None = None
     key_channels: Count | None = None
