@@ -44,10 +44,9 @@ def run(words: Sequence[str]) -> int:
     if arguments.markdown:
         print(table.markdown())
         return 0
-    # The presets' last column is a sentence: below the table it needs no narrow cell.
-    sentences = arguments.table == "presets"
-    shown = len(table.columns) - sentences
+    # A terminal has no room for the last column: a preset's sentence, which follows, or all operations of Table 4.
+    shown = len(table.columns) - (arguments.table != "2")
     print_table(table.title, table.columns[:shown], [row[:shown] for row in table.rows])
-    for row in table.rows if sentences else ():
+    for row in table.rows if arguments.table == "presets" else ():
         print_text(f"{row[0]}: {row[-1]}")
     return 0
