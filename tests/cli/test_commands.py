@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from attnconv.cli import COMMANDS, main
-from attnconv.models.checkpoint import model_of, read_checkpoint, save_weights
+from attnconv.models.checkpoint import read_checkpoint, save_weights
+from attnconv.models.model_loader import load
 from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
@@ -272,7 +273,7 @@ def test_a_model_in_64_bits_predicts(
     run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
-    model = model_of(checkpoint).double()
+    model = load(run).model.double()
     named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
     save_weights(tmp_path / "double.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
     assert call(capsys, "predict", str(picture), "--model", str(tmp_path / "double.safetensors"))[0] == 0
@@ -284,7 +285,7 @@ def test_predict_prints_names_that_a_terminal_would_obey_as_escapes(
     checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
     named = {"classes": ("\x1b]0;x\x07", "\udcff", *"cdefghij"), "mean": checkpoint.mean, "std": checkpoint.std}
     path = tmp_path / "named.safetensors"
-    save_weights(path, model_of(checkpoint), checkpoint.settings, **named)  # type: ignore[arg-type]
+    save_weights(path, load(run).model, checkpoint.settings, **named)  # type: ignore[arg-type]
     out = call(capsys, "predict", str(picture), "--model", str(path), "--top", "10")[1]
     assert "  \\x1b]0;x\\x07\n" in out
     assert "  \\udcff\n" in out
@@ -294,7 +295,7 @@ def test_predict_refuses_a_model_that_gives_no_numbers(
     run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = read_checkpoint(run / "checkpoints" / "last.safetensors")
-    model = model_of(checkpoint)
+    model = load(run).model
     model.get_parameter("head.weight").data.fill_(3e38)
     named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
     save_weights(tmp_path / "w.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]

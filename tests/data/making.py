@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from attnconv.data.cifar import CIFARS, Cifar
-from attnconv.data.download import Remote
+from attnconv.data.cifar import CIFARS, Cifar, Remote
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,7 +56,7 @@ def png(image: Bytes) -> bytes:
 def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
     """A data set of 12 + 8 training and 10 test images, with the facts that describe it and the pickles by name."""
     real = CIFARS[name]
-    key = f"{real.labels['fine'].column}s"
+    key = f"{real.labels}s"
     sizes = {"data_batch_1": 12, "data_batch_2": 8, "test_batch": 10}
     files = {
         member: python2_pickle(pixels(rows, seed), [row % 10 for row in range(rows)], key)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnconv.data.augmentation import augment, beta, grey, mix, normalise
-from attnconv.data.random_numbers import below, uniform
+from attnconv.data.augmentation import augment, below, beta, grey, mix, normalise
+from attnconv.data.image_set import uniform
 from attnconv.data.settings import AugmentSettings
 from tests.tolerances import tolerance
 

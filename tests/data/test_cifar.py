@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from attnconv.data import cifar as module
-from attnconv.data.cifar import CIFARS, Cifar, read_archive, read_cifar, unpickle
-from attnconv.data.download import Remote
+from attnconv.data.cifar import CIFARS, Cifar, Remote, read_archive, read_cifar, unpickle
 from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels, small_cifar, tar_gz, with_archive, write_hub_folder
@@ -74,14 +73,14 @@ class TestForms:
         assert_is_small_cifar(sets)
         assert source == "CIFAR-10 from parquet files"
 
-    def test_cifar_100_with_both_kinds_of_labels(self, tmp_path: Path) -> None:
+    def test_cifar_100(self, tmp_path: Path) -> None:
         facts = small_cifar("cifar100")[0]
         put_archive(tmp_path / "archive", "cifar100")
         sets, source = read_cifar(facts, settings_for(tmp_path / "archive", name="cifar100"))
         assert_is_small_cifar(sets)
         assert source == "CIFAR-100 from the official archive cifar-100-python.tar.gz"
-        write_hub_folder(tmp_path / "hub", column="coarse_label")
-        sets, _ = read_cifar(facts, settings_for(tmp_path / "hub", name="cifar100", labels="coarse"))
+        write_hub_folder(tmp_path / "hub", column="fine_label")
+        sets, _ = read_cifar(facts, settings_for(tmp_path / "hub", name="cifar100"))
         assert_is_small_cifar(sets)
 
     def test_a_home_folder(self, facts: Cifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +147,9 @@ class TestMissing:
             read_cifar(facts, settings_for(tmp_path, download=True))
 
     def test_labels_beyond_the_classes(self, facts: Cifar, tmp_path: Path) -> None:
-        few = facts.labels["fine"]._replace(classes=("airplane", "bird"))
         put_archive(tmp_path)
         with pytest.raises(ValueError, match=r"must have labels of 0 to 1 in train, got 0 to 9"):
-            read_cifar(dataclasses.replace(facts, labels={"fine": few}), settings_for(tmp_path))
+            read_cifar(dataclasses.replace(facts, classes=("airplane", "bird")), settings_for(tmp_path))
 
 
 @pytest.fixture
@@ -173,10 +171,10 @@ def folder(tmp_path: Path) -> Path:
 
 class TestReading:
     def test_the_archive(self, archive: Path, facts: Cifar) -> None:
-        assert_is_small_cifar(read_archive(archive, facts, "labels"))
+        assert_is_small_cifar(read_archive(archive, facts))
 
     def test_the_folder(self, folder: Path, facts: Cifar) -> None:
-        assert_is_small_cifar(read_archive(folder, facts, "labels"))
+        assert_is_small_cifar(read_archive(folder, facts))
 
     def test_facts_of_the_real_archives(self) -> None:
         for name, count in (("cifar10", 5), ("cifar100", 1)):
@@ -186,26 +184,26 @@ class TestReading:
             assert len(facts.archive.sha256) == 64
             assert {len(md5) for md5 in (facts.train | facts.test).values()} == {32}
             assert facts.archive.url.endswith(f"/{facts.archive.name}")
-        assert [len(labels.classes) for labels in CIFARS["cifar100"].labels.values()] == [100, 20]
-        for labels in CIFARS["cifar100"].labels.values():
-            assert sorted(set(labels.classes)) == list(labels.classes)
+        classes = CIFARS["cifar100"].classes
+        assert sorted(set(classes)) == list(classes)
+        assert len(classes) == 100
 
 
 class TestWhatIsNotWhole:
     def test_half_an_archive(self, archive: Path, facts: Cifar) -> None:
         whole = archive.read_bytes()
         archive.write_bytes(whole[:5000])
-        expected = (
-            rf"cifar-10-python\.tar\.gz: must have {len(whole):,} bytes, got 5,000\. It is half downloaded\. Remove it"
-        )
-        with pytest.raises(ValueError, match=expected):
-            read_archive(archive, facts, "labels")
+        got = hashlib.sha256(whole[:5000]).hexdigest()
+        with pytest.raises(
+            ValueError, match=rf"cifar-10-python\.tar\.gz: must have the SHA-256 .*, got {got}\. Remove"
+        ):
+            read_archive(archive, facts)
 
     def test_a_longer_archive(self, archive: Path, facts: Cifar) -> None:
-        size = archive.stat().st_size
         archive.write_bytes(archive.read_bytes() + b"!")
-        with pytest.raises(ValueError, match=rf"must have {size:,} bytes, got {size + 1:,}\. Remove it"):
-            read_archive(archive, facts, "labels")
+        got = hashlib.sha256(archive.read_bytes()).hexdigest()
+        with pytest.raises(ValueError, match=rf"must have the SHA-256 {facts.archive.sha256}, got {got}"):
+            read_archive(archive, facts)
 
     def test_a_changed_byte(self, archive: Path, facts: Cifar) -> None:
         content = bytearray(archive.read_bytes())
@@ -213,25 +211,27 @@ class TestWhatIsNotWhole:
         archive.write_bytes(content)
         got = hashlib.sha256(content).hexdigest()
         with pytest.raises(ValueError, match=rf"must have the SHA-256 {facts.archive.sha256}, got {got}"):
-            read_archive(archive, facts, "labels")
+            read_archive(archive, facts)
 
     def test_a_folder_without_a_file(self, folder: Path, facts: Cifar) -> None:
         (folder / "data_batch_2").unlink()
         with pytest.raises(ValueError, match=r"must hold data_batch_1, .*, got a folder without data_batch_2\. Unpack"):
-            read_archive(folder, facts, "labels")
+            read_archive(folder, facts)
 
     def test_a_folder_with_a_damaged_file(self, folder: Path, facts: Cifar) -> None:
         file = folder / "test_batch"
         file.write_bytes(file.read_bytes()[:-10])
         got = hashlib.md5(file.read_bytes()).hexdigest()
         with pytest.raises(ValueError, match=rf"test_batch: .*got {got}"):
-            read_archive(folder, facts, "labels")
+            read_archive(folder, facts)
 
     @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08 and then nothing"])
     def test_no_archive_at_all(self, content: bytes, archive: Path, facts: Cifar) -> None:
         archive.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz: .*got {len(content)}\."):
-            read_archive(archive, facts, "labels")
+        with pytest.raises(
+            ValueError, match=rf"cifar-10-python\.tar\.gz: .*got {hashlib.sha256(content).hexdigest()}\."
+        ):
+            read_archive(archive, facts)
 
 
 class TestWhatIsMeantBadly:
@@ -250,10 +250,10 @@ class TestWhatIsMeantBadly:
                 target.addfile(escaped, io.BytesIO(b"hello"))
         other = archive.with_name("other.tar.gz")
         before = sorted(archive.parent.parent.rglob("*"))
-        assert_is_small_cifar(read_archive(other, with_archive(facts, other.read_bytes()), "labels"))
+        assert_is_small_cifar(read_archive(other, with_archive(facts, other.read_bytes())))
         assert sorted(archive.parent.parent.rglob("*")) == before
         with pytest.raises(ValueError, match=r"other\.tar\.gz: must have"):
-            read_archive(other, facts, "labels")
+            read_archive(other, facts)
 
     def test_a_link_is_not_followed(self, archive: Path, facts: Cifar) -> None:
         secret = archive.parent / "secret"
@@ -263,7 +263,7 @@ class TestWhatIsMeantBadly:
             entry.type, entry.linkname = tarfile.SYMTYPE, str(secret)
             content.addfile(entry)
         with pytest.raises(KeyError, match="data_batch_1"):
-            read_archive(archive, with_archive(facts, archive.read_bytes()), "labels")
+            read_archive(archive, with_archive(facts, archive.read_bytes()))
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
     def test_no_name_in_a_pickle_is_called(self, protocol: int, folder: Path, facts: Cifar, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ class TestWhatIsMeantBadly:
             unpickle(content)
             (folder / "test_batch").write_bytes(content)
             with pytest.raises(ValueError, match=rf"test_batch: must have the MD5 {facts.test['test_batch']}, got"):
-                read_archive(folder, facts, "labels")
+                read_archive(folder, facts)
         assert not witness.exists()
 
     def test_nothing_is_imported(self) -> None:
@@ -298,4 +298,4 @@ def test_pickles_of_this_numpy_are_read_alike(protocol: int, folder: Path, facts
     content = pickle.dumps({b"data": images, b"labels": list(range(10))}, protocol=protocol)
     (folder / "test_batch").write_bytes(content)
     facts = dataclasses.replace(facts, test={"test_batch": hashlib.md5(content).hexdigest()})
-    assert_is_small_cifar(read_archive(folder, facts, "labels"))
+    assert_is_small_cifar(read_archive(folder, facts))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.data.download import Remote, fetch
+from attnconv.data.cifar import Remote, fetch
 
 CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes
 

@@ -88,7 +88,7 @@ class TestDamaged:
         good = png(pixels(1)[0])
         for bad in (good[:100], good[:-40] + bytes(40), b"no image", b""):
             write_parquet(tmp_path / TEST, [good] * 3 + [bad] + [good] * 6, [0] * 10)
-            with pytest.raises(ValueError, match=rf"row 3 of .*{TEST}: .*got .*Fetch the file again"):
+            with pytest.raises(ValueError, match=rf"row 3 of .*{TEST}: must be a whole image, got "):
                 read(tmp_path)
 
     @pytest.mark.parametrize(("mode", "size"), [("L", (32, 32)), ("RGB", (32, 31)), ("RGB", (31, 32))])

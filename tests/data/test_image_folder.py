@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from attnconv.data import image_folder as module, read_pictures
-from attnconv.data.image_decoding import read_image
-from attnconv.data.image_folder import read_folders
+from attnconv.data import image_files as module, read_pictures
+from attnconv.data.image_files import read_folders, read_image
 from attnconv.data.settings import DataSettings
 from tests.data.making import pixels
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attnconv.data.image_set import Batch, Batches, ImageSet, channel_statistics, held_out
-from attnconv.data.random_numbers import uniform
+from attnconv.data.image_set import Batch, Batches, ImageSet, channel_statistics, held_out, uniform
 from tests.tolerances import tolerance
 
 
@@ -174,5 +173,3 @@ class TestBadInput:
             Batches(numbered(3), batch_size=0)
         with pytest.raises(ValueError, match=r"batch_size: .*got 3"):
             Batches(numbered(9), batch_size=3, world=2)
-        with pytest.raises(ValueError, match=r"batch_size: .*got 10"):
-            Batches(numbered(9), batch_size=10, drop_last=True)

@@ -86,9 +86,9 @@ class TestCifar:
 
     def test_cifar_100_has_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(CIFARS, "cifar100", small_cifar("cifar100")[0])
-        write_hub_folder(tmp_path, column="coarse_label")
-        splits = load(DataSettings("cifar100", root=str(tmp_path), labels="coarse", validation=5))
-        assert (len(splits.classes), splits.std) == (20, (0.2673, 0.2564, 0.2762))
+        write_hub_folder(tmp_path, column="fine_label")
+        splits = load(DataSettings("cifar100", root=str(tmp_path), validation=5))
+        assert (len(splits.classes), splits.std) == (100, (0.2673, 0.2564, 0.2762))
 
 
 class TestFolder:

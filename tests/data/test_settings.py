@@ -21,7 +21,7 @@ def named(found: list[Problem]) -> dict[str, str]:
 
 @pytest.mark.usefixtures("unhooked")
 class TestProblems:
-    @pytest.mark.parametrize("settings", [DIGITS, DataSettings(), DataSettings("cifar100", labels="coarse")])
+    @pytest.mark.parametrize("settings", [DIGITS, DataSettings(), DataSettings("cifar100")])
     def test_good_settings_have_none(self, settings: DataSettings) -> None:
         assert problems(settings) == []
 
@@ -32,7 +32,6 @@ class TestProblems:
             {"validation": -1},
             {"split_seed": -5},
             {"limit": 0},
-            {"labels": "medium"},
             {"normalisation": "his"},
             {"image_size": 2},
             {"image_size": 5000},
@@ -43,10 +42,6 @@ class TestProblems:
         assert named(problems(replace(DIGITS, **change), "data")) == {
             f"data.{name}": repr(value) for name, value in change.items()
         }
-
-    def test_coarse_labels_are_for_cifar100(self) -> None:
-        (found,) = problems(replace(DIGITS, labels="coarse"))
-        assert str(found) == "labels: must be 'fine' for digits, got 'coarse'. Only CIFAR-100 has coarse labels."
 
     def test_the_root_must_be_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

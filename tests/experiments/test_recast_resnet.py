@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from attnconv.data.augmentation import augment
-from attnconv.data.image_set import ImageSet
-from attnconv.data.random_numbers import uniform
+from attnconv.data.image_set import ImageSet, uniform
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.fitting import fit

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from attnconv import SelfAttention2d
 from attnconv.data.augmentation import normalise
-from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
+from attnconv.data.image_files import TooLargeError, UnsupportedTypeError
 from attnconv.explorer import Session, payload, read_payload, read_upload
 from attnconv.explorer.payload_write import Pictures
 from attnconv.explorer.session import LARGEST_UPLOAD

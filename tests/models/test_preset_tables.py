@@ -11,11 +11,11 @@ def test_the_table_of_presets_has_every_preset() -> None:
 
 
 def test_markdown() -> None:
-    table = Table("t", ("name", "count", "text"), (("a", "1,000", "x | y"), ("b", "2.5 G", "9 z")))
+    table = Table("t", ("name", "count", "text"), (("a", "1,000", "x | y"), ("b", "2.5", "9 z")))
     assert table.markdown().splitlines() == [
         "| name | count | text |",
         "|:---|---:|:---|",
         "| a | 1,000 | x &#124; y |",
-        "| b | 2.5 G | 9 z |",
+        "| b | 2.5 | 9 z |",
     ]
     assert Table("t", ("name",), ()).markdown().splitlines() == ["| name |", "|:---|"]

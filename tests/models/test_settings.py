@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from attnconv._util.settings import SettingsError, plain, problems
+from attnconv._util.settings import SettingsError, plain, problems, read
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings, model_settings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+
+
+def model_settings(values: dict[str, Any], *, origin: str = "") -> ModelSettings:
+    settings: ModelSettings = read(ModelSettings, values, name="model", origin=origin)
+    return settings
 
 
 @pytest.mark.parametrize("settings", [*PRESETS.values(), AttentionSettings(layers=2, heads=(3, 4), head_channels=5)])

@@ -27,8 +27,7 @@ from attnconv.cli import main as command
 from attnconv.convert import recast
 from attnconv.data.cifar import read_cifar
 from attnconv.data.hub_parquet import read_parquet
-from attnconv.data.image_decoding import read_image
-from attnconv.data.image_folder import read_folders
+from attnconv.data.image_files import read_folders, read_image
 from attnconv.data.settings import DataSettings
 from attnconv.models.checkpoint import About, read_checkpoint, save_recast, save_weights
 from attnconv.models.classifiers import build

@@ -32,7 +32,7 @@ def run(arguments: Predict) -> None:
     import torch
 
     from attnconv.data.augmentation import normalise
-    from attnconv.data.image_decoding import read_image
+    from attnconv.data.image_files import read_image
     from attnconv.models.model_loader import load
 
     loaded = load(arguments.model or str(_newest_run(Path("runs"))))

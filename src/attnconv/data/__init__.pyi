@@ -1,7 +1,7 @@
 from .augmentation import normalise as normalise
-from .image_decoding import read_image as read_image
-from .image_folder import (
+from .image_files import (
     FolderPictures as FolderPictures,
+    read_image as read_image,
     read_pictures as read_pictures,
 )
 from .image_set import (

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import below
 from attnconv.data.settings import Augmentation, AugmentSettings, settle
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -26,11 +25,7 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Augment and normalise a batch; `uniforms` are those of the `Batch`.
-
-    The border of a shifted crop is black before normalisation, as in the paper's code; the square of cutout is zero
-    after it, the mean colour.
-    """
+    """Augment and normalise a batch. Cutout's squares are zero after normalisation: the mean colour."""
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))
     # Every change has its own columns: switching one off leaves the others as they are.
@@ -71,10 +66,7 @@ def normalise(
 def _normalise(
     pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Compute (pixels - mean) / std in place.
-
-    Channel by channel: constants in a tensor would be copied to the device, which stalls a GPU.
-    """
+    """Compute (pixels - mean) / std in place, by channels: copying a tensor of constants stalls a GPU."""
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
@@ -135,6 +127,11 @@ def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height
     red, green, blue = pixels.split(1, dim=1)
     luma: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
     return luma
+
+
+def below(uniforms: Float32[Tensor, "*shape"], limit: int) -> Int64[Tensor, "*shape"]:
+    """Turn uniform numbers of a `Batch` into integers in [0, limit); the bias is below limit / 2^24."""
+    return (uniforms * limit).to(torch.int64)
 
 
 def boxes(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from attnconv._util.errors import bad
-from attnconv.data.image_decoding import PictureError, open_picture
+from attnconv.data.image_files import PictureError, open_picture
 from attnconv.data.image_set import ImageSet
 
 LARGEST_ROW = 8192  # bytes that a row of a split may unpack to, on average: the pixels of an image are 3,072
@@ -41,9 +41,9 @@ def _check_counts(folder: Path, split: str, paths: list[Path], labels: str, rows
     found = size = 0
     for path in paths:
         with _opened(path, labels) as file:
-            groups = range(file.num_row_groups)
-            found += sum(file.metadata.row_group(group).num_rows for group in groups)
-            size += sum(_bytes(file, group) for group in groups)
+            for group in range(file.num_row_groups):
+                found += file.metadata.row_group(group).num_rows
+                size += _bytes(file, group)
     requirement, names = f"must hold {rows:,} rows of {split}", ", ".join(path.name for path in paths) or "no file"
     if found != rows:
         fix = "The folder is half downloaded." if found < rows else ""
@@ -90,11 +90,8 @@ def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.
 
 def _decode(content: bytes | None, name: str) -> npt.NDArray[np.uint8]:
     """Decode a PNG file of 32 x 32 pixels into (32, 32, 3)."""
-    try:
-        with open_picture(content or b"", name, formats=("PNG",)) as image:
-            if image.mode == "RGB" and image.size == (32, 32):
-                return np.asarray(image)
-            got = f"{image.mode} of {image.size[0]} x {image.size[1]}"
-    except PictureError as error:
-        raise ValueError(f"{error} Fetch the file again.") from error
-    raise ValueError(bad(name, "must be an RGB image of 32 x 32 pixels", got))
+    with open_picture(content or b"", name, formats=("PNG",)) as image:
+        if image.mode != "RGB" or image.size != (32, 32):
+            got = f"{image.mode} of {image.width} x {image.height}"
+            raise PictureError(bad(name, "must be an RGB image of 32 x 32 pixels", got))
+        return np.asarray(image)

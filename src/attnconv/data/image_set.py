@@ -1,20 +1,36 @@
-"""Image sets in memory, the division of a training set, and batches.
+"""Image sets in memory, the division of a training set, and batches with their random numbers.
 
 All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. The
 order of batches depends only on the seed and the epoch. The *global* batch is cut from it and then divided among the
 processes, so together they see exactly the batches that a single process sees.
+
+Random numbers are a function of (seed, epoch, sample), from numpy's Philox generator, for the whole set at once: they
+do not depend on the batch size, the number of processes or where a training was resumed. They are raw words of the bit
+generator, which NumPy keeps the same in all releases, unlike the methods of `np.random.Generator`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.data.random_numbers import Stream, permutation, uniform
+
+COLUMNS = 36  # random numbers per sample and epoch: `augment` uses the first 8, `mix` the others
+
+
+class Stream(IntEnum):
+    """What random numbers are for; no two uses share theirs."""
+
+    SHUFFLE = 0
+    SPLIT = 1
+    AUGMENT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,39 +110,28 @@ class Splits:
 def held_out(
     labels: Int64[Tensor, " n"], count: int, *, seed: int, stratify: bool = True
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
-    """Divide a training set: indices of the images that stay and of those held out, each ascending.
+    """Divide a training set: indices of the images that stay, at least one, and of those held out, each ascending.
 
     Held out is the beginning of a random order or, stratified, the beginning of each class in it. Shares of classes
-    differ from exact proportion by less than one image. At least one image must stay.
+    differ from exact proportion by less than one image.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
         fix = "At least one image must be left to train on."
         raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
     order = permutation(seed, 0, n, stream=Stream.SPLIT)
-    out = torch.zeros(n, dtype=torch.bool)
-    if stratify:
-        for label, share in enumerate(_shares(torch.bincount(labels), count)):
-            out[order[labels[order] == label][:share]] = True
-    else:
-        out[order[:count]] = True
+    strata = (labels if stratify else torch.zeros_like(labels))[order]
+    sizes, out = torch.bincount(strata), torch.zeros(n, dtype=torch.bool)
+    shares = sizes * count // max(n, 1)
+    largest_remainders = torch.argsort(sizes * count % max(n, 1), descending=True, stable=True)
+    shares[largest_remainders[: count - int(shares.sum())]] += 1  # ties go to the lower class
+    for stratum, share in enumerate(shares.tolist()):
+        out[order[strata == stratum][:share]] = True
     return (~out).nonzero()[:, 0], out.nonzero()[:, 0]
 
 
-def _shares(sizes: Int64[Tensor, " classes"], count: int) -> list[int]:
-    """Divide `count` in proportion to `sizes` by the largest remainder; ties go to the lower class."""
-    total = max(int(sizes.sum()), 1)
-    shares = sizes * count // total
-    most = torch.argsort(sizes * count % total, descending=True, stable=True)[: count - int(shares.sum())]
-    shares[most] += 1
-    return [int(share) for share in shares]
-
-
 def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the mean and deviation of each channel over all pixels, scaled to [0, 1], from exact integer sums.
-
-    A constant channel gets the deviation 1.
-    """
+    """Mean and deviation (1 where it is 0) of each channel, scaled to [0, 1], over all pixels, from exact counts."""
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     for channel in images.unbind(1):
@@ -134,6 +139,21 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
         means.append(float(shares @ values))
         deviations.append(float(shares @ (values - means[-1]).square()) ** 0.5 or 1.0)
     return tuple(means), tuple(deviations)
+
+
+def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
+    """Draw numbers in [0, 1) for augmentation, multiples of 2^-24, for seeds below 2^63 and epochs below 2^32."""
+    words = _words(seed, epoch, Stream.AUGMENT, (n, COLUMNS))
+    return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
+
+
+def permutation(seed: int, epoch: int, n: int, *, stream: Stream = Stream.SHUFFLE) -> Int64[Tensor, " n"]:
+    """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them."""
+    return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
+
+
+def _words(seed: int, epoch: int, stream: Stream, shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    return np.random.Philox(key=seed << 64 | epoch << 32 | stream).random_raw(shape)
 
 
 class Batch(NamedTuple):
@@ -168,9 +188,6 @@ class Batches:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world:
             requirement = f"must be a positive multiple of the {self.world} processes"
-            raise ValueError(bad("batch_size", requirement, self.batch_size))
-        if self.drop_last and len(self.dataset) < self.batch_size:
-            requirement = f"must be at most the {len(self.dataset)} images when incomplete batches are dropped"
             raise ValueError(bad("batch_size", requirement, self.batch_size))
 
     def __len__(self) -> int:

@@ -2,10 +2,9 @@
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import SettingsError, problems
-from attnconv.data.cifar import CIFARS, read_cifar
+from attnconv.data.cifar import CIFARS, Progress, read_cifar
 from attnconv.data.digits import CLASSES, read_digits
-from attnconv.data.download import Progress
-from attnconv.data.image_folder import read_folders
+from attnconv.data.image_files import read_folders
 from attnconv.data.image_set import ImageSet, Splits, channel_statistics, held_out
 from attnconv.data.settings import DataSettings, root_problems
 
@@ -64,4 +63,4 @@ def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, 
         return *read_folders(settings), "image folders"
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
-    return sets, facts.labels[settings.labels].classes, source
+    return sets, facts.classes, source

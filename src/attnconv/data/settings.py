@@ -1,18 +1,14 @@
 """Settings of data and augmentation: frozen dataclasses of plain values, free of torch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from attnconv._util.settings import Fine, Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
+from attnconv._util.settings import Natural, NotNegative, Problem, Seed, SettingsError, Share, Text
 
-DataName = Literal["digits", "cifar10", "cifar100", "folder"]
-Recipe = Literal["none", "paper", "modern"]
 CropBorder = Literal["zero", "reflect"]
-FolderImageSize = Annotated[int, Meta(ge=4, le=1024)]  # of larger images a training set does not fit in memory
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,6 @@ class DataSettings:
         stratify: Hold out the same share of every class.
         limit: Train on only this many images, chosen by the split's seed; validation and test stay whole. None takes
             all.
-        labels: CIFAR-100 only: the 100 fine or the 20 coarse labels.
         normalisation: CIFAR-10 only: divide channels by the paper's .2023 .1994 .2010, or by the measured
             deviations .2470 .2435 .2616. The paper's are means of each image's own deviation. Other data sets are
             normalised by what is measured.
@@ -38,23 +33,17 @@ class DataSettings:
         download: Fetch CIFAR from its home when the folder does not hold it.
     """
 
-    ignored: ClassVar[tuple[str, ...]] = ("cache",)  # of earlier versions
+    ignored: ClassVar[tuple[str, ...]] = ("cache", "labels")  # of earlier versions
 
-    name: DataName = "cifar10"
+    name: Literal["digits", "cifar10", "cifar100", "folder"] = "cifar10"
     root: Text = "data"
     validation: NotNegative | None = None
     split_seed: Seed = 0
     stratify: bool = True
     limit: Natural | None = None
-    labels: Literal["fine", "coarse"] = "fine"
     normalisation: Literal["paper", "measured"] = "paper"
-    image_size: FolderImageSize = 32
+    image_size: Annotated[int, Meta(ge=4, le=1024)] = 32  # a training set of larger ones does not fit in memory
     download: bool = True
-
-    def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
-        if self.labels == "coarse" and fine("name") and self.name != "cifar100":
-            yield Problem("labels", f"must be 'fine' for {self.name}", fix="Only CIFAR-100 has coarse labels.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ class AugmentSettings:
             takes one.
     """
 
-    recipe: Recipe = "paper"
+    recipe: Literal["none", "paper", "modern"] = "paper"
     padding: NotNegative | None = None
     border: CropBorder | None = None
     flip: bool | None = None
@@ -100,11 +89,9 @@ class Augmentation:
 
 
 def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentation:
-    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape; `size` is the shorter side.
-
-    One channel means strokes, not scenes: no mirroring, no jitter by default.
-    """
-    changes, modern, colour = settings.recipe != "none", settings.recipe == "modern", channels > 1
+    """Fill what `AugmentSettings` leaves open from its recipe and the images' shape; `size` is the shorter side."""
+    changes, modern = settings.recipe != "none", settings.recipe == "modern"
+    colour = channels > 1  # one channel means strokes, not scenes: no mirroring, no jitter by default
     eighth, quarter = max(1, size // 8), max(1, size // 4)
     settled = Augmentation(
         padding=(eighth if changes else 0) if settings.padding is None else settings.padding,
@@ -124,10 +111,7 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
 def root_problems(settings: DataSettings) -> list[Problem]:
     """Problems with the folder that holds the data, on this machine."""
     root, fetched = Path(settings.root).expanduser(), settings.download and settings.name != "folder"
-    if settings.name == "digits":
+    if settings.name == "digits" or root.is_dir() or (fetched and not root.exists()):
         return []
-    if root.exists() and not root.is_dir():
-        return [Problem("data.root", "must be a folder", f"the file {root}")]
-    if not root.exists() and not fetched:
-        return [Problem("data.root", "must be a folder that exists", str(root))]
-    return []
+    got = f"the file {root}" if root.exists() else str(root)
+    return [Problem("data.root", "must be a folder that exists", got)]

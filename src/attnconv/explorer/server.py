@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from attnconv._util.errors import bad
 from attnconv._util.glibc_malloc import give_back
 from attnconv._util.value_checks import whole
-from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError
+from attnconv.data.image_files import TooLargeError, UnsupportedTypeError
 from attnconv.explorer.html_page import find_page, with_server
 from attnconv.explorer.session import LARGEST_UPLOAD
 

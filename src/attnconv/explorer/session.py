@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
-from attnconv.data.image_decoding import TooLargeError, UnsupportedTypeError, fit_picture, open_picture
+from attnconv.data.image_files import TooLargeError, UnsupportedTypeError, fit_picture, open_picture
 from attnconv.explorer.payload_write import Pictures, payload
 
 LARGEST_UPLOAD = 20_000_000  # bytes

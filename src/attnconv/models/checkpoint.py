@@ -19,7 +19,7 @@ and, as JSON,
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +32,10 @@ import attnconv
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.module_state import all_or_nothing
-from attnconv._util.settings import plain
+from attnconv._util.settings import plain, read
 from attnconv._util.value_checks import check_module, is_real
 from attnconv.models.classifiers import build
-from attnconv.models.settings import ModelSettings, model_settings
+from attnconv.models.settings import ModelSettings
 
 CHECKPOINT = "attnconv"
 RECAST = "attnconv-recast"
@@ -142,10 +142,7 @@ def save_recast(
     alpha: float | None = None,
     only: Sequence[str] | None = None,
 ) -> None:
-    """Write a recast network atomically; `alpha` and `only` are those of `recast`.
-
-    `origin` is what was recast: settings of a model of this library, or the argument of `load`.
-    """
+    """Write a recast network atomically; `origin` is the settings of what was recast, or the argument of `load`."""
     source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
     description = {"model": source, "alpha": alpha, "only": None if only is None else list(only), **about._asdict()}
     # Copies: the format has no two names for one tensor, and shared weights are shared again when they are loaded.
@@ -171,26 +168,11 @@ def checkpoint_of(file: WeightsFile) -> Checkpoint:
         fix = "Build the model, load these tensors into it, and write it with attnconv.models.save_weights."
         got = f"a safetensors file with the metadata {sorted(file.metadata)}"
         raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=file.source))
-    check_version(file)
-    settings = model_settings(file.value("settings", dict), origin=f"from {file.source}")
+    origin = f"from {file.source}"
+    settings: ModelSettings = read(ModelSettings, file.value("settings", dict), name="model", origin=origin)
     about = read_about(file, settings)
     check_tensors(file.tensors, settings, argument="checkpoint", origin=file.source)
     return Checkpoint(file.tensors, settings, *about, file.value("extra", dict), file.source)
-
-
-def model_of(checkpoint: Checkpoint) -> nn.Module:
-    """Build the model of a checkpoint, in the dtype of its weights."""
-    model = fresh(lambda: build(checkpoint.settings), checkpoint.tensors)
-    load_weights(model, checkpoint)
-    return model
-
-
-def fresh(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Make a model in the dtype of these tensors, and leave torch's global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        model = make()
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return model.to(dtypes.pop()) if len(dtypes) == 1 else model
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -265,9 +247,15 @@ def read_weights(path: Path) -> WeightsFile:
     try:
         with safetensors.safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-            return WeightsFile(str(path), file.metadata() or {}, tensors)
+            metadata = file.metadata() or {}
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(_refusal(path, str(error))) from error
+    version = metadata.get("format_version")
+    if metadata.get("format") in (CHECKPOINT, RECAST) and version != FORMAT_VERSION:
+        fix = f"It was written by attnconv {metadata.get('attnconv_version', 'unknown')}; read it with that version."
+        requirement = f"must have format version {FORMAT_VERSION}"
+        raise ValueError(bad("checkpoint", requirement, repr(version), fix, origin=str(path)))
+    return WeightsFile(str(path), metadata, tensors)
 
 
 def _refusal(path: Path, error: str) -> str:
@@ -277,24 +265,12 @@ def _refusal(path: Path, error: str) -> str:
     if not is_pickle:
         fix = "If it was cut off while it was copied or downloaded, fetch it again."
         return bad("checkpoint", "must be a whole safetensors file", error, fix, origin=str(path))
-    fix = (
-        "Convert a torch.save file whose layers are those of a preset with "
-        f"`model.load_state_dict(torch.load({path.name!r}, weights_only=True))` and "
-        "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
-    )
+    fix = f"Convert a preset's: `model.load_state_dict(torch.load({path.name!r}, weights_only=True))`, "
+    fix += "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
     if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
         fix = f"Next to it is {beside[0]}; name that, or the run folder."
     requirement = "must be a safetensors file, for a pickle can execute anything"
     return bad("checkpoint", requirement, "a pickle, which was not read", fix, origin=str(path))
-
-
-def check_version(file: WeightsFile) -> None:
-    """Reject files of another version of the format."""
-    version, writer = file.metadata.get("format_version"), file.metadata.get("attnconv_version", "unknown")
-    if version != FORMAT_VERSION:
-        fix = f"It was written by attnconv {writer}; read it with that version."
-        requirement = f"must have format version {FORMAT_VERSION}"
-        raise ValueError(bad("checkpoint", requirement, repr(version), fix, origin=file.source))
 
 
 def _content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:

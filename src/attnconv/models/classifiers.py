@@ -210,10 +210,7 @@ class ResNet(nn.Module):
 
 @final
 class BasicBlock(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions, the first one with the stride.
-
-    The shortcut is the identity where shapes agree, elsewhere a 1x1 convolution with a norm.
-    """
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions, the first one with the stride."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -233,10 +230,7 @@ class BasicBlock(nn.Module):
 
 
 def check_images(images: Tensor, *, channels: int, multiple: int = 1) -> None:
-    """Reject images that are not floating point, (b, channels, height, width), with sides that `multiple` divides.
-
-    An empty batch is legal. Only the shape and the dtype are read, so the check compiles away.
-    """
+    """Reject images that are not of this form; reads only the shape and the dtype, so that it compiles away."""
     given: object = images
     if isinstance(given, torch.fx.Proxy):  # symbolic tracing: there is no shape yet
         return

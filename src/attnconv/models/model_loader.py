@@ -11,28 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad, did_you_mean
 from attnconv._util.exports import missing
+from attnconv._util.settings import read
 from attnconv.convert import plan_shifts, recast
 from attnconv.models.checkpoint import (
     PICKLE_SUFFIXES,
     RECAST,
     About,
     WeightsFile,
-    check_version,
     checkpoint_of,
-    fresh,
     load_tensors,
-    model_of,
     read_about,
     read_weights,
 )
 from attnconv.models.classifiers import build
 from attnconv.models.presets import PRESETS, preset_settings
-from attnconv.models.settings import ModelSettings, model_settings
+from attnconv.models.settings import ModelSettings
 
 Sizes: TypeAlias = tuple[int, int] | None
 Found: TypeAlias = tuple[nn.Module, About]
@@ -127,8 +126,17 @@ def _load_path(path: Path) -> LoadedModel:
     if file.metadata.get("format") == RECAST:
         return _rebuild(file)
     found = checkpoint_of(file)
-    model, source = model_of(found), f"checkpoint {file.source}"
-    return LoadedModel(model.eval(), found.settings, found.classes, found.mean, found.std, source)
+    model = _fresh(lambda: build(found.settings), file)
+    load_tensors(model, file.tensors, origin=file.source)
+    return LoadedModel(model.eval(), found.settings, found.classes, found.mean, found.std, f"checkpoint {file.source}")
+
+
+def _fresh(make: Callable[[], nn.Module], file: WeightsFile) -> nn.Module:
+    """Make a model in the dtype of a file's tensors, and leave torch's global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        model = make()
+    dtypes = {tensor.dtype for tensor in file.tensors.values() if tensor.is_floating_point()}
+    return model.to(dtypes.pop()) if len(dtypes) == 1 else model
 
 
 def checkpoint_file(path: Path) -> Path:
@@ -144,24 +152,20 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def _rebuild(file: WeightsFile) -> LoadedModel:
-    """Build the architecture of a recast network afresh, recast it, and give it the weights.
-
-    No function is called: a file that was made from a user's function is rejected with the line that loads it.
-    """
-    check_version(file)
+    """Build what a recast network was made from, recast it, and give it the weights; no user's function is called."""
     source, origin = file.value("model", dict), file.source
     alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
     spec, given, settings = source.get("spec"), source.get("settings"), None
     library, _, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if isinstance(given, dict):
-        settings = model_settings(given, origin=origin)
+        settings = read(ModelSettings, given, name="model", origin=origin)
     elif library not in LIBRARIES:
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
         requirement = "must name a model of a library; no function is called"
         raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
     about = read_about(file, settings)
-    base = fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file.tensors)
+    base = _fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file)
     model = recast(base, alpha=alpha, only=only)
     load_tensors(model, file.tensors, origin=origin)
     plan_shifts(model)

@@ -65,7 +65,11 @@ def _classifier_parts(settings: AttentionSettings) -> Iterator[Part]:
     yield _linear(settings.image_channels * settings.downsampling**2, hidden, positions)
     for heads in settings.heads_per_layer:
         yield _encoding_part(settings, heads, side)
-        yield from _attention_parts(settings, heads, positions)
+        channels = settings.head_channels or hidden
+        if settings.head_channels is not None:  # values of their own: W_val and W_out of equation (11) are not merged
+            yield _linear(hidden, heads * channels, positions, bias=False)
+        yield Part(0, products=heads * positions**2 * channels)  # the weighted sums of values
+        yield _linear(heads * channels, hidden, positions)
         yield _linear(hidden, hidden, positions)
         yield norm
         yield _linear(hidden, settings.mlp_width, positions)
@@ -74,16 +78,6 @@ def _classifier_parts(settings: AttentionSettings) -> Iterator[Part]:
     if settings.norm == "pre":
         yield norm
     yield _linear(hidden, settings.classes, 1)
-
-
-def _attention_parts(settings: AttentionSettings, heads: int, positions: int) -> Iterator[Part]:
-    """Values, their weighted sums, and the output: equation (11), merged or factored."""
-    hidden, channels = settings.width, settings.head_channels
-    if channels is not None:
-        yield _linear(hidden, heads * channels, positions, bias=False)
-    channels = channels or hidden
-    yield Part(0, products=heads * positions**2 * channels)
-    yield _linear(heads * channels, hidden, positions)
 
 
 def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:

@@ -30,18 +30,7 @@ _SMALL = AttentionSettings(
 )
 
 # Grey images of 8 x 8 pixels: every pixel is a position.
-_DIGITS = AttentionSettings(
-    layers=3,
-    width=64,
-    mlp_width=128,
-    downsampling=1,
-    dropout=0.0,
-    norm="pre",
-    norm_epsilon=1e-5,
-    max_shift=7,
-    image_size=8,
-    image_channels=1,
-)
+_DIGITS = replace(_SMALL, layers=3, width=64, mlp_width=128, downsampling=1, image_size=8, image_channels=1)
 
 CATALOGUE: Mapping[str, Preset] = {
     "resnet18": Preset(ResNetSettings(), "The residual network the paper compares with: ResNet-18 for 32 x 32 images."),

@@ -3,22 +3,20 @@
 The same values are flags of the command line and are stored in `settings.json` and in every checkpoint.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from attnconv._util.settings import Count, Counts, Fine, Fraction, Magnitude, Problem, read
+from attnconv._util.settings import Count, Counts, Fine, Fraction, Magnitude, Problem
 from attnconv.encodings.registry import EncodingName
 
 MOST_LAYERS = 1_000
 MOST_PARAMETERS = 1_000_000_000
 
-NormName = Literal["post", "pre"]
 CentresName = Literal["normal", "near"]
 ImageSize = Annotated[int, Meta(ge=1, le=4096)]
-LayerCount = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +49,14 @@ class AttentionSettings:
     kind: ClassVar[str] = "attention"
 
     encoding: EncodingName = "quadratic"
-    layers: LayerCount = 6
+    layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)] = 6
     heads: Count | Counts = 9
     width: Count = 400
     mlp_width: Count = 512
     downsampling: Count = 2
     dropout: Fraction = 0.1
     attention_dropout: Fraction = 0.0
-    norm: NormName = "post"
+    norm: Literal["post", "pre"] = "post"
     norm_epsilon: Magnitude = 1e-12
     head_channels: Count | None = None
     key_channels: Count | None = None
@@ -124,12 +122,6 @@ class ResNetSettings:
 
 
 ModelSettings = AttentionSettings | ResNetSettings
-
-
-def model_settings(values: Mapping[str, Any], *, origin: str = "") -> ModelSettings:
-    """Read settings from the plain values of a file, with the tag `kind`; errors list all wrong values."""
-    settings: ModelSettings = read(ModelSettings, values, name="model", origin=origin)
-    return settings
 
 
 def _too_large(settings: ModelSettings, name: str) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.preset_tables import Table, pruned_settings
+from attnconv.models.preset_tables import PRUNED, Table
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
 from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
@@ -235,7 +235,7 @@ def table_of_counts() -> PaperTable:
     """Exact counts of the presets of the paper's size, which need no run."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
-        counts = _counts(PRESETS.get(name, pruned_settings()))
+        counts = _counts(PRESETS.get(name, PRUNED))
         size, way, everything = (f"{count:,}" for count in counts.values())
         entries.append({"model": model.title, **counts})
         rows.append((model.title, model.parameters, size, model.flops, way, everything))

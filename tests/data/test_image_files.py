@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from attnconv.data.image_decoding import (
+from attnconv.data.image_files import (
     PictureError,
     TooLargeError,
     UnsupportedTypeError,
@@ -214,7 +214,7 @@ def test_large_pictures_are_open_one_at_a_time(monkeypatch: pytest.MonkeyPatch) 
             inside -= 1
 
     for limit, together in ((16, 4), (15, 1)):
-        monkeypatch.setattr("attnconv.data.image_decoding.LARGE_PICTURE", limit)
+        monkeypatch.setattr("attnconv.data.image_files.LARGE_PICTURE", limit)
         most.clear()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(hold, [png_of(4, 4)] * 4))
