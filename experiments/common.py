@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnconv._util.atomic_write import write_atomically
 from attnconv.data.augmentation import augment, normalise
 from attnconv.data.image_set import ImageSet, uniform
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.training.environment import environment
 from experiments.resnet20 import MEAN, STD

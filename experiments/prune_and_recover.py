@@ -24,7 +24,7 @@ import tyro
 from torch import nn
 
 from attnconv.convert import from_conv
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.encodings import GeneralizedQuadratic
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.classifiers import build

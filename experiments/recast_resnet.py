@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.convert import SOFT_ALPHA, recast
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnconv._util.settings import Problem, SettingsError, problems
-from attnconv.data.load_splits import load
+from attnconv.data.load_splits import load_data
 from attnconv.data.settings import Augmentation, AugmentSettings, DataSettings, root_problems, settle
 
 DIGITS = DataSettings("digits")
@@ -50,7 +50,7 @@ class TestProblems:
         for settings in (DataSettings("folder", root=str(absent)), DataSettings(root=str(absent), download=False)):
             assert named(root_problems(settings)) == {"data.root": str(absent)}
             with pytest.raises(SettingsError, match=r"data\.root: .*absent"):
-                load(settings)
+                load_data(settings)
         file = DataSettings(root=str(tmp_path / "file"))
         assert named(root_problems(file)) == {"data.root": f"the file {tmp_path / 'file'}"}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnconv.convert import no_convolutions, prove, recast, restore
 from attnconv.convert.verify_conversions import ALLOWED, WAYS
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.data.settings import DataSettings
 from attnconv.layers import SelfAttention
 from experiments.resnet20 import MEAN, STD, pretrained

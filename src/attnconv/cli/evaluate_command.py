@@ -50,7 +50,7 @@ class Evaluate:
 
 def run(arguments: Evaluate) -> None:
     """Measure and print."""
-    from attnconv.data.load_splits import load as load_data
+    from attnconv.data.load_splits import load_data
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
     from attnconv.training.progress_bars import downloading

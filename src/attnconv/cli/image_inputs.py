@@ -114,7 +114,7 @@ class Subject:
     def images(self, data: str, options: ImageOptions) -> InputImages:
         """Read images of a folder of pictures, or of one of `DATA_SETS`; prints what a reader must know of them."""
         from attnconv.data.image_files import read_pictures
-        from attnconv.data.load_splits import load as load_data
+        from attnconv.data.load_splits import load_data
         from attnconv.data.settings import DataSettings
 
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken

@@ -8,7 +8,7 @@ from .image_set import (
     ImageSet as ImageSet,
     Splits as Splits,
 )
-from .load_splits import load as load
+from .load_splits import load_data as load_data
 from .settings import (
     AugmentSettings as AugmentSettings,
     DataSettings as DataSettings,

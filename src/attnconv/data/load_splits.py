@@ -11,7 +11,7 @@ from attnconv.data.settings import DataSettings, root_problems
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 
 
-def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
+def load_data(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
     """Load a data set into memory and divide it.
 
     Args:
@@ -23,7 +23,7 @@ def load(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
             damaged (the message names the file, what was expected, and what to do).
 
     Example:
-        >>> splits = load(DataSettings("digits"))
+        >>> splits = load_data(DataSettings("digits"))
         >>> len(splits.train), len(splits.validation), len(splits.test)
         (1237, 200, 360)
     """

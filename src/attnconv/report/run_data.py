@@ -9,7 +9,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.inspect.capture import content_layers
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings

@@ -17,7 +17,7 @@ from torch import nn
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
 from attnconv.data.image_set import Splits
-from attnconv.data.load_splits import load as load_data
+from attnconv.data.load_splits import load_data
 from attnconv.models.checkpoint import load_weights, read_checkpoint
 from attnconv.models.classifiers import build
 from attnconv.models.model_loader import checkpoint_file, load as load_model
