@@ -191,7 +191,7 @@ class TestHelp:
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_argument_is_explained(self, name: str) -> None:
-        command = getattr(importlib.import_module(f"attnconv.cli.{name}_command"), name.capitalize())
+        command = importlib.import_module(f"attnconv.cli.{name}_command").Arguments
         assert [each.name for each in distinct(arguments_of(command)) if not each.explanation] == []
 
     def test_the_reference_of_the_command_line_is_not_stale(self) -> None:

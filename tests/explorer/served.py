@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnconv import SelfAttention2d
-from attnconv.cli.explore_command import Explore, _serve
+from attnconv.cli.explore_command import Arguments, _serve
 from attnconv.explorer import Session
 from tests.explorer.pages import PAGE
 
@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Conv2d(3, 8, 64, stride=64), SelfAttention2d(8, 4, heads=2))
     session = Session(model, SIZES, mean=(0.5,) * 3, std=(0.5,) * 3)
-    _serve(Explore(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE)
+    _serve(Arguments(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE)
 
 
 if __name__ == "__main__":

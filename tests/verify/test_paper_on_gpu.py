@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnconv.cli.reproduce_command import Reproduce, run as reproduce
+from attnconv.cli.reproduce_command import Arguments, run as reproduce
 from attnconv.models.model_loader import load
 from attnconv.surgery import head_pruning
 from attnconv.training.environment import COMMIT
@@ -63,7 +63,7 @@ def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monk
     words += ["--only", "quadratic-seed", "--export", str(exported), "--minutes", "9", "--weights", *names]
     assert main(words) == DONE
     assert main(["--join", str(exported), "--out", str(joined)]) == DONE
-    assert reproduce(Reproduce(draw=True, scale="tiny", out=joined)) == 0
+    assert reproduce(Arguments(draw=True, scale="tiny", out=joined)) == 0
     observations = json.loads((joined / "tables" / "observations.json").read_text(encoding="utf-8"))
     rows = {row["observation"]: row for row in observations["rows"]}
     assert list(rows["dip after pruning"]["seeds"]) == ["42"]

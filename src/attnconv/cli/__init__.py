@@ -88,7 +88,7 @@ def _run(name: str, words: list[str]) -> int:
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:
         command = importlib.import_module(f"attnconv.cli.{name}_command")
-        return int(command.run(parse(getattr(command, name.capitalize()), words)) or 0)
+        return int(command.run(parse(command.Arguments, words)) or 0)
     except KeyboardInterrupt as stop:
         from attnconv.training.processes import is_first_process
 

@@ -15,7 +15,7 @@ ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts mo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit(AttentionOptions):
+class Arguments(AttentionOptions):
     """Measure how convolutional the attention of a model is, and write a page with figures.
 
     Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and every head its
@@ -44,7 +44,7 @@ class Audit(AttentionOptions):
     out: Path | None = None
 
 
-def run(arguments: Audit) -> None:
+def run(arguments: Arguments) -> None:
     """Load the model, inspect its attention, print and write the results."""
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)

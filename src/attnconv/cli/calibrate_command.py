@@ -7,7 +7,7 @@ from attnconv._util.settings import Problem, SettingsError
 
 
 @dataclass(frozen=True)
-class Calibrate:
+class Arguments:
     """Measure how fast this machine computes, in a few seconds, and keep it in the user's cache folder.
 
     Layers choose the faster form of position-only attention by these constants; without them, by typical ones.
@@ -23,7 +23,7 @@ class Calibrate:
     device: Literal["cpu", "cuda"] = "cpu"
 
 
-def run(arguments: Calibrate) -> None:
+def run(arguments: Arguments) -> None:
     """Measure, print and store the constants."""
     import torch
 

@@ -13,7 +13,7 @@ PRESET = "quadratic-digits"
 
 
 @dataclass(frozen=True)
-class Demo:
+class Arguments:
     """Show in three minutes on two CPU cores, without a network, that attention performs and learns convolution.
 
     Builds the attention layer that equals a random convolution, trains a small attention-only model on handwritten
@@ -32,7 +32,7 @@ class Demo:
     epochs: Natural | None = None
 
 
-def run(arguments: Demo) -> None:
+def run(arguments: Arguments) -> None:
     """Perform a convolution, learn one, draw what was learned."""
     settings = recipe(PRESET)
     if arguments.epochs is not None:

@@ -13,7 +13,7 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Arguments:
     """Measure a model on a test set.
 
     The data default to those that the run was trained on.
@@ -48,7 +48,7 @@ class Evaluate:
         return {"data": plain(settings.data), "precision": settings.train.precision}, {}
 
 
-def run(arguments: Evaluate) -> None:
+def run(arguments: Arguments) -> None:
     """Measure and print."""
     from attnconv.data.load_splits import load_data
     from attnconv.models.model_loader import load as load_model

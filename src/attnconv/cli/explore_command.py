@@ -9,14 +9,14 @@ from msgspec import Meta
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import SMALLEST, NotNegative
-from attnconv.cli.demo_command import Demo
+from attnconv.cli.demo_command import Arguments as DemoArguments
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, require_room
 from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explore(AttentionOptions):
+class Arguments(AttentionOptions):
     """Show what every head of a model does on a live page: on your own images, over the training, beside the theorem.
 
     Serves the page on this machine only, or writes one that needs no server.
@@ -49,7 +49,7 @@ class Explore(AttentionOptions):
     browser: bool = True
 
 
-def run(arguments: Explore) -> None:
+def run(arguments: Arguments) -> None:
     """Load the model, inspect its attention, then serve or write the page."""
     require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
@@ -63,14 +63,14 @@ def run(arguments: Explore) -> None:
         _serve(arguments, content, answer, page)
 
 
-def _look(arguments: Explore) -> tuple[bytes, Any]:
+def _look(arguments: Arguments) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
     from attnconv.explorer import Pictures, Session, example, moments_of, payload
     from attnconv.inspect import audit
     from attnconv.models.presets import PRESETS
     from attnconv.training.run_folder import RunFolder
 
-    demo = Demo().out
+    demo = DemoArguments().out
     name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
@@ -105,7 +105,7 @@ def title_of(name: str) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)
 
 
-def _serve(arguments: Explore, content: bytes, answer: Any, page: str) -> None:
+def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None:
     """Serve until interrupted."""
     import threading
     import webbrowser

@@ -6,7 +6,7 @@ from attnconv.cli.output import print_table, print_text
 
 
 @dataclass(frozen=True)
-class Models:
+class Arguments:
     """List the presets with their parameters and FLOPs for one image.
 
     FLOPs are counted as in the paper's tables (linear and convolution layers only), and with everything counted
@@ -23,7 +23,7 @@ class Models:
     markdown: bool = False
 
 
-def run(arguments: Models) -> None:
+def run(arguments: Arguments) -> None:
     """Print the table."""
     from attnconv.models.preset_tables import table_of_presets
 

@@ -232,7 +232,8 @@ def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> 
     ]
     shown = sorted(distinct(fitting), key=lambda argument: (title(argument) != "", not argument.positional))
     positional = [argument.flags[0] for argument in shown if argument.positional]
-    lines = [" ".join(["usage: attnconv", command.__name__.lower(), "[-h] [OPTIONS]", *positional]), ""]
+    name = command.__module__.rpartition(".")[2].removesuffix("_command")
+    lines = [" ".join(["usage: attnconv", name, "[-h] [OPTIONS]", *positional]), ""]
     about, _, examples = str(inspect.getdoc(command)).partition("Attributes:")[0].partition("Examples:\n")
     for paragraph in about.strip().split("\n\n"):
         lines += [*_wrapped(paragraph), ""]

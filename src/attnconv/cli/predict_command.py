@@ -9,7 +9,7 @@ from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True)
-class Predict:
+class Arguments:
     """Print the classes that a model finds likeliest for an image, with their probabilities.
 
     Examples:
@@ -27,7 +27,7 @@ class Predict:
     top: Natural = 5
 
 
-def run(arguments: Predict) -> None:
+def run(arguments: Arguments) -> None:
     """Print the likeliest classes."""
     import torch
 

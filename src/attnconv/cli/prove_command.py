@@ -16,7 +16,7 @@ _ALPHAS = (1.0, 3.0, 10.0, 20.1)  # below which soft heads are counted together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prove(ImageOptions):
+class Arguments(ImageOptions):
     """Perform convolutions by multi-head attention, and compare the outputs.
 
     Random convolutions go through the softmax, dense (of all scores) and Kronecker (one per axis), with convolutions
@@ -49,13 +49,13 @@ class Prove(ImageOptions):
                 yield Problem(name, "is for a network", fix="Name one with --model.")
 
 
-def run(arguments: Prove) -> int:
+def run(arguments: Arguments) -> int:
     """Draw or load, convert, compare, print; status 1 where a bound does not hold."""
     holds = _prove_cases(arguments) if arguments.model is None else _prove_model(arguments.model, arguments)
     return 0 if holds else 1
 
 
-def _prove_cases(arguments: Prove) -> bool:
+def _prove_cases(arguments: Arguments) -> bool:
     """Print differences by form of attention and sharpness; return whether all are within what is allowed."""
     from rich.progress import track
 
@@ -85,7 +85,7 @@ def _prove_cases(arguments: Prove) -> bool:
     return holds
 
 
-def _prove_model(name: str, arguments: Prove) -> bool:
+def _prove_model(name: str, arguments: Arguments) -> bool:
     """Print the differences of a network's layers; return whether all are within their bounds."""
     import torch
 

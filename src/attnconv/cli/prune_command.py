@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prune:
+class Arguments:
     """Remove heads that attend to a thin stripe or to everything alike (appendix E of the paper).
 
     Prints what that saves, and which layers can then no longer express a 3 x 3 kernel.
@@ -43,7 +43,7 @@ class Prune:
     out: Path | None = None
 
 
-def run(arguments: Prune) -> None:
+def run(arguments: Arguments) -> None:
     """Find, remove and count heads; write the model."""
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
@@ -51,7 +51,7 @@ def run(arguments: Prune) -> None:
         _prune(arguments)
 
 
-def _prune(arguments: Prune) -> None:
+def _prune(arguments: Arguments) -> None:
     """Do the work, with the folder locked for writing."""
     from attnconv.models.model_loader import load
     from attnconv.models.operation_counts import flops_all, flops_paper, parameters
@@ -115,7 +115,7 @@ def _missed(span: "KernelSpan") -> str:
     return "not known" if span.missed is None else f"{span.missed:.1e}"
 
 
-def _write(arguments: Prune, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:
+def _write(arguments: Arguments, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:
     """Write a run that starts from the pruned weights, with the settings of the pruned run if it is known."""
     import torch
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recast(ImageOptions):
+class Arguments(ImageOptions):
     """Replace every convolution of a network by multi-head self-attention that computes the same.
 
     Compares the two networks layer by layer, and writes the result.
@@ -45,7 +45,7 @@ class Recast(ImageOptions):
     only: tuple[str, ...] = ()
 
 
-def run(arguments: Recast) -> None:
+def run(arguments: Arguments) -> None:
     """Recast, compare, write."""
     from attnconv.convert import compare, recast
     from attnconv.models.checkpoint import About, save_recast
@@ -68,7 +68,7 @@ def run(arguments: Recast) -> None:
     _export(arguments, twin, images)
 
 
-def _export(arguments: Recast, model: "nn.Module", images: "Tensor") -> None:
+def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:
     """Write the programs that run elsewhere, with any number of images."""
     import torch
 

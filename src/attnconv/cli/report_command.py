@@ -8,7 +8,7 @@ from attnconv.cli.parsing import Positional
 
 
 @dataclass(frozen=True)
-class Report:
+class Arguments:
     """Draw the figures of a run, as PNG and SVG and on one HTML page.
 
     They show the accuracy, the centres of heads over training and by layer, and the attention probabilities.
@@ -26,7 +26,7 @@ class Report:
     out: Path | None = None
 
 
-def run(arguments: Report) -> None:
+def run(arguments: Arguments) -> None:
     """Write the report and print its path."""
     require_room("--out", arguments.out)
     from attnconv.report import write_report

@@ -16,7 +16,7 @@ from attnconv.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Arguments:
     """Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4.
 
     The paper's numbers are listed next to ours. Finished runs are kept and interrupted ones continued: call it again.
@@ -58,7 +58,7 @@ class Reproduce:
             yield Problem("only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
 
 
-def run(arguments: Reproduce) -> int:
+def run(arguments: Arguments) -> int:
     """Plan, train what is missing, draw everything."""
     scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
@@ -87,7 +87,7 @@ def run(arguments: Reproduce) -> int:
     return 1 if failures else 0
 
 
-def _write(arguments: Reproduce, out: Path, notes: list[str]) -> None:
+def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
     """Write figures and tables of all runs in the folder, those of earlier calls too."""
     from attnconv.paper import write_paper
 

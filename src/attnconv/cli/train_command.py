@@ -18,7 +18,7 @@ _SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no pr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Arguments:
     """Train a model and write a run folder: settings, metrics, heads, checkpoints.
 
     The defaults below are those of the preset (quadratic-small where none is named).
@@ -87,7 +87,7 @@ class Train:
         return {**label, "settings": {**values, **label}}, origins
 
 
-def run(arguments: Train) -> None:
+def run(arguments: Arguments) -> None:
     """Train, and leave the run folder."""
     from attnconv.training.fitting import fit
     from attnconv.training.processes import is_first_process

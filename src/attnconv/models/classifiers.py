@@ -89,7 +89,7 @@ class AttentionClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
         """Logits of images (b, c, height, width); the downsampling divides height and width."""
-        check_images(images, channels=self.image_channels, multiple=self.downsampling)
+        check_shape(images, channels=self.image_channels, multiple=self.downsampling)
         hidden = self.embedding(space_to_depth(images, self.downsampling))
         hidden = self.norm(self.blocks(hidden))
         logits: Tensor = self.head(hidden.mean((1, 2)))
@@ -202,7 +202,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
         """Logits of images (b, c, height, width) of any size."""
-        check_images(images, channels=self.image_channels)
+        check_shape(images, channels=self.image_channels)
         hidden = self.stages(F.relu(self.stem_norm(self.stem(images))))
         logits: Tensor = self.head(hidden.mean((2, 3)))
         return logits
@@ -229,7 +229,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.shortcut(x) + branch)
 
 
-def check_images(images: Tensor, *, channels: int, multiple: int = 1) -> None:
+def check_shape(images: Tensor, *, channels: int, multiple: int = 1) -> None:
     """Reject images that are not of this form; reads only the shape and the dtype, so that it compiles away."""
     given: object = images
     if isinstance(given, torch.fx.Proxy):  # symbolic tracing: there is no shape yet

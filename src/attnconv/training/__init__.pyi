@@ -1,5 +1,5 @@
 from .evaluation import (
-    Score as Score,
+    Metrics as Metrics,
     evaluate as evaluate,
 )
 from .fitting import fit as fit

@@ -17,7 +17,7 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 
 
 @dataclass(frozen=True)
-class Score:
+class Metrics:
     """Loss and accuracy of a model on a set of images.
 
     Attributes:
@@ -44,12 +44,12 @@ def zero_tally(device: torch.device) -> Float[Tensor, " 3"]:
     return torch.zeros(3, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
-def score(sums: Float[Tensor, " 3"]) -> Score:
-    """The score of a set from its tally, which must be of at least one image."""
+def metrics_of(sums: Float[Tensor, " 3"]) -> Metrics:
+    """Metrics of a set from its tally, which must be of at least one image."""
     loss, right, count = (float(value) for value in sums)
     if count == 0:
         raise ValueError(bad("images", "must hold at least one image to measure", "none"))
-    return Score(loss / count, right / count, int(count))
+    return Metrics(loss / count, right / count, int(count))
 
 
 def evaluate(
@@ -61,7 +61,7 @@ def evaluate(
     batch_size: int = 500,
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
-) -> Score:
+) -> Metrics:
     """Measure a model on a set of images. The model is moved to the device and left in evaluation mode.
 
     Args:
@@ -89,7 +89,7 @@ def evaluate(
     largest = int(images.labels.max()) if len(images) else 0
     batches = Batches(images, batch_size=batch_size)
     sums = tally_batches(model, batches, mean=mean, std=std, precision=precision, device=device, largest=largest)
-    return score(sums)
+    return metrics_of(sums)
 
 
 def tally_batches(

@@ -145,8 +145,8 @@ def _measure(
     for name, (epoch, path) in files.items():
         model: nn.Module = load_model(path).model
         result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        scores = {split: asdict(evaluate(model, images, **about)) for split, images in sets.items() if len(images)}
-        result[name] = {"epoch": epoch, **scores}
+        metrics = {split: asdict(evaluate(model, images, **about)) for split, images in sets.items() if len(images)}
+        result[name] = {"epoch": epoch, **metrics}
     return result
 
 

@@ -22,7 +22,7 @@ from attnconv.data.augmentation import augment, mix
 from attnconv.data.image_set import Batch, Batches, ImageSet, Splits
 from attnconv.models.checkpoint import About
 from attnconv.models.settings import ResNetSettings
-from attnconv.training.evaluation import Score, autocast, dtype_of, score, tally, tally_batches, zero_tally
+from attnconv.training.evaluation import Metrics, autocast, dtype_of, metrics_of, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser, rate_factor
 from attnconv.training.processes import rank, world_size
 from attnconv.training.settings import RunSettings
@@ -116,19 +116,19 @@ class TrainingLoop:
                 self._recent_sums += sums
             return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
-    def evaluate(self) -> dict[str, Score]:
-        """Evaluate after an epoch: scores of its training images during the epoch, and of the other sets."""
+    def evaluate(self) -> dict[str, Metrics]:
+        """Evaluate after an epoch: metrics of its training images during the epoch, and of the other sets."""
         world = world_size()
         size = max(1, self.settings.train.eval_batch_size // world) * world
-        scores = {"train": _score_of_all(self._epoch_sums)}
+        metrics = {"train": _metrics_of_all(self._epoch_sums)}
         for name, images in self._measured.items():
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
-            scores[name] = _score_of_all(self.tally(batches))
-        return scores
+            metrics[name] = _metrics_of_all(self.tally(batches))
+        return metrics
 
     def recent_loss(self) -> float:
         """Mean loss of the training images since the last call."""
-        loss = _score_of_all(self._recent_sums).loss
+        loss = _metrics_of_all(self._recent_sums).loss
         self._recent_sums.zero_()
         return loss
 
@@ -143,12 +143,12 @@ class TrainingLoop:
         self._optimiser.load_state_dict(state["optimizer"])
 
 
-def _score_of_all(sums: Float[Tensor, " 3"]) -> Score:
-    """The score of the images of all processes, each of which has to call this."""
+def _metrics_of_all(sums: Float[Tensor, " 3"]) -> Metrics:
+    """Metrics of the images of all processes, each of which has to call this."""
     sums = sums.clone()
     if world_size() > 1:
         torch.distributed.all_reduce(sums)
-    return score(sums)
+    return metrics_of(sums)
 
 
 @contextmanager

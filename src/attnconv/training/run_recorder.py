@@ -25,7 +25,7 @@ from attnconv._util.errors import bad
 from attnconv._util.settings import plain
 from attnconv.encodings.base import Encoding
 from attnconv.models.checkpoint import weights_bytes
-from attnconv.training.evaluation import Score
+from attnconv.training.evaluation import Metrics
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
@@ -80,21 +80,21 @@ class Recorder:
             self._refuse_divergence(loss, loop.epoch)
             self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
 
-    def after_epoch(self, scores: Mapping[str, Score]) -> None:
+    def after_epoch(self, metrics: Mapping[str, Metrics]) -> None:
         """Note an epoch's results, and write everything noted when that is due."""
         loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
-        self._refuse_divergence(scores["train"].loss, epoch - 1)
+        self._refuse_divergence(metrics["train"].loss, epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
-        improved = "validation" in scores and scores["validation"].accuracy >= self.best[1]
+        improved = "validation" in metrics and metrics["validation"].accuracy >= self.best[1]
         if improved:
-            self.best = (epoch, scores["validation"].accuracy)
+            self.best = (epoch, metrics["validation"].accuracy)
         due = epoch % train.checkpoint_every == 0 or epoch == train.epochs
         if not self._writes:
             return
-        self._note(scores)
+        self._note(metrics)
         if improved or due:
-            accuracy = {split: result.accuracy for split, result in scores.items()}
+            accuracy = {split: result.accuracy for split, result in metrics.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
             weights = weights_bytes(loop.model, loop.settings.model, loop.about, extra)
             self._best_weights = weights if improved else self._best_weights
@@ -106,7 +106,7 @@ class Recorder:
         if self._board is not None:
             self._board.close()
 
-    def _note(self, scores: Mapping[str, Score]) -> None:
+    def _note(self, metrics: Mapping[str, Metrics]) -> None:
         """Keep an epoch's lines until they are written; they are shown at once."""
         lines: list[MetricsLine] = [
             {
@@ -118,7 +118,7 @@ class Recorder:
                 "lr": self._loop.learning_rate,
                 "seconds": round(self.seconds, 3),
             }
-            for split, result in scores.items()
+            for split, result in metrics.items()
         ]
         self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
         self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
