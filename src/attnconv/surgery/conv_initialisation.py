@@ -38,7 +38,7 @@ from attnconv.inspect.module_adapters import (
     vit_parts,
 )
 from attnconv.layers.checks import check_finite
-from attnconv.surgery.head_kernel_fit import relative_size
+from attnconv.surgery.replaceable_attention import relative_size
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 LOST = 0.01  # relative error of the given filters above which it warns

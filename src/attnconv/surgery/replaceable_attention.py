@@ -115,6 +115,11 @@ def replaceable(
     return tokens, passed_over
 
 
+def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return change / size, or 0 where nothing changes: heads and layers may output only zeros."""
+    return (change / size).where(change > 0, 0.0)
+
+
 def _place(operator: AttentionOperator) -> _Place | None:
     """Where the tokens are; None if they are not those of an image in rows and columns."""
     if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2:
