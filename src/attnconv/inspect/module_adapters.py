@@ -9,7 +9,7 @@ with scores as in `score_modifiers` and norms that may be absent. Parts known to
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -55,15 +55,11 @@ TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "registe
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Projection:
+class Projection(NamedTuple):
     """A linear map, which may be some outputs of a larger one: its tensors are views of the module's."""
 
     weight: Float[Tensor, "d c"]
     bias: Float[Tensor, "d"] | None
-
-    def of(self, x: Float[Tensor, "*b c"]) -> Float[Tensor, "*b d"]:
-        return F.linear(x, self.weight, self.bias)
 
 
 @final
@@ -90,7 +86,7 @@ class AttentionParts:
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
         """Attention and values of all heads, without dropout."""
         query, key, value = (
-            part.of(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+            F.linear(x, *part).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         query, key = terms.turned(self.query_norm(query)), terms.turned(self.key_norm(key))
@@ -118,9 +114,8 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
     scale = 1 / math.sqrt(size) if isinstance(attention, nn.MultiheadAttention) else found["scale"]
     wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
     wanted["qkv or q_proj, k_proj and v_proj"] = split
-    lacking = [part for part, value in wanted.items() if value is None]
-    others = [] if split is None else _others(attention)
-    if split is not None and out is not None and not lacking:
+    problems = [f"no {part}" for part, value in wanted.items() if value is None] + _others(attention)
+    if split is not None and out is not None and not problems:
         parts = AttentionParts(
             *split,
             out=out,
@@ -134,14 +129,11 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
             dropout=_probability(found["dropout"]),
             out_dropout=found["out_dropout"] or nn.Identity(),
         )
-        others += _misfits(parts)
-        if not others:
+        problems = _misfits(parts)
+        if not problems:
             return parts
-    kind = type(attention).__name__
-    if others:
-        got = f"{kind} with {', '.join(others)}"
-        raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
-    raise ValueError(bad(name, f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}", kind, FIX))
+    got = f"{type(attention).__name__} with {', '.join(problems)}"
+    raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
 
 
 def projects(module: nn.Module) -> bool:
@@ -210,24 +202,20 @@ def _misfits(parts: AttentionParts) -> list[str]:
 
 def _probability(drop: object) -> float:
     """Of dropout, given as a module, a number or None."""
-    if isinstance(drop, nn.Module):
-        return drop.p if isinstance(drop, nn.Dropout) else 0.0
+    drop = getattr(drop, "p", drop)
     return float(drop) if isinstance(drop, (int, float)) else 0.0
 
 
 def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
     """The projections to queries, keys and values."""
-    fused = getattr(source, "qkv", None)
-    matrix: Tensor | None = None
-    vector: Tensor | None = None
+    matrix, vector = None, None
     if isinstance(source, nn.MultiheadAttention):
         matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
-    elif isinstance(fused, nn.Linear):
+    elif isinstance(fused := getattr(source, "qkv", None), nn.Linear):
         matrix, vector = fused.weight, fused.bias
     if matrix is not None:
         apart = (getattr(source, "q_bias", None), None, getattr(source, "v_bias", None))
-        biases = apart if vector is None else vector.tensor_split(3)
-        query, key, value = map(Projection, matrix.tensor_split(3), biases)
+        query, key, value = map(Projection, matrix.tensor_split(3), apart if vector is None else vector.tensor_split(3))
         return query, key, value
     for paths in PROJECTIONS:
         linears = [part for path in paths if isinstance(part := _first(source, (path,)), nn.Linear)]
