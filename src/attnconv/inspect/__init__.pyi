@@ -5,7 +5,6 @@ from .auditing import (
 )
 from .capture import (
     attention_operators as attention_operators,
-    content_layers as content_layers,
     visit_attention as visit_attention,
 )
 from .head_statistics import (

@@ -126,23 +126,6 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
     return found
 
 
-def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
-    """Return the names of the layers whose probabilities depend on the image, not on positions only.
-
-    Args:
-        model: Any module that `visit_attention` reads.
-        images: (b, c, height, width), b at least 2; their values do not matter.
-
-    Raises:
-        TypeError, ValueError: Fewer than two images, or as for `attention_operators`.
-    """
-    check_tensor(images)
-    if len(images) < 2:
-        raise ValueError(bad("images", "must hold at least two images", len(images)))
-    operators = attention_operators(model, images)
-    return tuple(name for name, operator in operators.items() if operator.batch > 1)
-
-
 def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
     if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
         raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))

@@ -7,7 +7,6 @@ images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h =
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
-    receptive field      root mean square of |delta - mu| under w, the normalised mean of p_h over heads
     convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys of an image and, on d axes,
                          mass = max over f with at most c = ceil(heads / 3^d) heads at a shift of
                                 (1 / heads) sum_h p_h(f(h))
@@ -18,8 +17,6 @@ split of the heads among 3^d taps needs: copies of one tap score little, but a t
 
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -30,7 +27,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.moments import attention_moments
+from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator
 
@@ -125,7 +122,7 @@ class RunningStatistics:
 
     def __init__(self) -> None:
         self._profile = RunningShiftProfile()
-        self._by_image: dict[str, list[Tensor]] = defaultdict(list)
+        self._moments: list[AttentionMoments] = []
 
     @torch.no_grad()
     def add(
@@ -137,11 +134,7 @@ class RunningStatistics:
             ValueError: The operator has another grid or other heads than the first.
         """
         self._profile.add(operator, queries=queries, block=block)  # first, since it refuses a foreign operator
-        moments = attention_moments(operator, queries=queries, block=block)
-        for name in MOMENTS:
-            self._by_image[name].append(getattr(moments, name))
-        if moments.content_share is not None:
-            self._by_image["content_share"].append(moments.content_share.expand(operator.batch, -1))
+        self._moments.append(attention_moments(operator, queries=queries, block=block))
 
     def result(self) -> LayerStatistics:
         """The statistics of all operators so far.
@@ -152,8 +145,11 @@ class RunningStatistics:
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
-        means = {name: torch.cat(values).nanmean(0) for name, values in self._by_image.items()}
-        content = means.pop("content_share", None)
+        means = {name: torch.cat([getattr(some, name) for some in self._moments]).nanmean(0) for name in MOMENTS}
+        shares = [
+            some.content_share.expand(len(some.entropy), -1) for some in self._moments if some.content_share is not None
+        ]
+        content = torch.cat(shares).nanmean(0) if shares else None
         shift_mass, best = profile.mass.flatten(1).max(-1)
         return LayerStatistics(
             **means,
@@ -202,7 +198,7 @@ def grid_coverage(profile: ShiftProfile) -> float:
     layer's field. Where a stride leaves the middle open, the best one counts.
 
     Args:
-        profile: The layer's attention per shift.
+        profile: As `shift_profile` returns it.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -210,8 +206,8 @@ def grid_coverage(profile: ShiftProfile) -> float:
         >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
         1.0
     """
-    shares = profile.mass.flatten(1)
-    return max(assigned_mass(shares[:, taps], 1) for taps in _kernels(profile)) / _tap_count(profile)
+    count, kernels = _kernels(profile)
+    return max(assigned_mass(profile.mass.flatten(1)[:, taps], 1) for taps in kernels) / count
 
 
 def tap_residual(profile: ShiftProfile) -> float:
@@ -226,8 +222,9 @@ def tap_residual(profile: ShiftProfile) -> float:
     noise = profile.noise.flatten(1)
     least = torch.maximum(values[0] * ROUNDING, noise.sum(1).max().sqrt() + noise.sum(0).max().sqrt())
     kept = directions[values > least]
-    reached = max(float(kept[:, taps].square().sum()) for taps in _kernels(profile))  # squared part within the span
-    return math.sqrt(max(0.0, 1 - reached / _tap_count(profile)))
+    count, kernels = _kernels(profile)
+    reached = max(float(kept[:, taps].square().sum()) for taps in kernels)  # squared part within the span
+    return math.sqrt(max(0.0, 1 - reached / count))
 
 
 def kernel_size(heads: int, dims: int) -> int:
@@ -242,16 +239,13 @@ def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float
     return float(repeated[heads.tolist(), columns.tolist()].sum())
 
 
-def _kernels(profile: ShiftProfile) -> Iterator[Int[Tensor, "taps"]]:
-    """For each middle, flat indices of the kernel's taps within reach; those out of reach hold nothing."""
-    half = kernel_size(len(profile.mass), len(profile.reach)) // 2
-    for middle in itertools.product(*(range(least, most + 1) for least, most in profile.middle)):
-        off = profile.shifts - torch.tensor(middle, device=profile.mass.device)
-        yield (off.abs() <= half).all(-1).nonzero().flatten()
-
-
-def _tap_count(profile: ShiftProfile) -> int:
-    return kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)
+def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
+    """K^dims; and for each middle, flat indices of the kernel's taps within reach: those out of reach hold nothing."""
+    dims = len(profile.reach)
+    size = kernel_size(len(profile.mass), dims)
+    middles = itertools.product(*(range(least, most + 1) for least, most in profile.middle))
+    offs = (profile.shifts - torch.tensor(middle, device=profile.mass.device) for middle in middles)
+    return size**dims, [(off.abs() <= size // 2).all(-1).nonzero().flatten() for off in offs]
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
@@ -284,7 +278,7 @@ def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) 
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Receptive field in pixels, sqrt(dims (K^2 - 1) / 12) for a kernel of K taps per axis; NaN without mass."""
+    """Root mean square of |delta - mu| under the normalised mean of p_h over heads, in pixels; NaN without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts
