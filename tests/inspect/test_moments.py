@@ -11,7 +11,7 @@ from torch import Tensor
 from attnconv.encodings import Quadratic
 from attnconv.grid import BORDERS, Axis, Border, Grid
 from attnconv.inspect import AttentionMoments, attention_moments, sample_queries
-from attnconv.inspect.query_sampling import lattice_queries
+from attnconv.inspect.chosen_queries import lattice_queries
 from attnconv.operators import AttentionOperator, Dense, Kronecker, Shift
 from attnconv.operators.base import all_queries
 from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout
@@ -230,7 +230,7 @@ def test_rows_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows(self, queries)
 
     monkeypatch.setattr(Dense, "rows", counted)
-    monkeypatch.setattr("attnconv.inspect.query_sampling.BLOCK", 5 * 2 * HEADS * operator.grid.lattice_count)
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 5 * 2 * HEADS * operator.grid.lattice_count)
     attention_moments(operator)
     assert seen == [5, 5, 5, 5, 4]
     seen.clear()

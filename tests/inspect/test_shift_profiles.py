@@ -251,7 +251,7 @@ def test_content_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         return rows(self, queries)
 
     monkeypatch.setattr(Content, "rows", counted)
-    monkeypatch.setattr("attnconv.inspect.query_sampling.BLOCK", 2 * HEADS * 20 * 3)
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 2 * HEADS * 20 * 3)
     operator = OPERATORS["content"](Grid.make((4, 5)), DOUBLE, 2)[0]
     shift_profile(operator)
     assert (max(asked), sum(asked)) == (3, 20)

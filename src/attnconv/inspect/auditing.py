@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_dense, whole
 from attnconv.grid import Grid
-from attnconv.inspect.capture import visit_attention
+from attnconv.inspect.capture import blaming_images, check_images, visit_attention
+from attnconv.inspect.chosen_queries import sample_queries
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
-from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.query_sampling import sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import BLOCK, query_blocks
+from attnconv.inspect.chosen_queries import BLOCK, query_blocks
 from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift

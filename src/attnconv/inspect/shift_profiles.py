@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import query_blocks
+from attnconv.inspect.chosen_queries import query_blocks
 from attnconv.operators.base import AttentionOperator, Queries
 
 

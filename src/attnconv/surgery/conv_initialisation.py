@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.module_state import all_or_nothing, evaluating
 from attnconv._util.value_checks import FLOATING, check_module, indices, is_real, whole
-from attnconv.inspect.image_checks import blaming_images, check_images
+from attnconv.inspect.capture import blaming_images, check_images
 from attnconv.inspect.module_adapters import (
     AttentionParts,
     VitBlock,

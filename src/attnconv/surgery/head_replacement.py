@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_module, indices, whole
-from attnconv.inspect.capture import checked_options, uncompiled
-from attnconv.inspect.image_checks import blaming_images, check_images
+from attnconv.inspect.capture import blaming_images, check_images, checked_options, uncompiled
 from attnconv.inspect.module_adapters import first_tensor
 from attnconv.surgery.convolved_attention import ConvolvedAttention, Fit, HeadMixing, Taps, fit_mixing, mixing_errors
 from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
