@@ -58,7 +58,6 @@ class TestMasks:
         _, terms = FORM.read((X, None, mask), {})
         scores = torch.zeros(4, 3, 6, 6)
         torch.testing.assert_close(terms.raised(scores)[:, 0], mask.repeat(2, 1, 1))
-        torch.testing.assert_close(terms.raised(scores[:, :, :2], slice(2))[:, 1], mask[:, :2].repeat(2, 1, 1))
 
     def test_a_mask_of_each_sequence_must_be_that_of_each_image(self) -> None:
         mask = torch.randn(2, 1, 6, 6)

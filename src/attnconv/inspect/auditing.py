@@ -180,15 +180,16 @@ class _RunningLayer:
             statistics = self.statistics.result()
         except ValueError as error:
             raise ValueError(f"model.{name}: {error}") from error
-        own = module if isinstance(module, SelfAttention) and _is_position_only(module, sizes) else None
-        span = None if own is None else kernel_span(own, sizes)
+        span = None
+        if isinstance(module, SelfAttention) and _is_position_only(module, sizes):
+            span = kernel_span(module, sizes)
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
             sizes=sizes,
             queries=len(self.queries),
             query_count=self.grid.query_count,
-            position_only=own is not None,
+            position_only=span is not None,
             span_residual=None if span is None else span.missed,
             statistics=statistics,
             span_unknown="" if span is None else span.reason,
