@@ -43,14 +43,13 @@ def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = Non
     return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
 
 
-def query_blocks(operator: AttentionOperator, queries: Queries | None, block: int | None) -> Sequence[Int[Tensor, "_"]]:
-    """Check queries (None for all) and split them into blocks of `block` rows, or of as many as fit in memory."""
-    grid, fitting = operator.grid, max(1, BLOCK // (operator.batch * operator.heads * operator.grid.lattice_count))
-    block = fitting if block is None else whole("block", block, 1)
+def query_blocks(operator: AttentionOperator, queries: Queries | None = None) -> Sequence[Int[Tensor, "_"]]:
+    """Check queries (None for all) and split them into blocks whose rows fit in memory."""
+    grid = operator.grid
     chosen = all_queries(grid, operator.device) if queries is None else query_indices(queries, grid, operator.device)
     if chosen.numel() == 0:
         raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
-    return chosen.split(block)
+    return chosen.split(max(1, BLOCK // (operator.batch * operator.heads * grid.lattice_count)))
 
 
 def _one_per_cell(
@@ -105,18 +104,13 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute mean attention probabilities of chosen queries over images, for every layer.
-
-    Only the rows of these queries are computed, for a few images at a time.
+    """Compute mean attention probabilities of chosen queries over images, for the layers in the order of their calls.
 
     Args:
-        model: Any module with attention over images that `visit_attention` reads.
+        model: Any module that `visit_attention` reads. Of a layer that runs several times the last call counts.
         images: (n, c, height, width), n at least 1.
         places: Queries as fractions of the image's height and width, each at least 0 and below 1.
         batch_size: Images at once, at least 1.
-
-    Returns:
-        One entry per layer, in the order in which the layers run; of a layer that runs several times, the last.
 
     Raises:
         ValueError: No image, a place outside the image, a batch size below 1, or a layer that is not two-dimensional.
@@ -127,10 +121,8 @@ def mean_query_maps(
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         requirement = "must be at least one (row, column), each at least 0 and below 1"
         raise ValueError(bad("places", requirement, repr(list(places))))
-    if batch_size < 1:
-        raise ValueError(bad("batch_size", "must be at least 1", batch_size))
     sums: dict[str, QueryMaps] = {}
-    for batch in images.split(batch_size):
+    for batch in images.split(whole("batch_size", batch_size, 1)):
         maps: dict[str, QueryMaps] = {}
 
         def visit(name: str, operator: AttentionOperator, maps: dict[str, QueryMaps] = maps) -> None:

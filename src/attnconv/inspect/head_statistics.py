@@ -3,7 +3,6 @@
 Centre, covariance, distance, entropy and the share of content are means over queries (`attention_moments`), then over
 images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
 
-    best shift           argmax_delta p_h(delta), and its mass p_h there
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
@@ -29,7 +28,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
-from attnconv.operators.base import AttentionOperator
+from attnconv.operators.base import AttentionOperator, Queries
 
 # Variance in pixels squared below which a matched Gaussian is a single tap: no profile on whole shifts lies between.
 LEAST_VARIANCE = 1e-6
@@ -50,8 +49,7 @@ class LayerStatistics:
         constancy: How constant the pattern is as the query moves, (h,), 0 to 1; NaN without mass.
         best_shift: The shift with the most mass, (h, dims) int64 in pixels.
         shift_mass: The mass there, (h,), 0 to 1.
-        gaussian_overlap: Mass that the profile shares with the Gaussian of its mean and covariance, (h,), 0 to 1; NaN
-            for a head without mass on the profile's shifts.
+        gaussian_overlap: Mass shared with a Gaussian, (h,), 0 to 1; NaN for a head without mass on the shifts.
         coverage: Mean mass of distinct heads on the taps of the kernel they could make up, 0 to 1 (`grid_coverage`).
         tap_residual: How far those taps lie outside the span of the heads' profiles, 0 to 1 (`tap_residual`).
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
@@ -79,9 +77,7 @@ class LayerStatistics:
     profile: ShiftProfile
 
 
-def layer_statistics(
-    operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
-) -> LayerStatistics:
+def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = None) -> LayerStatistics:
     """Compute what each head of one operator does, and how convolutional the layer is.
 
     For several batches of images see `RunningStatistics`.
@@ -89,7 +85,6 @@ def layer_statistics(
     Args:
         operator: The attention probabilities, as `attention_operators` returns them.
         queries: As for `attention_moments`.
-        block: Likewise.
 
     Raises:
         TypeError, ValueError: As `attention_moments`.
@@ -101,7 +96,7 @@ def layer_statistics(
         (1.0, 1.0, [-1, 0, 1])
     """
     running = RunningStatistics()
-    running.add(operator, queries=queries, block=block)
+    running.add(operator, queries=queries)
     return running.result()
 
 
@@ -125,16 +120,14 @@ class RunningStatistics:
         self._moments: list[AttentionMoments] = []
 
     @torch.no_grad()
-    def add(
-        self, operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
-    ) -> None:
+    def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add the images of one operator; the arguments are those of `layer_statistics`.
 
         Raises:
             ValueError: The operator has another grid or other heads than the first.
         """
-        self._profile.add(operator, queries=queries, block=block)  # first, since it refuses a foreign operator
-        self._moments.append(attention_moments(operator, queries=queries, block=block))
+        self._profile.add(operator, queries=queries)  # first, since it refuses a foreign operator
+        self._moments.append(attention_moments(operator, queries=queries))
 
     def result(self) -> LayerStatistics:
         """The statistics of all operators so far.
@@ -263,12 +256,9 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 def redundancy(profile: ShiftProfile) -> float:
     """Mean cosine between the profiles of two heads, 0 to 1; 0 for one head, and for heads without mass."""
-    heads = len(profile.mass)
-    if heads == 1:
-        return 0.0
-    flat = profile.mass.flatten(1)
-    cosines = profile_cosines(flat, flat)
-    return float((cosines.sum() - cosines.diagonal().sum()) / (heads * (heads - 1)))
+    heads, flat = len(profile.mass), profile.mass.flatten(1)
+    cosines = profile_cosines(flat, flat).fill_diagonal_(0)
+    return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:

@@ -3,7 +3,7 @@
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases left out
 
 with scores as in `score_modifiers` and norms that may be absent. Parts known to change the formula are refused by name;
-`refuse_other_formula` catches the rest.
+`surgery.replaceable_attention` compares what the others compute with it.
 """
 
 import math
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -33,21 +32,9 @@ NAMES = {
     "out_dropout": ("proj_drop", "output.dropout"),
 }
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.key", "attention.value"))
-# Attributes beside the formula.
-OTHERS = {
-    "gate": "a gate",
-    "gating_param": "a gate",
-    "logit_scale": "scores by cosines",
-    "relative_position_bias_table": "a bias by relative positions",
-    "relative_position_bias": "a bias by relative positions",
-    "rel_pos": "a bias by relative positions",
-    "q_bias": "a bias added after the projection",
-}
-BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table
-FIX = (
-    "timm's VisionTransformer, Beit, Eva and SwinTransformer, Hugging Face's ViT family and nn.MultiheadAttention have "
-    "such modules."
-)
+BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table of a bias
+OTHERS = ("gate", "gating_param", "logit_scale", "relative_position_bias_table", *BIAS_HOLDERS, "q_bias")
+FIX = "timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention have such modules."
 FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
 BLOCKS = ("blocks", "layers", "layer")
@@ -106,7 +93,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
 
     `name` is the module's in errors.
     """
-    split, found = _split(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
+    split, found = projections(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None
     if size is None and heads and out is not None:
@@ -134,37 +121,6 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
             return parts
     got = f"{type(attention).__name__} with {', '.join(problems)}"
     raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
-
-
-def projects(module: nn.Module) -> bool:
-    """Whether a module has projections to queries, keys and values under known names."""
-    return _split(module) is not None
-
-
-@torch.no_grad()
-def refuse_other_formula(
-    attention: nn.Module,
-    x: Float[Tensor, "b n c"],
-    out: Float[Tensor, "b n d"],
-    *,
-    terms: ScoreTerms = NO_TERMS,
-    name: str = "attention",
-) -> None:
-    """Compare the formula of a module's parts with its output in evaluation mode.
-
-    Raises a ValueError where |formula - out| / |out| is above the square root of the dtype's epsilon, 3e-4 in float32.
-    """
-    parts, kind = attention_parts(attention, name), type(attention).__name__
-    requirement = "must compute what its parts say"
-    try:
-        rows, values = parts.maps_and_values(x, terms)
-        expected = parts.finish(rows @ values)
-    except RuntimeError as reason:
-        raise ValueError(bad(name, requirement, f"{kind}, of parts that do not fit: {reason}", FIX)) from reason
-    error, size = float((expected - out).norm()), float(out.norm())
-    if not error <= torch.finfo(out.dtype).eps ** 0.5 * size:
-        got = f"{kind}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
-        raise ValueError(bad(name, requirement, got, FIX))
 
 
 def first_tensor(output: object) -> Tensor | None:
@@ -206,8 +162,8 @@ def _probability(drop: object) -> float:
     return float(drop) if isinstance(drop, (int, float)) else 0.0
 
 
-def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
-    """The projections to queries, keys and values."""
+def projections(source: Any) -> tuple[Projection, Projection, Projection] | None:
+    """The projections to queries, keys and values, if a module has them under known names."""
     matrix, vector = None, None
     if isinstance(source, nn.MultiheadAttention):
         matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
@@ -231,19 +187,18 @@ def _bias(attention: nn.Module) -> PositionBias | None:
         table = getattr(holder, "relative_position_bias_table", None)
         index = getattr(holder, "relative_position_index", None)
         if isinstance(table, nn.Parameter) and table.dim() == 2 and isinstance(index, Tensor):
-            side = math.isqrt(index.numel())
-            return PositionBias(table, index.reshape(side, side))
+            return PositionBias(table, index.reshape(math.isqrt(index.numel()), -1))
     return None
 
 
 def _others(attention: nn.Module) -> list[str]:
-    """Parts that change the formula, with an explanation."""
+    """Parts that change the formula."""
     known: set[str] = set() if _bias(attention) is None else {"relative_position_bias_table", *BIAS_HOLDERS}
     if _first(attention, ("qkv.bias",)) is None:
         known.add("q_bias")  # else there are two biases of one projection
     found = [
-        f"{name} ({what})"
-        for name, what in OTHERS.items()
+        name
+        for name in OTHERS
         if name not in known
         and not isinstance(_first(attention, (name, f"attention.{name}", f"output.{name}")), nn.Identity | None)
     ]
@@ -273,14 +228,9 @@ class VitParts:
     patches: nn.Conv2d
     positions: nn.Parameter  # (1, tokens, c), with or without those before the image's
     tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
+    prefix: int  # their number
     grid: tuple[int, int]  # tokens of the image, (height, width)
-    image_shape: tuple[int, int, int]  # (channels, height, width)
     blocks: tuple[VitBlock, ...]
-
-    @property
-    def prefix(self) -> int:
-        """Number of tokens before those of the image."""
-        return sum(token.shape[1] for token in self.tokens)
 
 
 def vit_parts(model: nn.Module) -> VitParts:
@@ -301,19 +251,13 @@ def vit_parts(model: nn.Module) -> VitParts:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
         raise _refusal(embed, "that says its grid_size or image_size")
+    tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
+    prefix = sum(token.shape[1] for token in tokens)
+    if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:
+        raise _refusal(model, f"with positions for {grid} patches and at most {prefix} tokens before them")
     stem = next(name for name, part in model.named_modules() if part is blocks)
-    parts = VitParts(
-        embed,
-        patches,
-        positions,
-        tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter)),
-        grid,
-        (patches.in_channels, grid[0] * patches.stride[0], grid[1] * patches.stride[1]),
-        tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children()),
-    )
-    if not 0 <= positions.shape[1] - grid[0] * grid[1] <= parts.prefix:
-        raise _refusal(model, f"with positions for {grid} patches and at most {parts.prefix} tokens before them")
-    return parts
+    found = tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children())
+    return VitParts(embed, patches, positions, tokens, prefix, grid, found)
 
 
 def _block(name: str, block: nn.Module) -> VitBlock:

@@ -78,14 +78,11 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """Find for each head the head of the layer that is most like its mirror image.
+    """Find for each head the head of the layer most like its mirror image: the cosine, 0 to 1, and that head's index.
 
     Args:
         profile: The layer's attention per shift.
         axis: The axis whose shifts are negated; in images 0 mirrors up and down, 1 left and right.
-
-    Returns:
-        The cosine, 0 to 1, and the partner's index.
 
     Raises:
         ValueError: There is no such axis, or shifts reach farther one way than the other.
@@ -178,11 +175,6 @@ class LayerTrend:
     rho: float
     chance: float
 
-    @property
-    def rises(self) -> bool:
-        """Whether it grows by more than chance."""
-        return self.rho > self.chance
-
 
 def layer_trend(values: Sequence[Sequence[float]], *, draws: int = 1000, seed: int = 0) -> LayerTrend:
     """Test whether a statistic of heads grows with their layer.
@@ -197,7 +189,7 @@ def layer_trend(values: Sequence[Sequence[float]], *, draws: int = 1000, seed: i
 
     Example:
         >>> found = layer_trend([[1.0, 1.5, 2.0], [3.0, 2.5, 4.0], [5.0, 9.0, 7.0]])
-        >>> round(found.rho, 2), found.rises
+        >>> round(found.rho, 2), found.rho > found.chance
         (0.95, True)
     """
     draws, generator = whole("draws", draws, 1), torch.Generator().manual_seed(whole("seed", seed, 0))

@@ -75,10 +75,6 @@ class Taps:
         tiny = torch.finfo(profile.dtype).tiny
         return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
 
-    def mass(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "h"]:
-        """Mean attention of a query to all shifts that it can read."""
-        return profile.flatten(1) @ self.inside.mean((0, 2))
-
     def columns(
         self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"]
     ) -> Iterator[Float[Tensor, "b h n d"]]:

@@ -22,7 +22,7 @@ from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_module, indices, whole
 from attnconv.inspect.capture import blaming_images, check_images, checked_options, uncompiled
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.surgery.convolved_attention import ConvolvedAttention, Fit, HeadMixing, Taps, fit_mixing, mixing_errors
+from attnconv.surgery.convolved_attention import ConvolvedAttention, Fit, HeadMixing, fit_mixing, mixing_errors
 from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,7 +39,6 @@ class HeadCandidate:
         layer: Name of its attention module.
         head: Its index there.
         constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
-        window_mass: Mean attention to the K x K shifts, over the image's tokens and the images.
         error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images. Where windows
             extend beyond the image, the padding in them counts as well.
         cost: First-order relative change of the model's output if only this head is replaced.
@@ -48,7 +47,6 @@ class HeadCandidate:
     layer: str
     head: int
     constancy: float
-    window_mass: float
     error: float
     cost: float
 
@@ -219,10 +217,8 @@ def _candidates(
     """All heads, cheapest first."""
     found = []
     for name, part in tokens.items():
-        mixing = mixings[name]
-        error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixing))
-        window_mass = Taps.of_layer(part, mixing.profile.shape[-1]).mass(mixing.profile)
-        measures = (part.constancy, window_mass, relative_size(error, given), costs[name])
+        error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixings[name]))
+        measures = (part.constancy, relative_size(error, given), costs[name])
         rows = zip(*(measure.tolist() for measure in measures), strict=True)
         found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
     return sorted(found, key=lambda entry: entry.cost)
