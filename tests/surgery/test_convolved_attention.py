@@ -63,7 +63,7 @@ class TestModule:
         attention: Any = sharp(0).blocks[0].attn
         inputs = torch.randn(6, 16, 64, generator=generator)
         part = layer_tokens(attention, inputs, (4, 4), terms=terms, sequences=2)
-        assert part.terms.blocks()
+        assert Taps.of_layer(part, 3).spread is not None
         mixing = fit_mixing(part)
         new = ConvolvedAttention(part, mixing, heads=heads)
         missing, given = mixing_errors(part, mixing)

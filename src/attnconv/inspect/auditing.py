@@ -174,6 +174,7 @@ class _RunningLayer:
     queries: Int[Tensor, "r"]
     statistics: RunningStatistics
 
+    @torch.no_grad()
     def result(self, name: str, model: nn.Module) -> LayerAudit:
         module, sizes = model.get_submodule(self.module), self.grid.sizes
         try:
@@ -181,8 +182,9 @@ class _RunningLayer:
         except ValueError as error:
             raise ValueError(f"model.{name}: {error}") from error
         span = None
-        if isinstance(module, SelfAttention) and _is_position_only(module, sizes):
-            span = kernel_span(module, sizes)
+        if isinstance(module, SelfAttention):
+            two = next(module.parameters()).new_zeros(2, module.in_channels, *sizes)
+            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # they share one operator
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
@@ -241,13 +243,6 @@ def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
         words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it stopped with: {words}")
     return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
-
-
-@torch.no_grad()
-def _is_position_only(layer: SelfAttention, sizes: Sequence[int]) -> bool:
-    """Whether two images share one operator."""
-    some = next(layer.parameters())
-    return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:

@@ -328,8 +328,7 @@ class _Visit:
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
         self.raise_refusal()
-        missing = sorted((self.layers or frozenset()) - self.seen.keys())
-        if missing:
+        if missing := sorted((self.layers or frozenset()) - self.seen.keys()):
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
         if not self.seen and not self.refused:

@@ -80,8 +80,6 @@ class LayerStatistics:
 def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = None) -> LayerStatistics:
     """Compute what each head of one operator does, and how convolutional the layer is.
 
-    For several batches of images see `RunningStatistics`.
-
     Args:
         operator: The attention probabilities, as `attention_operators` returns them.
         queries: As for `attention_moments`.

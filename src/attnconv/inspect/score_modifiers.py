@@ -84,11 +84,6 @@ class ScoreTerms:
         """Which keys a query may attend to in any head; None where nothing is added."""
         return None if self.added is None else (self.added > BLOCKED).any(1)
 
-    def blocks(self) -> bool:
-        """Whether there is a key that a query may not attend to."""
-        allowed = self.allowed()
-        return allowed is not None and not bool(allowed.all())
-
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
         """The terms with A of one image of `sequences`; raises a ValueError if A differs from image to image."""
         if self.added is None or len(self.added) in (1, sequences):

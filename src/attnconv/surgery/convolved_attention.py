@@ -186,7 +186,7 @@ class ConvolvedAttention(nn.Module):
         self.call, self.grid = tokens.call, tokens.grid
         self.num_heads, self.head_dim, self.scale = source.heads, source.head_dim, source.scale
         self.batch_first, self.in_proj_bias = self.call.batch_first, None  # torch's encoder asks for these
-        self.added, self.masked = tokens.terms.added is not None, tokens.terms.blocks()
+        self.added, self.masked = tokens.terms.added is not None, Taps.of_layer(tokens, size).spread is not None
         self.convolved = tuple(chosen)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
         numbers = ", ".join(map(str, chosen))

@@ -32,6 +32,7 @@ class LayerTokens:
     """One attention module, its input and output, and where its tokens are in the image."""
 
     attention: nn.Module
+    parts: AttentionParts
     inputs: Float[Tensor, "b n c"]  # b sequences; those of one image are consecutive
     outputs: Float[Tensor, "b n c"]
     grid: tuple[int, int]  # tokens of the image or of a window
@@ -40,11 +41,6 @@ class LayerTokens:
     terms: ScoreTerms  # modifiers of its scores; of one image, or the same for all sequences
     call: CallForm
     constancy: Float[Tensor, "h"]  # `ShiftProfile.constancy`
-
-    @property
-    def parts(self) -> AttentionParts:
-        """The module's weights."""
-        return attention_parts(self.attention)
 
     def of(self, images: slice) -> "LayerTokens":
         """The same for some of the images."""
@@ -59,10 +55,9 @@ class LayerTokens:
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
-        parts = self.parts
         count, tokens, _ = self.inputs.shape
-        wide = (kernel_size**2 + 1 + self.prefix) * parts.head_dim
-        step = max(1, _BLOCK // (parts.heads * self.sequences * tokens * max(tokens, wide)))
+        wide = (kernel_size**2 + 1 + self.prefix) * self.parts.head_dim
+        step = max(1, _BLOCK // (self.parts.heads * self.sequences * tokens * max(tokens, wide)))
         for start in range(0, count // self.sequences, step):
             yield self.of(slice(start, start + step))
 
@@ -151,6 +146,7 @@ def layer_tokens(
     sequences = len(x) // images
     tokens = LayerTokens(
         attention=module,
+        parts=attention_parts(module, where),
         inputs=x.detach(),
         outputs=made.detach(),
         grid=(height, width),
@@ -167,11 +163,10 @@ def layer_tokens(
 @torch.no_grad()
 def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
     """Raise a ValueError where |formula - output| is above |output| times the root of the dtype's epsilon."""
-    parts, kind = attention_parts(tokens.attention, name), type(tokens.attention).__name__
-    requirement = "must compute what its parts say"
+    kind, requirement = type(tokens.attention).__name__, "must compute what its parts say"
     try:
-        rows, values = parts.maps_and_values(tokens.inputs, tokens.terms)
-        expected = parts.finish(rows @ values)
+        rows, values = tokens.maps_and_values()
+        expected = tokens.parts.finish(rows @ values)
     except RuntimeError as reason:
         raise ValueError(bad(name, requirement, f"{kind}, of parts that do not fit: {reason}", FIX)) from reason
     error, size = float((expected - tokens.outputs).norm()), float(tokens.outputs.norm())
