@@ -116,8 +116,7 @@ def mean_query_maps(
         ValueError: No image, a place outside the image, a batch size below 1, or a layer that is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        requirement = "must have the shape (n, c, height, width) with n at least 1"
-        raise ValueError(bad("images", requirement, tuple(images.shape)))
+        raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         requirement = "must be at least one (row, column), each at least 0 and below 1"
         raise ValueError(bad("places", requirement, repr(list(places))))

@@ -98,6 +98,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
     out = out if isinstance(out, nn.Linear) else None
     if size is None and heads and out is not None:
         size = out.in_features // heads
+    drop = getattr(found["dropout"], "p", found["dropout"])  # of a module, a number or None
     scale = 1 / math.sqrt(size) if isinstance(attention, nn.MultiheadAttention) else found["scale"]
     wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
     wanted["qkv or q_proj, k_proj and v_proj"] = split
@@ -113,7 +114,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
             key_norm=found["k_norm"] or nn.Identity(),
             out_norm=found["norm"] or nn.Identity(),
             bias=_bias(attention),
-            dropout=_probability(found["dropout"]),
+            dropout=float(drop) if isinstance(drop, int | float) else 0.0,
             out_dropout=found["out_dropout"] or nn.Identity(),
         )
         problems = _misfits(parts)
@@ -156,15 +157,10 @@ def _misfits(parts: AttentionParts) -> list[str]:
     return found
 
 
-def _probability(drop: object) -> float:
-    """Of dropout, given as a module, a number or None."""
-    drop = getattr(drop, "p", drop)
-    return float(drop) if isinstance(drop, (int, float)) else 0.0
-
-
 def projections(source: Any) -> tuple[Projection, Projection, Projection] | None:
     """The projections to queries, keys and values, if a module has them under known names."""
-    matrix, vector = None, None
+    matrix: Tensor | None = None
+    vector: Tensor | None = None
     if isinstance(source, nn.MultiheadAttention):
         matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
     elif isinstance(fused := getattr(source, "qkv", None), nn.Linear):

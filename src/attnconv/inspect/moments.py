@@ -79,9 +79,7 @@ def attention_moments(operator: AttentionOperator, *, queries: Queries | None = 
         [[0.667, 0.0], [0.0, 1.25]]
     """
     parts = _axis_operators(operator) if queries is None and operator.grid.dims > 1 else None
-    if parts is not None:
-        return _product_moments(parts)
-    return _moments_of_rows(operator, query_blocks(operator, queries))
+    return _moments_of_rows(operator, query_blocks(operator, queries)) if parts is None else _product_moments(parts)
 
 
 def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> AttentionMoments:

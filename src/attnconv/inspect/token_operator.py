@@ -293,9 +293,7 @@ def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     """The windows of a block, from its own sizes and the shape of its input."""
     block: Any = frame.module
     window, shift = pair_of(getattr(block, "window_size", None)), pair_of(block.shift_size, least=0)
-    sizes = frame.resolution
-    if frame.shape is not None and len(frame.shape) == 4:
-        sizes = (frame.shape[1], frame.shape[2])
+    sizes = (frame.shape[1], frame.shape[2]) if frame.shape is not None and len(frame.shape) == 4 else frame.resolution
     if window is None or shift is None or sizes is None:
         raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not known")
     # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of

@@ -190,9 +190,7 @@ class ConvolvedAttention(nn.Module):
         self.convolved = tuple(chosen)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
         numbers = ", ".join(map(str, chosen))
-        self.attention_unreadable = (
-            f"its heads {numbers} were replaced by fixed kernels, which are no attention; read the model from before"
-        )
+        self.attention_unreadable = f"its heads {numbers} were replaced by fixed kernels, which are no attention"
         kept, gone = (_rows_of(some, self.head_dim) for some in (self.attending, self.convolved))
         query, key, value = source.query, source.key, source.value
         self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
