@@ -1,8 +1,7 @@
 """Attention of any model, read by hooks and intercepted calls (`attention_calls`) while it runs, one layer at a time.
 
-Images are checked before they are given to a model, and errors of its forward pass name them. What cannot be read is
-refused by the module's name, as are modules named as attention in which none was seen: no map of a model may be missed
-silently.
+Images are checked beforehand, and errors of a forward pass name them. What cannot be read is refused by the module's
+name, as are modules named as attention in which none is seen: no map may be missed silently.
 """
 
 import inspect

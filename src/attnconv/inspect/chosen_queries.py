@@ -118,8 +118,7 @@ def mean_query_maps(
     if images.ndim != 4 or not len(images):
         raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
-        requirement = "must be at least one (row, column), each at least 0 and below 1"
-        raise ValueError(bad("places", requirement, repr(list(places))))
+        raise ValueError(bad("places", "must be (row, column), each at least 0 and below 1", repr(list(places))))
     sums: dict[str, QueryMaps] = {}
     for batch in images.split(whole("batch_size", batch_size, 1)):
         maps: dict[str, QueryMaps] = {}

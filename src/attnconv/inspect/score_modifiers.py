@@ -130,11 +130,12 @@ class CallForm:
             raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
             raise ValueError(bad("is_causal", "must be False", True))
-        rotation = [part for name in ROTATIONS if (part := given.pop(name, None)) is not None]
-        added = [self._added(name, mask) for name in ADDED if (mask := given.pop(name, None)) is not None]
+        rotations = [given.pop(name, None) for name in ROTATIONS]
+        masks = {name: given.pop(name, None) for name in ADDED}
         if unknown := [name for name, value in given.items() if isinstance(value, Tensor)]:
             raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", "Its part in attention is not known."))
-        cos, sin = _rotation(rotation[0]) if rotation else (None, None)
+        cos, sin = next((_rotation(part) for part in rotations if part is not None), (None, None))
+        added = [self._added(name, mask) for name, mask in masks.items() if mask is not None]
         terms = ScoreTerms(cos, sin, self.neighbours, sum(added[1:], added[0]) if added else None)
         return (x if self.batch_first else x.transpose(0, 1)), terms
 
