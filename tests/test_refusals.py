@@ -10,7 +10,7 @@ from attnconv import SelfAttention2d, from_conv, to_conv
 from attnconv._util.value_checks import indices, is_index, is_real, whole
 from attnconv.convert import compare, low_rank
 from attnconv.encodings import Quadratic
-from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
+from attnconv.inspect import attention_operators, audit, visit_attention
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.classifiers import build
@@ -44,9 +44,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"model: .*got dict": lambda: prune_heads({}, {}),  # type: ignore[type-var]
     r"recast: .*got NoneType": lambda: compare(nn.Linear(1, 1), None, IMAGES),  # type: ignore[arg-type]
     r"model\.: operator: .*got NaN": lambda: audit(broken(), IMAGES),
-    r"images: .*got str": lambda: content_layers(layer(), "cat"),  # type: ignore[arg-type]
+    r"images: .*got str": lambda: attention_operators(layer(), "cat"),  # type: ignore[arg-type]
     r"images: .*got a batch of shape \(2, 2, 6, 6\)": lambda: attention_operators(layer(), IMAGES[:, :2]),
-    r"images: .*got a batch of shape \(2, 2, 6, 5\)": lambda: content_layers(layer(), IMAGES[:, :2, :, :5]),
     r"visit: .*got int": lambda: visit(visit=0),
     r"unreadable: .*got complex": lambda: visit(unreadable=1j),
     r"grid: .*got 'model'": lambda: visit(grid="model"),

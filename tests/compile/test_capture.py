@@ -1,4 +1,4 @@
-"""Attention of compiled models."""
+"""Attention of compiled models, and replaced heads in them."""
 
 from typing import Any
 
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnconv.inspect import attention_operators
+from attnconv.surgery import replace_heads
+from tests.inspect.sharp_vit import images, sharp
 
 
 class Attention(nn.Module):
@@ -25,3 +27,10 @@ def test_a_compiled_model_is_read_as_it_was_written() -> None:
     (operator,) = attention_operators(compiled, images).values()
     (expected,) = attention_operators(model, images).values()
     torch.testing.assert_close(operator.to_dense(), expected.to_dense())
+
+
+@pytest.mark.compile
+def test_replaced_heads_run_in_one_graph() -> None:
+    changed = replace_heads(sharp(), images(), count=3).model
+    compiled: Any = torch.compile(changed, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images()), changed(images()))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnconv.inspect.module_adapters import attention_parts
 from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.surgery.replaceable_attention import LayerTokens
 from experiments.small_vit import SmallViT
@@ -30,7 +31,7 @@ def layer_tokens(
 ) -> LayerTokens:
     """What an attention module is given, as `replaceable` records it."""
     given = {"sequences": 1, "terms": ScoreTerms(), "call": CallForm.of(attention), "constancy": torch.zeros(0), **more}
-    return LayerTokens(attention, inputs, torch.zeros_like(inputs), grid, prefix, **given)
+    return LayerTokens(attention, attention_parts(attention), inputs, torch.zeros_like(inputs), grid, prefix, **given)
 
 
 def tokens_of(model: SmallViT, count: int = 3) -> LayerTokens:

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, SelfAttention2d
-from attnconv.inspect import attention_operators, content_layers, mean_query_maps, visit_attention
+from attnconv.inspect import attention_operators, mean_query_maps, visit_attention
 from attnconv.operators.base import AttentionOperator
 from tests.tolerances import tolerance
 
@@ -65,10 +65,9 @@ def test_a_model_without_attention() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "layers"), [("quadratic", ()), ("learned", ()), ("learned-content", ("0", "2"))])
-def test_content_layers(encoding: str, layers: tuple[str, ...]) -> None:
-    assert content_layers(network(encoding), torch.zeros(2, 4, 4, 4)) == layers
-    with pytest.raises(ValueError, match=r"images: .*got 1"):
-        content_layers(network(encoding), torch.zeros(1, 4, 4, 4))
+def test_operators_by_content_have_one_of_each_image(encoding: str, layers: tuple[str, ...]) -> None:
+    operators = attention_operators(network(encoding), torch.zeros(2, 4, 4, 4))
+    assert tuple(name for name, operator in operators.items() if operator.batch > 1) == layers
 
 
 @pytest.mark.parametrize("encoding", ["quadratic", "learned-content"])

@@ -52,12 +52,14 @@ def test_equal_their_definitions(grid: Grid, name: str) -> None:
     torch.testing.assert_close(got.constancy, profile.constancy, **tolerance(DOUBLE))
 
 
-def test_moments_are_means_over_images_and_batches() -> None:
+def test_moments_are_means_over_images_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Grid.make((5, 4))
     running = RunningStatistics()
     operators: list[AttentionOperator] = [OPERATORS["content"](grid, DOUBLE, batch)[0] for batch in (2, 3, 1)]
-    for operator in operators:
-        running.add(operator, block=7)
+    with monkeypatch.context() as few:
+        few.setattr("attnconv.inspect.chosen_queries.BLOCK", 7 * operators[0].heads * grid.lattice_count)
+        for operator in operators:
+            running.add(operator)
     got, moments = running.result(), [attention_moments(operator) for operator in operators]
     for name in ("centre", "covariance", "distance", "entropy"):
         wanted = torch.cat([getattr(moment, name) for moment in moments]).mean(0)
@@ -155,8 +157,6 @@ def test_sampled_queries_on_a_large_image_see_what_all_see() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)[0]
-    with pytest.raises(ValueError, match=r"block: .*got 0"):
-        layer_statistics(operator, block=0)
     running = RunningStatistics()
     with pytest.raises(ValueError, match=r"operator: .*got none"):
         running.result()

@@ -1,14 +1,17 @@
 """The parts of attention modules: both layouts give the module's own output, and what is besides is refused."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from attnconv.inspect.module_adapters import attention_parts, first_tensor, refuse_other_formula
+from attnconv.inspect.module_adapters import attention_parts, first_tensor
+from attnconv.surgery.replaceable_attention import refuse_other_formula
 from experiments.small_vit import Attention
+from tests.inspect.sharp_vit import layer_tokens
 from tests.small_hf_vit import PairAttention
 from tests.tolerances import tolerance
 
@@ -34,7 +37,7 @@ def assert_makes(module: nn.Module, x: Tensor) -> None:
     expected = first_tensor(module(x))
     assert expected is not None
     torch.testing.assert_close(parts.finish(rows @ values), expected, **tolerance(torch.float32))
-    refuse_other_formula(module, x, expected)
+    refuse_other_formula(replace(layer_tokens(module, x, (2, 5)), outputs=expected))
 
 
 def test_first_tensor_of_a_mapping() -> None:
@@ -55,12 +58,12 @@ def test_parts_are_the_module_s_own_weights() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("gate", nn.Linear(24, 24), "with gate .a gate."),
-        ("relative_position_bias_table", nn.Parameter(torch.zeros(9, 3)), "with relative_position_bias_table .a bias"),
+        ("gate", nn.Linear(24, 24), "got Attention with gate"),
+        ("relative_position_bias_table", nn.Parameter(torch.zeros(9, 3)), "with relative_position_bias_table"),
         ("q_norm", nn.LayerNorm(24), "norms over several heads"),
         ("proj", nn.Linear(30, 24), "other widths"),
-        ("num_heads", None, "must be of timm's or Hugging Face's kind, with num_heads, got Attention"),
-        ("qkv", None, "with qkv or q_proj, k_proj and v_proj, got Attention"),
+        ("num_heads", None, "got Attention with no num_heads"),
+        ("qkv", None, "got Attention with no qkv or q_proj, k_proj and v_proj"),
     ],
 )
 def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> None:
@@ -73,11 +76,11 @@ def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("gate", nn.Linear(24, 24), "with gate .a gate."),
-        ("logit_scale", nn.Parameter(torch.zeros(3)), "with logit_scale .scores by cosines."),
-        ("rel_pos", nn.Linear(2, 3), "with rel_pos .a bias by relative positions."),
+        ("gate", nn.Linear(24, 24), "with gate"),
+        ("logit_scale", nn.Parameter(torch.zeros(3)), "with logit_scale"),
+        ("rel_pos", nn.Linear(2, 3), "with rel_pos"),
         ("relative_position_bias_table", nn.Parameter(torch.zeros(3, 9, 9)), "with relative_position_bias_table"),
-        ("q_bias", nn.Parameter(torch.zeros(24)), "with q_bias .a bias added after"),
+        ("q_bias", nn.Parameter(torch.zeros(24)), "with q_bias"),
         ("norm", nn.LayerNorm(8), "with norm .of other channels than those of all heads."),
     ],
 )
@@ -123,14 +126,14 @@ def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
     for more in ({"add_bias_kv": True}, {"add_zero_attn": True}):
         with pytest.raises(ValueError, match="got MultiheadAttention with keys beside those of its tokens"):
             attention_parts(nn.MultiheadAttention(24, 3, **more))
-    with pytest.raises(ValueError, match="with qkv or q_proj"):
+    with pytest.raises(ValueError, match="with no qkv or q_proj"):
         attention_parts(nn.MultiheadAttention(24, 3, kdim=12))
 
 
 def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
     module = Attention(24, 3)
     with pytest.raises(ValueError, match=r"attention: .*got Attention, whose output is .* away"):
-        refuse_other_formula(module, X, module(X) * 1.01)
+        refuse_other_formula(replace(layer_tokens(module, X, (2, 5)), outputs=module(X) * 1.01))
 
 
 @pytest.mark.parametrize(
@@ -148,4 +151,4 @@ def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> 
 def test_parts_that_do_not_fit_are_refused() -> None:
     module = Tabled()
     with pytest.raises(ValueError, match=r"attention: .*got Tabled, of parts that do"):
-        refuse_other_formula(module, X[:, :7], X[:, :7])
+        refuse_other_formula(layer_tokens(module, X[:, :7], (1, 7)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnconv.encodings import Quadratic
 from attnconv.grid import BORDERS, Axis, Border, Grid
 from attnconv.inspect import AttentionMoments, attention_moments, sample_queries
-from attnconv.inspect.query_sampling import lattice_queries
+from attnconv.inspect.chosen_queries import lattice_queries
 from attnconv.operators import AttentionOperator, Dense, Kronecker, Shift
 from attnconv.operators.base import all_queries
 from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout
@@ -19,6 +19,7 @@ from tests.tolerances import tolerance
 
 every_case = pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
 DOUBLE = torch.float64
+BLOCK = "attnconv.inspect.chosen_queries.BLOCK"
 
 
 def positions(axes: list[list[int]]) -> Tensor:
@@ -68,17 +69,18 @@ def assert_moments(moments: AttentionMoments, expected: dict[str, Tensor], dtype
 
 
 @every_case
-def test_moments_equal_their_definition(name: str, layout: Layout) -> None:
+def test_moments_equal_their_definition(name: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     for batch in (1, 3):
         operator, _ = OPERATORS[name](layout.grid(), DOUBLE, batch)
         moments = attention_moments(operator)
         assert moments.entropy.shape == (operator.batch, HEADS)
-        assert moments.queries == operator.grid.query_count
         assert not moments.centre.requires_grad
         expected = brute_force(operator)
         assert_moments(moments, expected)
         block = max(2, operator.grid.query_count // 3)  # three blocks and what is left
-        assert_moments(attention_moments(operator, block=block), expected)
+        with monkeypatch.context() as few:
+            few.setattr(BLOCK, block * operator.batch * operator.heads * operator.grid.lattice_count)
+            assert_moments(attention_moments(operator), expected)
 
 
 @pytest.mark.parametrize("name", list(OPERATORS))
@@ -86,9 +88,7 @@ def test_moments_equal_their_definition(name: str, layout: Layout) -> None:
 def test_of_chosen_queries(name: str, border: Border) -> None:
     operator, _ = OPERATORS[name](Layout((5, 4), border, 2).grid(), DOUBLE, 2)
     queries = torch.tensor([5, 0, 3])
-    moments = attention_moments(operator, queries=queries)
-    assert moments.queries == 3
-    assert_moments(moments, brute_force(operator, queries))
+    assert_moments(attention_moments(operator, queries=queries), brute_force(operator, queries))
 
 
 @pytest.mark.parametrize("name", list(OPERATORS))
@@ -104,7 +104,9 @@ def test_in_float32(name: str, border: Border) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "content", "learned-content"])
-def test_content_share_is_the_part_of_the_variance_that_images_explain(name: str) -> None:
+def test_content_share_is_the_part_of_the_variance_that_images_explain(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     operator, _ = OPERATORS[name](Layout((4, 3), "zero").grid(), DOUBLE, 3)
     matrix = operator.to_dense().detach()
     within, between = torch.zeros(HEADS, dtype=DOUBLE), torch.zeros(HEADS, dtype=DOUBLE)
@@ -112,7 +114,8 @@ def test_content_share_is_the_part_of_the_variance_that_images_explain(name: str
         rows = matrix[:, head, query]
         within[head] += rows.var(0, correction=1).mean()
         between[head] += rows.mean(0).var(correction=0)
-    share = attention_moments(operator, block=5).content_share
+    monkeypatch.setattr(BLOCK, 5 * operator.batch * HEADS * operator.grid.lattice_count)
+    share = attention_moments(operator).content_share
     between = (between - within / len(matrix)).clamp_min(0)
     torch.testing.assert_close(share, within / (within + between), **tolerance(DOUBLE))
 
@@ -181,10 +184,11 @@ def test_sharp_heads_do_not_cancel_far_from_the_origin() -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_queries_without_mass_count_as_none(split: bool) -> None:
+def test_queries_without_mass_count_as_none(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BLOCK, 1)  # a row at a time
     grid = Grid.make((2, 3), padding=3, border="zero")
     operator: AttentionOperator = Shift(grid, [(0, 2), (0, 3)], torch.zeros((), dtype=DOUBLE))
-    moments = attention_moments(operator if split else Dense.of(operator), block=1)
+    moments = attention_moments(operator if split else Dense.of(operator))
     assert moments.centre[0, 0].tolist() == [0.0, 2.0]  # only the first column's queries see a pixel
     assert moments.distance[0, 0].item() == 2.0
     torch.testing.assert_close(moments.padding_mass, torch.tensor([[2 / 3, 1.0]], dtype=DOUBLE), **tolerance(DOUBLE))
@@ -230,12 +234,9 @@ def test_rows_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows(self, queries)
 
     monkeypatch.setattr(Dense, "rows", counted)
-    monkeypatch.setattr("attnconv.inspect.query_sampling.BLOCK", 5 * 2 * HEADS * operator.grid.lattice_count)
+    monkeypatch.setattr(BLOCK, 5 * 2 * HEADS * operator.grid.lattice_count)
     attention_moments(operator)
     assert seen == [5, 5, 5, 5, 4]
-    seen.clear()
-    attention_moments(operator, block=7)
-    assert seen == [7, 7, 7, 3]
 
 
 def test_a_large_image_takes_moments() -> None:
@@ -320,14 +321,10 @@ def test_sampled_queries_are_those_of_the_seed() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator, _ = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)
-    with pytest.raises(ValueError, match=r"block: .*got 0"):
-        attention_moments(operator, block=0)
     with pytest.raises(ValueError, match=r"queries: .*got 0"):
         attention_moments(operator, queries=torch.tensor([], dtype=torch.int64))
     with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
         attention_moments(operator, queries=torch.tensor([0, 3]))
-    with pytest.raises(TypeError, match=r"block: .*got 1\.5"):
-        attention_moments(operator, block=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"queries: .*got list"):
         attention_moments(operator, queries=[0.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"count: .*got 0"):
@@ -337,4 +334,4 @@ def test_bad_input() -> None:
 def test_moments_are_frozen() -> None:
     operator, _ = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        attention_moments(operator).queries = 1  # type: ignore[misc]
+        attention_moments(operator).entropy = torch.zeros(1)  # type: ignore[misc]

@@ -83,8 +83,8 @@ def brute_force(operators: list[AttentionOperator], queries: list[int] | None = 
     return profile, counts, constancy
 
 
-def assert_profile(operator: AttentionOperator, queries: Tensor | None = None, block: int | None = None) -> None:
-    got = shift_profile(operator, queries=queries, block=block)
+def assert_profile(operator: AttentionOperator, queries: Tensor | None = None) -> None:
+    got = shift_profile(operator, queries=queries)
     mass, counts, constancy = brute_force([operator], None if queries is None else queries.tolist())
     torch.testing.assert_close(got.mass.flatten(1), mass, **tolerance(DOUBLE))
     assert torch.equal(got.counts.flatten(), counts)
@@ -101,10 +101,11 @@ def test_equals_its_definition(name: str, border: Border) -> None:
 
 @pytest.mark.parametrize("name", list(GRIDS))
 @pytest.mark.parametrize("kind", ["dense", "shift"])
-def test_on_other_grids(name: str, kind: str) -> None:
+def test_on_other_grids(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operator, _ = OPERATORS[kind](GRIDS[name], DOUBLE, 2)
     assert_profile(operator)
-    assert_profile(operator, queries=torch.tensor([1, 0]), block=1)
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 1)  # a row at a time
+    assert_profile(operator, queries=torch.tensor([1, 0]))
 
 
 def test_shifts_name_the_entries_of_the_mass() -> None:
@@ -159,13 +160,14 @@ def test_reach_and_middle_follow_the_queries(
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
-def test_batches_and_blocks_add_up(block: int) -> None:
+def test_batches_and_blocks_add_up(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Grid.make((4, 5))
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", block * HEADS * grid.lattice_count)
     operators: list[AttentionOperator] = []
     running = RunningShiftProfile()
     for batch in (1, 3, 2):
         operators.append(OPERATORS["content"](grid, DOUBLE, batch)[0])
-        running.add(operators[-1], block=block)
+        running.add(operators[-1])
     mass, counts, constancy = brute_force(operators)
     got = running.result()
     torch.testing.assert_close(got.mass.flatten(1), mass, **tolerance(DOUBLE))
@@ -224,8 +226,6 @@ def test_samples_of_a_convolution_show_its_taps() -> None:
 @pytest.mark.usefixtures("unhooked")
 def test_bad_input() -> None:
     operator = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)[0]
-    with pytest.raises(ValueError, match=r"block: .*got 0"):
-        shift_profile(operator, block=0)
     with pytest.raises(ValueError, match=r"queries: .*got 0"):
         shift_profile(operator, queries=torch.tensor([], dtype=torch.int64))
     with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
@@ -251,7 +251,7 @@ def test_content_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         return rows(self, queries)
 
     monkeypatch.setattr(Content, "rows", counted)
-    monkeypatch.setattr("attnconv.inspect.query_sampling.BLOCK", 2 * HEADS * 20 * 3)
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 2 * HEADS * 20 * 3)
     operator = OPERATORS["content"](Grid.make((4, 5)), DOUBLE, 2)[0]
     shift_profile(operator)
     assert (max(asked), sum(asked)) == (3, 20)

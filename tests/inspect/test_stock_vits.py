@@ -170,8 +170,8 @@ class TestTimm:
     @pytest.mark.parametrize(
         ("name", "act", "message"),
         [
-            ("swinv2_tiny_window8_256", replace_heads, r"layers.0.blocks.0.attn: .*scores by cosines"),
-            ("vit_relpos_small_patch16_224", replace_heads, r"blocks.0.attn: .*rel_pos .a bias by relative positions"),
+            ("swinv2_tiny_window8_256", replace_heads, r"layers.0.blocks.0.attn: .*logit_scale"),
+            ("vit_relpos_small_patch16_224", replace_heads, r"blocks.0.attn: .*rel_pos"),
             ("convit_tiny", replace_heads, r"blocks.0.attn: .*got GPSA"),
             ("cait_xxs24_224", replace_heads, r"blocks.0.attn.*TalkingHeadAttn.*mixes its heads"),
             ("swin_tiny_patch4_window7_224", start_as_convolution, "model: must be .*got SwinTransformer"),

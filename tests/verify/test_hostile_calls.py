@@ -23,7 +23,7 @@ from attnconv import SelfAttention2d, from_conv, recast, restore, to_conv
 from attnconv.convert import compare, low_rank, place_heads, plan_shifts
 from attnconv.encodings import GeneralizedQuadratic, Quadratic
 from attnconv.encodings.quadratic import start_at_neighbours
-from attnconv.inspect import attention_operators, audit, content_layers, visit_attention
+from attnconv.inspect import attention_operators, audit, visit_attention
 from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.classifiers import build
@@ -77,7 +77,6 @@ GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     start_as_convolution: lambda: {"model": vit(), "images": images()},
     visit_attention: lambda: {"model": vit(), "images": images(), "visit": watched},
     attention_operators: lambda: {"model": vit(), "images": images()},
-    content_layers: lambda: {"model": vit(), "images": images()},
     recast: lambda: {"model": cnn()},
     restore: lambda: {"model": recast(cnn())},
     plan_shifts: lambda: {"model": recast(cnn())},

@@ -18,7 +18,7 @@ from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.explorer.payload_format import PayloadLayer
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import lattice_queries, sample_queries
+from attnconv.inspect.chosen_queries import lattice_queries, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator

@@ -5,8 +5,12 @@ from .auditing import (
 )
 from .capture import (
     attention_operators as attention_operators,
-    content_layers as content_layers,
     visit_attention as visit_attention,
+)
+from .chosen_queries import (
+    QueryMaps as QueryMaps,
+    mean_query_maps as mean_query_maps,
+    sample_queries as sample_queries,
 )
 from .head_statistics import (
     LayerStatistics as LayerStatistics,
@@ -28,11 +32,6 @@ from .null_models import (
     mirror_symmetry as mirror_symmetry,
     turned_heads as turned_heads,
 )
-from .query_maps import (
-    QueryMaps as QueryMaps,
-    mean_query_maps as mean_query_maps,
-)
-from .query_sampling import sample_queries as sample_queries
 from .shift_profiles import (
     RunningShiftProfile as RunningShiftProfile,
     ShiftProfile as ShiftProfile,

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_dense, whole
 from attnconv.grid import Grid
-from attnconv.inspect.capture import visit_attention
+from attnconv.inspect.capture import blaming_images, check_images, visit_attention
+from attnconv.inspect.chosen_queries import sample_queries
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
-from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.query_sampling import sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -175,21 +174,24 @@ class _RunningLayer:
     queries: Int[Tensor, "r"]
     statistics: RunningStatistics
 
+    @torch.no_grad()
     def result(self, name: str, model: nn.Module) -> LayerAudit:
         module, sizes = model.get_submodule(self.module), self.grid.sizes
         try:
             statistics = self.statistics.result()
         except ValueError as error:
             raise ValueError(f"model.{name}: {error}") from error
-        own = module if isinstance(module, SelfAttention) and _is_position_only(module, sizes) else None
-        span = None if own is None else kernel_span(own, sizes)
+        span = None
+        if isinstance(module, SelfAttention):
+            two = next(module.parameters()).new_zeros(2, module.in_channels, *sizes)
+            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # they share one operator
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
             sizes=sizes,
             queries=len(self.queries),
             query_count=self.grid.query_count,
-            position_only=own is not None,
+            position_only=span is not None,
             span_residual=None if span is None else span.missed,
             statistics=statistics,
             span_unknown="" if span is None else span.reason,
@@ -241,13 +243,6 @@ def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
         words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it stopped with: {words}")
     return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
-
-
-@torch.no_grad()
-def _is_position_only(layer: SelfAttention, sizes: Sequence[int]) -> bool:
-    """Whether two images share one operator."""
-    some = next(layer.parameters())
-    return layer.operator(some.new_zeros(2, layer.in_channels, *sizes)).batch == 1
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:

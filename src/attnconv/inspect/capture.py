@@ -1,13 +1,14 @@
 """Attention of any model, read by hooks and intercepted calls (`attention_calls`) while it runs, one layer at a time.
 
-What cannot be read is refused by the module's name, as are modules named as attention in which none was seen: no map of
-a model may be missed silently.
+Images are checked beforehand, and errors of a forward pass name them. What cannot be read is refused by the module's
+name, as are modules named as attention in which none is seen: no map may be missed silently.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -17,9 +18,8 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
-from attnconv._util.value_checks import check_module, check_tensor, is_index, whole
+from attnconv._util.value_checks import check_dense, check_module, check_tensor, is_index, whole
 from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
-from attnconv.inspect.image_checks import blaming_images
 from attnconv.inspect.token_operator import Running, TokenOperator, layout_of
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
@@ -36,6 +36,10 @@ NOT_A_SOFTMAX = {
     "XCA": _CHANNELS,
     "CrossCovarianceAttn": _CHANNELS,
 }
+
+# Errors of this library about an argument; all other errors in a forward pass are the model's own.
+_OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
+_OTHER_ARGUMENTS = re.compile("unexpected keyword|missing .* required")
 
 
 def visit_attention(
@@ -126,23 +130,6 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
     return found
 
 
-def content_layers(model: nn.Module, images: Tensor) -> tuple[str, ...]:
-    """Return the names of the layers whose probabilities depend on the image, not on positions only.
-
-    Args:
-        model: Any module that `visit_attention` reads.
-        images: (b, c, height, width), b at least 2; their values do not matter.
-
-    Raises:
-        TypeError, ValueError: Fewer than two images, or as for `attention_operators`.
-    """
-    check_tensor(images)
-    if len(images) < 2:
-        raise ValueError(bad("images", "must hold at least two images", len(images)))
-    operators = attention_operators(model, images)
-    return tuple(name for name, operator in operators.items() if operator.batch > 1)
-
-
 def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
     if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
         raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))
@@ -168,6 +155,50 @@ def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str,
         requirement = f"must be what the forward pass of {type(model).__name__} takes by name"
         raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It says: {error}.")) from error
     return given
+
+
+def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tuple[int, ...] | None = None) -> None:
+    """Raise an error that names the images that are constant, not finite or not of `shape`, counted from `before`."""
+    check_dense(images, least=least)
+    if shape is not None and tuple(images.shape[1:]) != shape:
+        got = f"{tuple(images.shape[1:])} after {shape}"
+        raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
+    if broken := _indices(~images.flatten(1).isfinite().all(1), before):
+        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
+    # In each channel where there are channels; a single pixel does not count as constant.
+    pixels = images.flatten(2) if images.dim() > 3 else images.flatten(1)[:, None]
+    constant = (pixels == pixels[..., :1]).flatten(1).all(1) & (pixels.shape[-1] > 1)
+    if blank := _indices(constant, before):
+        fix = "Attention on a blank image tells nothing of the model. Pass real images."
+        raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
+
+
+@contextmanager
+def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
+    """Report errors of a model's forward pass as errors of `images`, or of `options` if it wants other arguments.
+
+    Errors of this library stay as they are.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, ValueError | TypeError) and _OWN_ERRORS.match(str(error)):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        also = f", with {', '.join(options)}" if options else ""
+        requirement = f"must be what the forward pass of {type(model).__name__} takes{also}"
+        argument, got = "images", f"a batch of shape {tuple(images.shape)}"
+        if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(reason):  # a part received the arguments
+            argument, got = "options", ", ".join(options or ()) or "none"
+        raise ValueError(bad(argument, requirement, got, f"It stopped with: {reason}.")) from error
+
+
+def _indices(flags: Tensor, before: int) -> str:
+    """Indices of the flagged images, at most five."""
+    numbers = [before + index for index in flags.nonzero().flatten().tolist()]
+    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
@@ -297,8 +328,7 @@ class _Visit:
     def check(self, model: nn.Module) -> None:
         """Refuse a pass without attention, or without a layer that was asked for."""
         self.raise_refusal()
-        missing = sorted((self.layers or frozenset()) - self.seen.keys())
-        if missing:
+        if missing := sorted((self.layers or frozenset()) - self.seen.keys()):
             requirement = "must name modules in which attention is seen"
             raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
         if not self.seen and not self.refused:

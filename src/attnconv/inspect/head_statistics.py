@@ -3,11 +3,9 @@
 Centre, covariance, distance, entropy and the share of content are means over queries (`attention_moments`), then over
 images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
 
-    best shift           argmax_delta p_h(delta), and its mass p_h there
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
-    receptive field      root mean square of |delta - mu| under w, the normalised mean of p_h over heads
     convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys of an image and, on d axes,
                          mass = max over f with at most c = ceil(heads / 3^d) heads at a shift of
                                 (1 / heads) sum_h p_h(f(h))
@@ -18,8 +16,6 @@ split of the heads among 3^d taps needs: copies of one tap score little, but a t
 
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -30,9 +26,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.moments import attention_moments
+from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
-from attnconv.operators.base import AttentionOperator
+from attnconv.operators.base import AttentionOperator, Queries
 
 # Variance in pixels squared below which a matched Gaussian is a single tap: no profile on whole shifts lies between.
 LEAST_VARIANCE = 1e-6
@@ -53,8 +49,7 @@ class LayerStatistics:
         constancy: How constant the pattern is as the query moves, (h,), 0 to 1; NaN without mass.
         best_shift: The shift with the most mass, (h, dims) int64 in pixels.
         shift_mass: The mass there, (h,), 0 to 1.
-        gaussian_overlap: Mass that the profile shares with the Gaussian of its mean and covariance, (h,), 0 to 1; NaN
-            for a head without mass on the profile's shifts.
+        gaussian_overlap: Mass shared with a Gaussian, (h,), 0 to 1; NaN for a head without mass on the shifts.
         coverage: Mean mass of distinct heads on the taps of the kernel they could make up, 0 to 1 (`grid_coverage`).
         tap_residual: How far those taps lie outside the span of the heads' profiles, 0 to 1 (`tap_residual`).
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
@@ -82,17 +77,12 @@ class LayerStatistics:
     profile: ShiftProfile
 
 
-def layer_statistics(
-    operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
-) -> LayerStatistics:
+def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = None) -> LayerStatistics:
     """Compute what each head of one operator does, and how convolutional the layer is.
-
-    For several batches of images see `RunningStatistics`.
 
     Args:
         operator: The attention probabilities, as `attention_operators` returns them.
         queries: As for `attention_moments`.
-        block: Likewise.
 
     Raises:
         TypeError, ValueError: As `attention_moments`.
@@ -104,7 +94,7 @@ def layer_statistics(
         (1.0, 1.0, [-1, 0, 1])
     """
     running = RunningStatistics()
-    running.add(operator, queries=queries, block=block)
+    running.add(operator, queries=queries)
     return running.result()
 
 
@@ -125,23 +115,17 @@ class RunningStatistics:
 
     def __init__(self) -> None:
         self._profile = RunningShiftProfile()
-        self._by_image: dict[str, list[Tensor]] = defaultdict(list)
+        self._moments: list[AttentionMoments] = []
 
     @torch.no_grad()
-    def add(
-        self, operator: AttentionOperator, *, queries: Int[Tensor, "r"] | None = None, block: int | None = None
-    ) -> None:
+    def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add the images of one operator; the arguments are those of `layer_statistics`.
 
         Raises:
             ValueError: The operator has another grid or other heads than the first.
         """
-        self._profile.add(operator, queries=queries, block=block)  # first, since it refuses a foreign operator
-        moments = attention_moments(operator, queries=queries, block=block)
-        for name in MOMENTS:
-            self._by_image[name].append(getattr(moments, name))
-        if moments.content_share is not None:
-            self._by_image["content_share"].append(moments.content_share.expand(operator.batch, -1))
+        self._profile.add(operator, queries=queries)  # first, since it refuses a foreign operator
+        self._moments.append(attention_moments(operator, queries=queries))
 
     def result(self) -> LayerStatistics:
         """The statistics of all operators so far.
@@ -152,8 +136,11 @@ class RunningStatistics:
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
-        means = {name: torch.cat(values).nanmean(0) for name, values in self._by_image.items()}
-        content = means.pop("content_share", None)
+        means = {name: torch.cat([getattr(some, name) for some in self._moments]).nanmean(0) for name in MOMENTS}
+        shares = [
+            some.content_share.expand(len(some.entropy), -1) for some in self._moments if some.content_share is not None
+        ]
+        content = torch.cat(shares).nanmean(0) if shares else None
         shift_mass, best = profile.mass.flatten(1).max(-1)
         return LayerStatistics(
             **means,
@@ -202,7 +189,7 @@ def grid_coverage(profile: ShiftProfile) -> float:
     layer's field. Where a stride leaves the middle open, the best one counts.
 
     Args:
-        profile: The layer's attention per shift.
+        profile: As `shift_profile` returns it.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -210,8 +197,8 @@ def grid_coverage(profile: ShiftProfile) -> float:
         >>> grid_coverage(shift_profile(Shift(Grid.make((8,)), [(3,), (0,), (1,), (-1,)], torch.zeros(()))))
         1.0
     """
-    shares = profile.mass.flatten(1)
-    return max(assigned_mass(shares[:, taps], 1) for taps in _kernels(profile)) / _tap_count(profile)
+    count, kernels = _kernels(profile)
+    return max(assigned_mass(profile.mass.flatten(1)[:, taps], 1) for taps in kernels) / count
 
 
 def tap_residual(profile: ShiftProfile) -> float:
@@ -226,8 +213,9 @@ def tap_residual(profile: ShiftProfile) -> float:
     noise = profile.noise.flatten(1)
     least = torch.maximum(values[0] * ROUNDING, noise.sum(1).max().sqrt() + noise.sum(0).max().sqrt())
     kept = directions[values > least]
-    reached = max(float(kept[:, taps].square().sum()) for taps in _kernels(profile))  # squared part within the span
-    return math.sqrt(max(0.0, 1 - reached / _tap_count(profile)))
+    count, kernels = _kernels(profile)
+    reached = max(float(kept[:, taps].square().sum()) for taps in kernels)  # squared part within the span
+    return math.sqrt(max(0.0, 1 - reached / count))
 
 
 def kernel_size(heads: int, dims: int) -> int:
@@ -242,16 +230,13 @@ def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float
     return float(repeated[heads.tolist(), columns.tolist()].sum())
 
 
-def _kernels(profile: ShiftProfile) -> Iterator[Int[Tensor, "taps"]]:
-    """For each middle, flat indices of the kernel's taps within reach; those out of reach hold nothing."""
-    half = kernel_size(len(profile.mass), len(profile.reach)) // 2
-    for middle in itertools.product(*(range(least, most + 1) for least, most in profile.middle)):
-        off = profile.shifts - torch.tensor(middle, device=profile.mass.device)
-        yield (off.abs() <= half).all(-1).nonzero().flatten()
-
-
-def _tap_count(profile: ShiftProfile) -> int:
-    return kernel_size(len(profile.mass), len(profile.reach)) ** len(profile.reach)
+def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
+    """K^dims; and for each middle, flat indices of the kernel's taps within reach: those out of reach hold nothing."""
+    dims = len(profile.reach)
+    size = kernel_size(len(profile.mass), dims)
+    middles = itertools.product(*(range(least, most + 1) for least, most in profile.middle))
+    offs = (profile.shifts - torch.tensor(middle, device=profile.mass.device) for middle in middles)
+    return size**dims, [(off.abs() <= size // 2).all(-1).nonzero().flatten() for off in offs]
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
@@ -269,12 +254,9 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 def redundancy(profile: ShiftProfile) -> float:
     """Mean cosine between the profiles of two heads, 0 to 1; 0 for one head, and for heads without mass."""
-    heads = len(profile.mass)
-    if heads == 1:
-        return 0.0
-    flat = profile.mass.flatten(1)
-    cosines = profile_cosines(flat, flat)
-    return float((cosines.sum() - cosines.diagonal().sum()) / (heads * (heads - 1)))
+    heads, flat = len(profile.mass), profile.mass.flatten(1)
+    cosines = profile_cosines(flat, flat).fill_diagonal_(0)
+    return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
@@ -284,7 +266,7 @@ def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) 
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Receptive field in pixels, sqrt(dims (K^2 - 1) / 12) for a kernel of K taps per axis; NaN without mass."""
+    """Root mean square of |delta - mu| under the normalised mean of p_h over heads, in pixels; NaN without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

@@ -3,15 +3,14 @@
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases left out
 
 with scores as in `score_modifiers` and norms that may be absent. Parts known to change the formula are refused by name;
-`refuse_other_formula` catches the rest.
+`surgery.replaceable_attention` compares what the others compute with it.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -33,21 +32,9 @@ NAMES = {
     "out_dropout": ("proj_drop", "output.dropout"),
 }
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.key", "attention.value"))
-# Attributes beside the formula.
-OTHERS = {
-    "gate": "a gate",
-    "gating_param": "a gate",
-    "logit_scale": "scores by cosines",
-    "relative_position_bias_table": "a bias by relative positions",
-    "relative_position_bias": "a bias by relative positions",
-    "rel_pos": "a bias by relative positions",
-    "q_bias": "a bias added after the projection",
-}
-BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table
-FIX = (
-    "timm's VisionTransformer, Beit, Eva and SwinTransformer, Hugging Face's ViT family and nn.MultiheadAttention have "
-    "such modules."
-)
+BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table of a bias
+OTHERS = ("gate", "gating_param", "logit_scale", "relative_position_bias_table", *BIAS_HOLDERS, "q_bias")
+FIX = "timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention have such modules."
 FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
 BLOCKS = ("blocks", "layers", "layer")
@@ -55,15 +42,11 @@ TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "registe
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Projection:
+class Projection(NamedTuple):
     """A linear map, which may be some outputs of a larger one: its tensors are views of the module's."""
 
     weight: Float[Tensor, "d c"]
     bias: Float[Tensor, "d"] | None
-
-    def of(self, x: Float[Tensor, "*b c"]) -> Float[Tensor, "*b d"]:
-        return F.linear(x, self.weight, self.bias)
 
 
 @final
@@ -90,7 +73,7 @@ class AttentionParts:
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
         """Attention and values of all heads, without dropout."""
         query, key, value = (
-            part.of(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+            F.linear(x, *part).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         query, key = terms.turned(self.query_norm(query)), terms.turned(self.key_norm(key))
@@ -110,17 +93,17 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
 
     `name` is the module's in errors.
     """
-    split, found = _split(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
+    split, found = projections(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None
     if size is None and heads and out is not None:
         size = out.in_features // heads
+    drop = getattr(found["dropout"], "p", found["dropout"])  # of a module, a number or None
     scale = 1 / math.sqrt(size) if isinstance(attention, nn.MultiheadAttention) else found["scale"]
     wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
     wanted["qkv or q_proj, k_proj and v_proj"] = split
-    lacking = [part for part, value in wanted.items() if value is None]
-    others = [] if split is None else _others(attention)
-    if split is not None and out is not None and not lacking:
+    problems = [f"no {part}" for part, value in wanted.items() if value is None] + _others(attention)
+    if split is not None and out is not None and not problems:
         parts = AttentionParts(
             *split,
             out=out,
@@ -131,48 +114,14 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
             key_norm=found["k_norm"] or nn.Identity(),
             out_norm=found["norm"] or nn.Identity(),
             bias=_bias(attention),
-            dropout=_probability(found["dropout"]),
+            dropout=float(drop) if isinstance(drop, int | float) else 0.0,
             out_dropout=found["out_dropout"] or nn.Identity(),
         )
-        others += _misfits(parts)
-        if not others:
+        problems = _misfits(parts)
+        if not problems:
             return parts
-    kind = type(attention).__name__
-    if others:
-        got = f"{kind} with {', '.join(others)}"
-        raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
-    raise ValueError(bad(name, f"must be of timm's or Hugging Face's kind, with {', '.join(lacking)}", kind, FIX))
-
-
-def projects(module: nn.Module) -> bool:
-    """Whether a module has projections to queries, keys and values under known names."""
-    return _split(module) is not None
-
-
-@torch.no_grad()
-def refuse_other_formula(
-    attention: nn.Module,
-    x: Float[Tensor, "b n c"],
-    out: Float[Tensor, "b n d"],
-    *,
-    terms: ScoreTerms = NO_TERMS,
-    name: str = "attention",
-) -> None:
-    """Compare the formula of a module's parts with its output in evaluation mode.
-
-    Raises a ValueError where |formula - out| / |out| is above the square root of the dtype's epsilon, 3e-4 in float32.
-    """
-    parts, kind = attention_parts(attention, name), type(attention).__name__
-    requirement = "must compute what its parts say"
-    try:
-        rows, values = parts.maps_and_values(x, terms)
-        expected = parts.finish(rows @ values)
-    except RuntimeError as reason:
-        raise ValueError(bad(name, requirement, f"{kind}, of parts that do not fit: {reason}", FIX)) from reason
-    error, size = float((expected - out).norm()), float(out.norm())
-    if not error <= torch.finfo(out.dtype).eps ** 0.5 * size:
-        got = f"{kind}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
-        raise ValueError(bad(name, requirement, got, FIX))
+    got = f"{type(attention).__name__} with {', '.join(problems)}"
+    raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
 
 
 def first_tensor(output: object) -> Tensor | None:
@@ -208,26 +157,17 @@ def _misfits(parts: AttentionParts) -> list[str]:
     return found
 
 
-def _probability(drop: object) -> float:
-    """Of dropout, given as a module, a number or None."""
-    if isinstance(drop, nn.Module):
-        return drop.p if isinstance(drop, nn.Dropout) else 0.0
-    return float(drop) if isinstance(drop, (int, float)) else 0.0
-
-
-def _split(source: Any) -> tuple[Projection, Projection, Projection] | None:
-    """The projections to queries, keys and values."""
-    fused = getattr(source, "qkv", None)
+def projections(source: Any) -> tuple[Projection, Projection, Projection] | None:
+    """The projections to queries, keys and values, if a module has them under known names."""
     matrix: Tensor | None = None
     vector: Tensor | None = None
     if isinstance(source, nn.MultiheadAttention):
         matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
-    elif isinstance(fused, nn.Linear):
+    elif isinstance(fused := getattr(source, "qkv", None), nn.Linear):
         matrix, vector = fused.weight, fused.bias
     if matrix is not None:
         apart = (getattr(source, "q_bias", None), None, getattr(source, "v_bias", None))
-        biases = apart if vector is None else vector.tensor_split(3)
-        query, key, value = map(Projection, matrix.tensor_split(3), biases)
+        query, key, value = map(Projection, matrix.tensor_split(3), apart if vector is None else vector.tensor_split(3))
         return query, key, value
     for paths in PROJECTIONS:
         linears = [part for path in paths if isinstance(part := _first(source, (path,)), nn.Linear)]
@@ -243,19 +183,18 @@ def _bias(attention: nn.Module) -> PositionBias | None:
         table = getattr(holder, "relative_position_bias_table", None)
         index = getattr(holder, "relative_position_index", None)
         if isinstance(table, nn.Parameter) and table.dim() == 2 and isinstance(index, Tensor):
-            side = math.isqrt(index.numel())
-            return PositionBias(table, index.reshape(side, side))
+            return PositionBias(table, index.reshape(math.isqrt(index.numel()), -1))
     return None
 
 
 def _others(attention: nn.Module) -> list[str]:
-    """Parts that change the formula, with an explanation."""
+    """Parts that change the formula."""
     known: set[str] = set() if _bias(attention) is None else {"relative_position_bias_table", *BIAS_HOLDERS}
     if _first(attention, ("qkv.bias",)) is None:
         known.add("q_bias")  # else there are two biases of one projection
     found = [
-        f"{name} ({what})"
-        for name, what in OTHERS.items()
+        name
+        for name in OTHERS
         if name not in known
         and not isinstance(_first(attention, (name, f"attention.{name}", f"output.{name}")), nn.Identity | None)
     ]
@@ -285,14 +224,9 @@ class VitParts:
     patches: nn.Conv2d
     positions: nn.Parameter  # (1, tokens, c), with or without those before the image's
     tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
+    prefix: int  # their number
     grid: tuple[int, int]  # tokens of the image, (height, width)
-    image_shape: tuple[int, int, int]  # (channels, height, width)
     blocks: tuple[VitBlock, ...]
-
-    @property
-    def prefix(self) -> int:
-        """Number of tokens before those of the image."""
-        return sum(token.shape[1] for token in self.tokens)
 
 
 def vit_parts(model: nn.Module) -> VitParts:
@@ -313,19 +247,13 @@ def vit_parts(model: nn.Module) -> VitParts:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
         raise _refusal(embed, "that says its grid_size or image_size")
+    tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
+    prefix = sum(token.shape[1] for token in tokens)
+    if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:
+        raise _refusal(model, f"with positions for {grid} patches and at most {prefix} tokens before them")
     stem = next(name for name, part in model.named_modules() if part is blocks)
-    parts = VitParts(
-        embed,
-        patches,
-        positions,
-        tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter)),
-        grid,
-        (patches.in_channels, grid[0] * patches.stride[0], grid[1] * patches.stride[1]),
-        tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children()),
-    )
-    if not 0 <= positions.shape[1] - grid[0] * grid[1] <= parts.prefix:
-        raise _refusal(model, f"with positions for {grid} patches and at most {parts.prefix} tokens before them")
-    return parts
+    found = tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children())
+    return VitParts(embed, patches, positions, tokens, prefix, grid, found)
 
 
 def _block(name: str, block: nn.Module) -> VitBlock:

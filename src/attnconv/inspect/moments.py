@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import BLOCK, query_blocks
+from attnconv.inspect.chosen_queries import BLOCK, query_blocks
 from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift
@@ -47,7 +47,6 @@ class AttentionMoments:
         content_share: Share of the probabilities' variance that the image explains, (h,), 0 to 1: W / (W + B) with W
             the mean variance over images, and B the mean variance over keys of the mean over images, each corrected
             for the number of images. None for an operator that all images share.
-        queries: Number of queries.
     """
 
     centre: Float64[Tensor, "b h dims"]
@@ -56,13 +55,10 @@ class AttentionMoments:
     entropy: Float64[Tensor, "b h"]
     padding_mass: Float64[Tensor, "b h"]
     content_share: Float64[Tensor, "h"] | None
-    queries: int
 
 
 @torch.no_grad()
-def attention_moments(
-    operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None
-) -> AttentionMoments:
+def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
     """Compute means over queries of centre, covariance, distance and entropy, for each head and image.
 
     `Kronecker` and `Shift` operators take time for single axes only. For others on large images pass some `queries`.
@@ -70,11 +66,10 @@ def attention_moments(
     Args:
         operator: The attention probabilities, as `layer.operator(x)` or `attention_operators` return them.
         queries: Flat query indices, such as `sample_queries` returns; None for all of the grid's.
-        block: Rows at a time, at least 1; None for as many as make 2^22 probabilities over all heads and images.
 
     Raises:
-        TypeError: `block` or `queries` are not whole numbers.
-        ValueError: `block` is below 1, or `queries` is empty or outside the grid.
+        TypeError: `queries` are not whole numbers.
+        ValueError: `queries` is empty or outside the grid.
 
     Example:
         >>> from attnconv import Grid, Kronecker
@@ -84,9 +79,7 @@ def attention_moments(
         [[0.667, 0.0], [0.0, 1.25]]
     """
     parts = _axis_operators(operator) if queries is None and operator.grid.dims > 1 else None
-    if parts is not None:
-        return _product_moments(operator.grid, parts, block)
-    return _moments_of_rows(operator, query_blocks(operator, queries, block))
+    return _moments_of_rows(operator, query_blocks(operator, queries)) if parts is None else _product_moments(parts)
 
 
 def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> AttentionMoments:
@@ -106,16 +99,19 @@ def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> A
             padding += operator.padding_mass(some).double().sum(-1)
         if operator.batch > 1:
             shares += _variances(rows)
+    content = None
+    if operator.batch > 1:  # W and B, each corrected to the limit of many images
+        within = shares[0] * operator.batch / (operator.batch - 1)
+        total = within + (shares[1] - within / operator.batch).clamp_min(0)  # few images' mean varies by chance
+        content = within / total.where(total > 0, 1)
     centre, covariance, distance, entropy = (sums / with_mass[..., None]).split((dims, dims * dims, 1, 1), -1)
-    queries = sum(len(some) for some in blocks)
     return AttentionMoments(
         centre=centre,
         covariance=covariance.unflatten(-1, (dims, dims)),
         distance=distance.squeeze(-1),
         entropy=entropy.squeeze(-1),
-        padding_mass=padding / queries,
-        content_share=_content_share(shares[0], shares[1], operator.batch) if operator.batch > 1 else None,
-        queries=queries,
+        padding_mass=padding / sum(map(len, blocks)),
+        content_share=content,
     )
 
 
@@ -164,14 +160,6 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
     return joint.sum(others) if others else joint
 
 
-def _content_share(within: Float64[Tensor, "h"], between: Float64[Tensor, "h"], images: int) -> Float64[Tensor, "h"]:
-    """W / (W + B), each corrected to the limit of many images."""
-    within = within * images / (images - 1)
-    between = (between - within / images).clamp_min(0)  # the mean of few images varies over keys by chance
-    total = within + between
-    return within / total.where(total > 0, 1)
-
-
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
     """Sums over queries: of the mean over keys of the variance over images, of the variance over keys of the mean."""
     # Taken about entries of the rows: equal probabilities differ by exactly 0.
@@ -195,9 +183,9 @@ def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | No
     return None
 
 
-def _product_moments(grid: Grid, parts: Sequence[AttentionOperator], block: int | None) -> AttentionMoments:
+def _product_moments(parts: Sequence[AttentionOperator]) -> AttentionMoments:
     """The same from operators along single axes, by the products of the module's docstring."""
-    moments = [_moments_of_rows(part, query_blocks(part, None, block)) for part in parts]
+    moments = [_moments_of_rows(part, query_blocks(part)) for part in parts]
     entropy = torch.stack([of.entropy for of in moments]).sum(0)  # NaN if an axis has no mass: then there is no row
     absent = entropy.isnan()[..., None]
     variances = torch.cat([of.covariance[..., 0] for of in moments], -1)
@@ -207,24 +195,21 @@ def _product_moments(grid: Grid, parts: Sequence[AttentionOperator], block: int 
     return AttentionMoments(
         centre=torch.cat([of.centre for of in moments], -1).masked_fill(absent, math.nan),
         covariance=torch.diag_embed(variances).masked_fill(absent[..., None], math.nan),
-        distance=_product_distance([_shift_weights(part, block) for part in parts])[None],
+        distance=_product_distance([_shift_weights(part) for part in parts])[None],
         entropy=entropy,
         padding_mass=padding,
         content_share=None,
-        queries=grid.query_count,
     )
 
 
-def _shift_weights(
-    part: AttentionOperator, block: int | None
-) -> tuple[Float64[Tensor, "shifts"], Float64[Tensor, "h shifts"]]:
+def _shift_weights(part: AttentionOperator) -> tuple[Float64[Tensor, "shifts"], Float64[Tensor, "h shifts"]]:
     """Every shift between a query and an image key of one axis, and its mean weight over queries W(shift)."""
     (axis,) = part.grid.axes
     last = axis.stride * (axis.queries - 1) + axis.offset
     count = axis.stride * (axis.queries - 1) + axis.spacing * (axis.size - 1) + 1
     totals = torch.zeros(part.heads, count, dtype=torch.float64, device=part.device)
     rows_with_mass = totals.new_zeros(part.heads, 1)
-    for some in query_blocks(part, None, block):
+    for some in query_blocks(part):
         weights, has_mass = _weights(part.rows(some)[0].double())  # (h, r, m)
         totals.index_add_(1, (_shifts(axis, some) + last).flatten(), weights.flatten(1))
         rows_with_mass += has_mass.sum(-1, keepdim=True)

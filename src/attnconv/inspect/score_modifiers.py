@@ -73,21 +73,16 @@ class ScoreTerms:
             partner = torch.cat((-high, low), -1)
         return torch.cat((x[:, :, :before], (image * self.cos + partner * self.sin).to(x.dtype)), 2)
 
-    def raised(self, scores: Float[Tensor, "b h r n"], rows: slice = slice(None)) -> Float[Tensor, "b h r n"]:
-        """Scores plus A, for the queries `rows`; the sequences of an image follow one another."""
+    def raised(self, scores: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h n n"]:
+        """Scores plus A; the sequences of an image follow one another."""
         if self.added is None:
             return scores
-        added = self.added[:, :, rows].to(scores.dtype)
+        added = self.added.to(scores.dtype)
         return (scores.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
 
     def allowed(self) -> Bool[Tensor, "w n n"] | None:
         """Which keys a query may attend to in any head; None where nothing is added."""
         return None if self.added is None else (self.added > BLOCKED).any(1)
-
-    def blocks(self) -> bool:
-        """Whether there is a key that a query may not attend to."""
-        allowed = self.allowed()
-        return allowed is not None and not bool(allowed.all())
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
         """The terms with A of one image of `sequences`; raises a ValueError if A differs from image to image."""
@@ -135,14 +130,13 @@ class CallForm:
             raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
             raise ValueError(bad("is_causal", "must be False", True))
-        rotation = [given.pop(name, None) for name in ROTATIONS]
-        cos, sin = _rotation(next((part for part in rotation if part is not None), None))
-        added = [self._added(name, given.pop(name, None)) for name in ADDED]
-        unknown = [name for name, value in given.items() if isinstance(value, Tensor)]
-        if unknown:
+        rotations = [given.pop(name, None) for name in ROTATIONS]
+        masks = {name: given.pop(name, None) for name in ADDED}
+        if unknown := [name for name, value in given.items() if isinstance(value, Tensor)]:
             raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", "Its part in attention is not known."))
-        parts = [part for part in added if part is not None]
-        terms = ScoreTerms(cos, sin, self.neighbours, sum(parts[1:], parts[0]) if parts else None)
+        cos, sin = next((_rotation(part) for part in rotations if part is not None), (None, None))
+        added = [self._added(name, mask) for name, mask in masks.items() if mask is not None]
+        terms = ScoreTerms(cos, sin, self.neighbours, sum(added[1:], added[0]) if added else None)
         return (x if self.batch_first else x.transpose(0, 1)), terms
 
     def give(self, out: Float[Tensor, "b n d"]) -> Tensor | tuple[Tensor, None]:
@@ -150,10 +144,8 @@ class CallForm:
         out = out if self.batch_first else out.transpose(0, 1)
         return (out, None) if self.pair else out
 
-    def _added(self, name: str, mask: Tensor | None) -> Tensor | None:
+    def _added(self, name: str, mask: Tensor) -> Tensor:
         """A as (sequences, heads, n, n)."""
-        if mask is None:
-            return None
         if mask.dim() not in ((2,) if self.torch_style else (2, 3, 4)):
             raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _shape_of(mask)))
         if mask.dtype == torch.bool:  # nn.MultiheadAttention marks blocked keys, others the allowed ones
@@ -162,20 +154,12 @@ class CallForm:
         return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
 
 
-def _rotation(given: Any) -> tuple[Tensor | None, Tensor | None]:
+def _rotation(given: Any) -> tuple[Tensor, Tensor]:
     """Cosines and sines, (heads or 1, tokens, d): timm has sines and cosines in one tensor, Hugging Face a pair."""
-    if given is None:
-        return None, None
     cos, sin = reversed(given.chunk(2, -1)) if isinstance(given, Tensor) else given
-    return _by_head(cos), _by_head(sin)
-
-
-def _by_head(part: Tensor) -> Tensor:
-    if part.dim() == 4 and len(part) == 1:
-        part = part[0]
-    if part.dim() not in (2, 3):
-        raise ValueError(bad("rotary positions", "must be those of every image", f"shape {tuple(part.shape)}"))
-    return part[None] if part.dim() == 2 else part
+    if not 2 <= cos.dim() <= 4 or (cos.dim() == 4 and len(cos) > 1):
+        raise ValueError(bad("rotary positions", "must be those of every image", f"shape {tuple(cos.shape)}"))
+    return cos.reshape(-1, *cos.shape[-2:]), sin.reshape(-1, *sin.shape[-2:])
 
 
 def _shape_of(x: object) -> str:

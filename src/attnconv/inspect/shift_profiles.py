@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import query_blocks
+from attnconv.inspect.chosen_queries import query_blocks
 from attnconv.operators.base import AttentionOperator, Queries
 
 
@@ -63,16 +63,13 @@ class ShiftProfile:
         return torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
 
 
-def shift_profile(
-    operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None
-) -> ShiftProfile:
+def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None) -> ShiftProfile:
     """Compute the mean attention per shift of an operator's heads, over its queries and images.
 
     Args:
         operator: The attention probabilities.
         queries: Flat query indices; None for all of the grid's. Take about a hundred or more: a single row is its own
             mean.
-        block: Rows at a time; None for as many as make 2^22 probabilities.
 
     Raises:
         TypeError, ValueError: As `attention_moments`.
@@ -84,7 +81,7 @@ def shift_profile(
         [0.0, 0.0, 0.0, 0.167, 1.0, 0.0, 0.0]
     """
     running = RunningShiftProfile()
-    running.add(operator, queries=queries, block=block)
+    running.add(operator, queries=queries)
     return running.result()
 
 
@@ -99,13 +96,13 @@ class RunningShiftProfile:
         self._grid: Grid | None = None
 
     @torch.no_grad()
-    def add(self, operator: AttentionOperator, *, queries: Queries | None = None, block: int | None = None) -> None:
+    def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add the images of one operator; the arguments are those of `shift_profile`.
 
         Raises:
             ValueError: The operator has another grid or other heads than the first.
         """
-        blocks = query_blocks(operator, queries, block)
+        blocks = query_blocks(operator, queries)
         if self._grid is None:
             self._start(operator)
         if self._grid != operator.grid or len(self._mass) != operator.heads:
@@ -118,7 +115,9 @@ class RunningShiftProfile:
         counts = torch.zeros_like(self._counts)
         for some in blocks:
             rows = operator.rows(some).unflatten(-1, grid.sizes)
-            for number, position in enumerate(_positions(grid, some).tolist()):
+            indices = zip(grid.axes, grid.unravel(some), strict=True)
+            positions = torch.stack([axis.stride * index + axis.offset for axis, index in indices], -1).tolist()
+            for number, position in enumerate(positions):
                 keys, shifts = _window(grid, position, self._reach)
                 row = rows[(slice(None), slice(None), number, *keys)].double()  # (b, h, some keys per axis)
                 squares = row.square().sum(0)
@@ -186,11 +185,6 @@ def _middle(axis: Axis) -> tuple[int, int]:
     if least > most:  # half a pixel: an even kernel, which has a tap on either side
         least = most = int(twice / 2)
     return least, most
-
-
-def _positions(grid: Grid, queries: Tensor) -> Int[Tensor, "r dims"]:
-    indices = zip(grid.axes, grid.unravel(queries), strict=True)
-    return torch.stack([axis.stride * index + axis.offset for axis, index in indices], -1)
 
 
 def _inner_range(axis: Axis) -> tuple[int, int]:

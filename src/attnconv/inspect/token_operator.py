@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnconv._util.errors import bad
+from attnconv._util.value_checks import indices
 from attnconv.grid import Grid
 from attnconv.inspect.attention_calls import TokenRows, UnreadableError
 from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
@@ -105,10 +105,7 @@ class TokenOperator(AttentionOperator):
         Raises:
             ValueError: There is no such token.
         """
-        wrong = [token for token in tokens.tolist() if not 0 <= token < self.prefix]
-        if wrong:
-            requirement = f"must lie below {self.prefix}, the number of tokens before the image's"
-            raise ValueError(bad("tokens", requirement, wrong))
+        indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
@@ -287,21 +284,16 @@ def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
 def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
     """The grid of square patches that fill the image."""
     height, width = images.shape[2:]
-    if tokens < 1 or width == 0:
-        return None
-    rows = math.isqrt(tokens * height // width)
-    if rows == 0 or rows * rows * width != tokens * height or tokens % rows:
-        return None
-    return rows, tokens // rows
+    rows = math.isqrt(max(0, tokens) * height // max(1, width))
+    fits = rows > 0 and rows * rows * width == tokens * height and tokens % rows == 0
+    return (rows, tokens // rows) if fits else None
 
 
 def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     """The windows of a block, from its own sizes and the shape of its input."""
     block: Any = frame.module
     window, shift = pair_of(getattr(block, "window_size", None)), pair_of(block.shift_size, least=0)
-    sizes = frame.resolution
-    if frame.shape is not None and len(frame.shape) == 4:
-        sizes = (frame.shape[1], frame.shape[2])
+    sizes = (frame.shape[1], frame.shape[2]) if frame.shape is not None and len(frame.shape) == 4 else frame.resolution
     if window is None or shift is None or sizes is None:
         raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not known")
     # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.grid import Grid
-from attnconv.inspect.query_maps import mean_query_maps
+from attnconv.inspect.chosen_queries import mean_query_maps
 from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.training_plan import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.report import run_data

@@ -9,9 +9,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from attnconv.inspect.capture import visit_attention
+from attnconv.inspect.chosen_queries import QueryMaps, mean_query_maps
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.null_models import TurnedHeads, turned_heads
-from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import LoadedModel, load as load_model
 from attnconv.models.settings import AttentionSettings
 from attnconv.operators.base import AttentionOperator

@@ -81,7 +81,8 @@ def trend(run: StudyRun, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
     """Rank correlation of a number of each head with the head's layer."""
     heads = [of(layer) for layer in run.end]
     found = layer_trend([layer.tolist() for layer in heads])
-    return Found(found.rho, {"chance": found.chance}, found.rises, tuple(float(layer.nanmean()) for layer in heads))
+    by_layer = tuple(float(layer.nanmean()) for layer in heads)
+    return Found(found.rho, {"chance": found.chance}, found.rho > found.chance, by_layer)
 
 
 def against_turned_heads(run: StudyRun, *, of: Callable[[Any], Any], lower: bool) -> Found:
@@ -113,7 +114,7 @@ def elongation(run: StudyRun) -> Found:
     median, start = (statistics.median(torch.cat(layers).tolist()) for layers in (now, before))
     beside = {"chance": found.chance, "median condition number": median, "at the start": start}
     by_layer = tuple(statistics.median(layer.tolist()) for layer in now)
-    return Found(found.rho, beside, found.rises and median > start, by_layer)
+    return Found(found.rho, beside, found.rho > found.chance and median > start, by_layer)
 
 
 def gain(run: StudyRun, over: StudyRun) -> Found:

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import Bbox, BboxTransform
 
 from attnconv._util.errors import bad
-from attnconv.inspect.query_maps import QueryMaps
+from attnconv.inspect.chosen_queries import QueryMaps
 from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, mark_query, printable
 
 _SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image above the maps

@@ -10,7 +10,7 @@ from attnconv._util.errors import bad
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load_data
-from attnconv.inspect.capture import content_layers
+from attnconv.inspect.capture import attention_operators
 from attnconv.models.model_loader import LoadedModel
 from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import SPLITS, Curve
@@ -82,7 +82,7 @@ def images_for(run: RunFolder, loaded: LoadedModel) -> tuple[Tensor, bool]:
     """
     model, dtype = run.settings().model, next(loaded.model.parameters()).dtype
     blank = torch.zeros(2, model.image_channels, model.image_size, model.image_size, dtype=dtype)
-    if not content_layers(loaded.model, blank):
+    if all(operator.batch == 1 for operator in attention_operators(loaded.model, blank).values()):
         return blank[:1], False
     data = test_data(run)
     return normalised(data.test.images[:IMAGES], loaded, data), True

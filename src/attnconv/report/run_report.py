@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 
 from attnconv._util.settings import plain
-from attnconv.inspect.query_maps import QueryMaps, mean_query_maps
+from attnconv.inspect.chosen_queries import QueryMaps, mean_query_maps
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings

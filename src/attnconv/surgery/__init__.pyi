@@ -2,6 +2,7 @@ from .conv_initialisation import (
     LayerStart as LayerStart,
     start_as_convolution as start_as_convolution,
 )
+from .convolved_attention import ConvolvedAttention as ConvolvedAttention
 from .head_pruning import (
     condition_numbers as condition_numbers,
     degenerate_heads as degenerate_heads,
@@ -13,4 +14,3 @@ from .head_replacement import (
     Replacement as Replacement,
     replace_heads as replace_heads,
 )
-from .partly_convolved_attention import ConvolvedAttention as ConvolvedAttention

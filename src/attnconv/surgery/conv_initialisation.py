@@ -28,17 +28,10 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.module_state import all_or_nothing, evaluating
 from attnconv._util.value_checks import FLOATING, check_module, indices, is_real, whole
-from attnconv.inspect.image_checks import blaming_images, check_images
-from attnconv.inspect.module_adapters import (
-    AttentionParts,
-    VitBlock,
-    VitParts,
-    first_tensor,
-    refuse_other_formula,
-    vit_parts,
-)
+from attnconv.inspect.capture import blaming_images, check_images
+from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts, first_tensor, vit_parts
 from attnconv.layers.checks import check_finite
-from attnconv.surgery.head_kernel_fit import relative_size
+from attnconv.surgery.replaceable_attention import layer_tokens, relative_size
 
 SHARPEST = 1e4  # the largest scale of scores that is tried
 LOST = 0.01  # relative error of the given filters above which it warns
@@ -128,16 +121,15 @@ def start_as_convolution(
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
     if images is None:
-        noise = torch.randn(2, *parts.image_shape, generator=torch.Generator().manual_seed(0))
-        images = noise.to(parts.positions)
+        sides = (count * stride for count, stride in zip(parts.grid, parts.patches.stride, strict=True))
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(2, parts.patches.in_channels, *sides, generator=generator).to(parts.positions)
     start = _Start(model, parts, images, filters, taps, mass, position_length)
     check_images(images)
     with all_or_nothing(model):
         with evaluating(model), blaming_images(model, images):
             found = start.run([parts.blocks[layer] for layer in chosen])
-        _warn_of_less(found, mass)  # a warning may be an error
-        if isinstance(filters, Tensor):
-            _warn_of_lost(found, parts.blocks[0].parts, filters)
+        _warn(found, mass, parts.blocks[0].parts, filters)  # a warning may be an error
     return found
 
 
@@ -163,17 +155,15 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 
 
-def _warn_of_less(found: Mapping[str, LayerStart], mass: float) -> None:
+def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, filters: str | Tensor) -> None:
+    """Warn of heads that hold less than asked for, and of given filters whose rank is above what fits."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
+        requirement = f"must be within reach of the sharpest scores, here {', '.join(less)}"
         fix = "Give images like the model's own, a smaller kernel_size or less mass."
-        words = bad("mass", f"must be within reach of the sharpest scores, here {', '.join(less)}", f"{mass:g}", fix)
-        warnings.warn(words, stacklevel=4)
-
-
-def _warn_of_lost(found: Mapping[str, LayerStart], attention: AttentionParts, filters: Tensor) -> None:
-    """Warn of given filters that the heads cannot hold, with the rank that fits."""
-    if lost := [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]:
+        warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
+    lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
+    if lost and isinstance(filters, Tensor):
         heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
         rank, most = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max()), heads // taps * width
         requirement = f"must have rank at most {most} at each of {taps} taps for {heads} x {width} channels"
@@ -319,17 +309,12 @@ class _Start:
             block.attention.register_forward_hook(lambda _, *call: calls.append(call), with_kwargs=True),
         ):
             self.model(self.images)
-        seen = [(first_tensor((*args, *named.values())), first_tensor(output)) for args, named, output in calls]
-        x, out = seen[0] if len(seen) == 1 else (None, None)
-        if x is None or out is None or not any(x is output for output in normed):
+        self._check_finite(*normed, *(first_tensor(output) for _, _, output in calls))
+        place = (self.grid, self.parts.prefix, len(self.images), torch.zeros(0))
+        x = layer_tokens(block.name, block.attention, calls, [place]).inputs
+        if not any(x.is_set_to(output) for output in normed):
             got = f"{type(block.attention).__name__} on other inputs"
-            raise ValueError(bad(f"model.{block.name}", "must run once, on what its block's norm gives", got))
-        before, (height, width) = self.parts.prefix, self.grid
-        if x.shape[1] != before + height * width:
-            requirement = f"must be given {before} tokens before an image of {height} x {width}"
-            raise ValueError(bad(f"model.{block.name}", requirement, x.shape[1]))
-        self._check_finite(x, out)
-        refuse_other_formula(block.attention, x, out, name=f"model.{block.name}")
+            raise ValueError(bad(f"model.{block.name}", "must run on what its block's norm gives", got))
         return x
 
     def _check_finite(self, *tokens: Tensor | None) -> None:

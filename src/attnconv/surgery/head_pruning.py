@@ -11,7 +11,7 @@ and removing it leaves the output of the layer with the head's weights set to ze
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -31,15 +31,11 @@ LEAST_EIGENVALUE = 1e-5  # of the precision, in 1 / pixel^2
 
 
 def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion = "paper") -> tuple[int, ...]:
-    """Return the heads whose Gaussian is a stripe or constant, by the eigenvalues of the precision.
+    """Return the indices of the heads whose Gaussian is a stripe or constant, in order.
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-        criterion: `paper` removes condition numbers above 1e5, `code` (the authors') above 1000; both remove largest
-            eigenvalues below 1e-5.
-
-    Returns:
-        Their indices, in order.
+        criterion: `paper`, or `code` for the lower threshold of the authors' code.
 
     Raises:
         ValueError: The encoding has no Gaussians, the criterion has no such name, or a parameter is not finite.
@@ -52,8 +48,8 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
         >>> degenerate_heads(encoding), degenerate_heads(encoding, "code")
         ((2,), (1, 2))
     """
-    if criterion not in get_args(Criterion):
-        raise ValueError(bad("criterion", f"must be one of {', '.join(get_args(Criterion))}", repr(criterion)))
+    if criterion not in MOST_CONDITION:
+        raise ValueError(bad("criterion", f"must be one of {', '.join(MOST_CONDITION)}", repr(criterion)))
     largest, smallest = _root_eigenvalues(attention)
     # Without a division: a singular precision has no condition number, and zero would make it NaN.
     stripe = largest > MOST_CONDITION[criterion] ** 0.5 * smallest
@@ -103,8 +99,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     layers = attention_layers(model)
     if not isinstance(heads, Mapping):
         raise TypeError(bad("heads", "must be a mapping from names of layers to lists of heads", repr(heads)))
-    unknown = [name for name in heads if name not in layers]
-    if unknown:
+    if unknown := [name for name in heads if name not in layers]:
         raise ValueError(bad("heads", f"must name layers among {', '.join(map(repr, layers))}", repr(unknown[0])))
     kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)

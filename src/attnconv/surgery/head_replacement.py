@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
-from attnconv._util.value_checks import check_module, indices, is_real, whole
-from attnconv.inspect.capture import checked_options, uncompiled
-from attnconv.inspect.image_checks import blaming_images, check_images
+from attnconv._util.value_checks import check_module, indices, whole
+from attnconv.inspect.capture import blaming_images, check_images, checked_options, uncompiled
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.surgery.head_kernel_fit import Fit, HeadMixing, Taps, fit_mixing, mixing_errors, relative_size
-from attnconv.surgery.partly_convolved_attention import ConvolvedAttention
-from attnconv.surgery.replaceable_attention import LayerTokens, replaceable
+from attnconv.surgery.convolved_attention import ConvolvedAttention, Fit, HeadMixing, fit_mixing, mixing_errors
+from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
 _DRAWS = 8  # of r
@@ -41,7 +39,6 @@ class HeadCandidate:
         layer: Name of its attention module.
         head: Its index there.
         constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
-        window_mass: Mean attention to the K x K shifts, over the image's tokens and the images.
         error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images. Where windows
             extend beyond the image, the padding in them counts as well.
         cost: First-order relative change of the model's output if only this head is replaced.
@@ -50,7 +47,6 @@ class HeadCandidate:
     layer: str
     head: int
     constancy: float
-    window_mass: float
     error: float
     cost: float
 
@@ -85,7 +81,6 @@ def replace_heads(
     heads: Mapping[str, Iterable[int]] | None = None,
     count: int | None = None,
     layers: Collection[str] | None = None,
-    least_constancy: float = 0.0,
     kernel_size: int = 3,
     fit: Fit = "least_squares",
     grid: Sequence[int] | None = None,
@@ -103,7 +98,6 @@ def replace_heads(
         heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
-        least_constancy: With `count`, only heads at least this constant, 0 to 1.
         kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): no token reads more.
         fit: `least_squares` fits the output of the heads, `mean` takes the mean attention.
         grid: Tokens of the image, (height, width), for models that do not define it, as for `audit`.
@@ -113,8 +107,8 @@ def replace_heads(
     Raises:
         TypeError: `model` is no module, or `images` are no dense tensor of floating point.
         ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
-            head does not exist or cannot be replaced; fewer heads than `count` are constant enough; or the first tensor
-            of the model's output has no gradients, is not finite or is zero.
+            head does not exist or cannot be replaced; `count` is above the number of heads; or the first tensor of the
+            model's output has no gradients, is not finite or is zero.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -123,7 +117,7 @@ def replace_heads(
     """
     check_module(model)
     check_images(images, least=2)  # one is held out
-    _check(heads, count, layers, least_constancy, kernel_size, fit)
+    _check(heads, count, layers, kernel_size, fit)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
@@ -138,10 +132,9 @@ def replace_heads(
     held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
     candidates = _candidates(held_out, mixings, costs)
     if heads is None:
-        chosen = [entry for entry in candidates if entry.constancy >= least_constancy][:count]
+        chosen = candidates[:count]
         if len(chosen) < (count or 0):
-            requirement = f"must be at most {len(chosen)}, the heads of constancy {least_constancy:g} and more"
-            raise ValueError(bad("count", requirement, count))
+            raise ValueError(bad("count", f"must be at most the {len(chosen)} heads that can be replaced", count))
     else:
         chosen = _named(candidates, heads, passed_over)
     changed, errors = copy.deepcopy(model), {}
@@ -156,14 +149,12 @@ def replace_heads(
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
-def _check(heads: object, count: Any, layers: Any, least_constancy: float, kernel_size: int, fit: str) -> None:
+def _check(heads: object, count: Any, layers: Any, kernel_size: int, fit: str) -> None:
     """Refuse arguments that are out of range whatever the model."""
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
     if count is not None:
         whole("count", count, 0)
-    if not is_real(least_constancy) or not 0 <= least_constancy <= 1:
-        raise ValueError(bad("least_constancy", "must be a number from 0 to 1", repr(least_constancy)))
     if whole("kernel_size", kernel_size, 1) % 2 == 0:
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
     if fit not in get_args(Fit):
@@ -173,8 +164,6 @@ def _check(heads: object, count: Any, layers: Any, least_constancy: float, kerne
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
     if heads is not None and not isinstance(heads, Mapping):
         raise ValueError(bad("heads", "must map names of attention modules to lists of heads", repr(heads)))
-    if heads is not None and least_constancy > 0:
-        raise ValueError(bad("least_constancy", "must be 0 if `heads` is given", least_constancy, "Use `count`."))
 
 
 def _costs(
@@ -228,10 +217,8 @@ def _candidates(
     """All heads, cheapest first."""
     found = []
     for name, part in tokens.items():
-        mixing = mixings[name]
-        error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixing))
-        window_mass = Taps.of_layer(part, mixing.kernel_size).mass(mixing.profile)
-        measures = (part.constancy, window_mass, relative_size(error, given), costs[name])
+        error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixings[name]))
+        measures = (part.constancy, relative_size(error, given), costs[name])
         rows = zip(*(measure.tolist() for measure in measures), strict=True)
         found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
     return sorted(found, key=lambda entry: entry.cost)

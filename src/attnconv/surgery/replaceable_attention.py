@@ -9,24 +9,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.inspect.capture import visit_attention
-from attnconv.inspect.module_adapters import (
-    AttentionParts,
-    attention_parts,
-    first_tensor,
-    projects,
-    refuse_other_formula,
-)
+from attnconv.inspect.module_adapters import FIX, AttentionParts, attention_parts, first_tensor, projections
 from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
 from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
 
-_Place: TypeAlias = tuple[tuple[int, int], int, int, int, Tensor]  # grid, prefix, suffix, images, constancy
+Place: TypeAlias = tuple[tuple[int, int], int, int, Tensor]  # grid, prefix, images, constancy
 _ONCE = "must attend once over the tokens of an image in rows and columns, with only class tokens before it"
 _BLOCK = 2**25  # numbers held at once
 
@@ -37,6 +32,7 @@ class LayerTokens:
     """One attention module, its input and output, and where its tokens are in the image."""
 
     attention: nn.Module
+    parts: AttentionParts
     inputs: Float[Tensor, "b n c"]  # b sequences; those of one image are consecutive
     outputs: Float[Tensor, "b n c"]
     grid: tuple[int, int]  # tokens of the image or of a window
@@ -45,11 +41,6 @@ class LayerTokens:
     terms: ScoreTerms  # modifiers of its scores; of one image, or the same for all sequences
     call: CallForm
     constancy: Float[Tensor, "h"]  # `ShiftProfile.constancy`
-
-    @property
-    def parts(self) -> AttentionParts:
-        """The module's weights."""
-        return attention_parts(self.attention)
 
     def of(self, images: slice) -> "LayerTokens":
         """The same for some of the images."""
@@ -64,10 +55,9 @@ class LayerTokens:
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
         """A few images at a time."""
-        parts = self.parts
         count, tokens, _ = self.inputs.shape
-        wide = (kernel_size**2 + 1 + self.prefix) * parts.head_dim
-        step = max(1, _BLOCK // (parts.heads * self.sequences * tokens * max(tokens, wide)))
+        wide = (kernel_size**2 + 1 + self.prefix) * self.parts.head_dim
+        step = max(1, _BLOCK // (self.parts.heads * self.sequences * tokens * max(tokens, wide)))
         for start in range(0, count // self.sequences, step):
             yield self.of(slice(start, start + step))
 
@@ -81,9 +71,9 @@ def replaceable(
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
-        name: [] for name, module in modules.items() if projects(module) and (layers is None or name in layers)
+        name: [] for name, module in modules.items() if projections(module) and (layers is None or name in layers)
     }
-    placed: dict[str, list[_Place | None]] = defaultdict(list)
+    placed: dict[str, list[Place | None]] = defaultdict(list)
     passed_over: dict[str, str] = {}
 
     def visit(name: str, operator: AttentionOperator) -> None:
@@ -103,28 +93,33 @@ def replaceable(
     tokens: dict[str, LayerTokens] = {}
     for name in [name for name in placed if name not in passed_over]:
         try:
-            tokens[name] = _layer_tokens(name, modules[name], calls.get(name, []), placed[name])
+            tokens[name] = layer_tokens(name, modules[name], calls.get(name, []), placed[name])
         except ValueError as reason:
             passed_over[name] = str(reason)
     for name in layers or (() if tokens else passed_over):
         if name in passed_over:
             raise ValueError(passed_over[name])
         if name not in tokens:
-            known = ", ".join(name for name, module in modules.items() if projects(module))
+            known = ", ".join(name for name, module in modules.items() if projections(module))
             raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
     return tokens, passed_over
 
 
-def _place(operator: AttentionOperator) -> _Place | None:
+def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Return change / size, or 0 where nothing changes: heads and layers may output only zeros."""
+    return (change / size).where(change > 0, 0.0)
+
+
+def _place(operator: AttentionOperator) -> Place | None:
     """Where the tokens are; None if they are not those of an image in rows and columns."""
     if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2:
         return None
     height, width = operator.window or operator.grid.sizes
-    return (height, width), operator.prefix, operator.suffix, operator.batch, shift_profile(operator).constancy
+    return (height, width), operator.prefix, operator.batch, shift_profile(operator).constancy
 
 
-def _layer_tokens(
-    name: str, module: nn.Module, calls: Sequence[tuple[Any, Any, Any]], placed: Sequence[_Place | None]
+def layer_tokens(
+    name: str, module: nn.Module, calls: Sequence[tuple[Any, Any, Any]], placed: Sequence[Place | None]
 ) -> LayerTokens:
     """The record of one module; refused unless it attends over the tokens of an image, as its parts say."""
     where, kind = f"model.{name}", type(module).__name__
@@ -141,18 +136,17 @@ def _layer_tokens(
         x, terms = call.read(args, named)
     except ValueError as reason:
         raise ValueError(f"{where}.{reason}") from reason
-    (height, width), prefix, suffix, images, constancy = place
-    if suffix > 0:
-        raise ValueError(bad(where, _ONCE, f"{suffix} tokens after it"))
+    (height, width), prefix, images, constancy = place
     made = first_tensor(output)
     assert made is not None
     if x.shape[1] != prefix + height * width:
-        requirement = f"must be given {prefix} tokens before {height} x {width}"
+        requirement = f"must be given {prefix} tokens before {height} x {width} and none after"
         raise ValueError(bad(where, requirement, x.shape[1]))
     made = made if call.batch_first else made.transpose(0, 1)
     sequences = len(x) // images
     tokens = LayerTokens(
         attention=module,
+        parts=attention_parts(module, where),
         inputs=x.detach(),
         outputs=made.detach(),
         grid=(height, width),
@@ -162,12 +156,26 @@ def _layer_tokens(
         call=replace(call, pair=isinstance(output, tuple)),
         constancy=constancy,
     )
-    first = tokens.of(slice(1))
-    refuse_other_formula(module, first.inputs, first.outputs, terms=first.terms, name=where)
+    refuse_other_formula(tokens.of(slice(1)), where)
     return tokens
+
+
+@torch.no_grad()
+def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
+    """Raise a ValueError where |formula - output| is above |output| times the root of the dtype's epsilon."""
+    kind, requirement = type(tokens.attention).__name__, "must compute what its parts say"
+    try:
+        rows, values = tokens.maps_and_values()
+        expected = tokens.parts.finish(rows @ values)
+    except RuntimeError as reason:
+        raise ValueError(bad(name, requirement, f"{kind}, of parts that do not fit: {reason}", FIX)) from reason
+    error, size = float((expected - tokens.outputs).norm()), float(tokens.outputs.norm())
+    if not error <= torch.finfo(tokens.outputs.dtype).eps ** 0.5 * size:
+        got = f"{kind}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
+        raise ValueError(bad(name, requirement, got, FIX))
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
     """The module that holds all parts; attention may run in a module inside it."""
     outer = name.rpartition(".")[0]
-    return outer if outer and not projects(modules[name]) and projects(modules[outer]) else name
+    return outer if outer and not projections(modules[name]) and projections(modules[outer]) else name

@@ -1,0 +1,148 @@
+"""Which queries to look at: a sample that is spread over the grid, blocks that fit in memory, maps of a chosen few."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.grid import Grid
+from attnconv.inspect.capture import visit_attention
+from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
+
+BLOCK = 2**22  # probabilities held at once: 32 MiB in float64, a few times over
+
+
+def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """Choose at most `count` queries spread over a grid, flat and ascending: a random one in each of its cells.
+
+    Cells are as equal as whole numbers allow. An even lattice would sample attention windows, which are a lattice too,
+    at the same few places in each.
+
+    Args:
+        grid: The grid of queries.
+        count: Upper limit, at least 1; all queries if there are not more.
+        seed: Seed of the positions in the cells.
+        device: Device of the indices, such as `operator.device`.
+
+    Example:
+        >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
+        [5, 6, 8, 18, 20, 22]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return _one_per_cell(grid, count, lambda cells: torch.rand(cells, generator=generator, dtype=torch.float64), device)
+
+
+def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
+    """The middle query of each cell of `sample_queries`, as a picture needs: every query is near one of them."""
+    return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
+
+
+def query_blocks(operator: AttentionOperator, queries: Queries | None = None) -> Sequence[Int[Tensor, "_"]]:
+    """Check queries (None for all) and split them into blocks whose rows fit in memory."""
+    grid = operator.grid
+    chosen = all_queries(grid, operator.device) if queries is None else query_indices(queries, grid, operator.device)
+    if chosen.numel() == 0:
+        raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
+    return chosen.split(max(1, BLOCK // (operator.batch * operator.heads * grid.lattice_count)))
+
+
+def _one_per_cell(
+    grid: Grid, count: int, fractions: Callable[[list[int]], Tensor], device: torch.device | None
+) -> Int[Tensor, "r"]:
+    """The query in each cell that is this fraction of the cell's length from its start, drawn for each axis."""
+    counts = _cells(grid, whole("count", count, 1))
+    flat = torch.zeros((), dtype=torch.int64)
+    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
+        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
+        along = [1] * grid.dims
+        along[axis] = taken
+        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
+        flat = flat * size + first + (fractions(counts) * length).long()
+    return flat.flatten().sort().values.to(device)
+
+
+def _cells(grid: Grid, count: int) -> list[int]:
+    """Cells per axis, at most `count` in all."""
+    sizes = grid.query_sizes
+    part = min(1.0, (count / grid.query_count) ** (1 / grid.dims))
+    counts = [max(1, int(size * part)) for size in sizes]
+    while math.prod(counts) > count:  # axes shorter than one cell
+        counts[max(range(grid.dims), key=counts.__getitem__)] -= 1
+    while True:  # refine the coarsest axis that still has room
+        room = [
+            axis
+            for axis in range(grid.dims)
+            if counts[axis] < sizes[axis] and math.prod(counts) // counts[axis] * (counts[axis] + 1) <= count
+        ]
+        if not room:
+            return counts
+        counts[min(room, key=lambda axis: counts[axis] / sizes[axis])] += 1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class QueryMaps:
+    """Attention probabilities of some queries of one layer, as in Figures 5, 6 and 7 of the paper.
+
+    Attributes:
+        name: The layer's name in the model.
+        positions: Row and column of each query, counted in keys.
+        maps: (r, h, rows, columns) mean probabilities over the image's keys, float64.
+    """
+
+    name: str
+    positions: tuple[tuple[float, float], ...]
+    maps: Float[Tensor, "r h rows columns"]
+
+
+def mean_query_maps(
+    model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
+) -> list[QueryMaps]:
+    """Compute mean attention probabilities of chosen queries over images, for the layers in the order of their calls.
+
+    Args:
+        model: Any module that `visit_attention` reads. Of a layer that runs several times the last call counts.
+        images: (n, c, height, width), n at least 1.
+        places: Queries as fractions of the image's height and width, each at least 0 and below 1.
+        batch_size: Images at once, at least 1.
+
+    Raises:
+        ValueError: No image, a place outside the image, a batch size below 1, or a layer that is not two-dimensional.
+    """
+    if images.ndim != 4 or not len(images):
+        raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
+    if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
+        raise ValueError(bad("places", "must be (row, column), each at least 0 and below 1", repr(list(places))))
+    sums: dict[str, QueryMaps] = {}
+    for batch in images.split(whole("batch_size", batch_size, 1)):
+        maps: dict[str, QueryMaps] = {}
+
+        def visit(name: str, operator: AttentionOperator, maps: dict[str, QueryMaps] = maps) -> None:
+            maps[name] = _maps_of(name, operator, places)
+
+        visit_attention(model, batch, visit)
+        for name, found in maps.items():
+            share = len(batch) / len(images) * found.maps
+            sums[name] = QueryMaps(name, found.positions, sums[name].maps + share if name in sums else share)
+    return list(sums.values())
+
+
+def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[float, float]]) -> QueryMaps:
+    """The mean over the images of one operator."""
+    grid = operator.grid
+    if grid.dims != 2:
+        raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))
+    indices = [[int(part * size) for part, size in zip(place, grid.query_sizes, strict=True)] for place in places]
+    rows = operator.rows([row * grid.query_sizes[1] + column for row, column in indices]).double().mean(0)  # h r m
+    lines = (
+        [(axis.stride * index + axis.offset) / axis.spacing for index in along]
+        for axis, along in zip(grid.axes, zip(*indices, strict=True), strict=True)
+    )
+    positions = tuple(zip(*lines, strict=True))
+    return QueryMaps(name, positions, rows.transpose(0, 1).unflatten(-1, grid.sizes).cpu())

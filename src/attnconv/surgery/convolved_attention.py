@@ -1,0 +1,323 @@
+"""Heads as a fixed mixing of values: a small depthwise kernel without a softmax, fitted to each head on given images.
+
+    out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
+
+at an image token q, over the K x K shifts and the class tokens or registers p; v is 0 outside the image (or window). A
+token may read some of its shifts only. With the mean attention a,
+
+    r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
+
+gives the weight of shifts that leave the image, or lead to a masked token, to the others; it is not trained, since the
+sum of a trained kernel may vanish. With the head's own output y and regressors R, whose columns are the terms above
+without their coefficients z = (w, g, u),
+
+    least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
+    mean             z0: the mean attention per shift and per class token; the image's mean has the rest of 1
+
+The ridge t decides where values do not: on images without contrast all kernels of the same sum are equally good.
+
+Class tokens and registers keep their attention. Where keys are neither normalised nor rotated, their scores need no
+keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all scores of a row.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv.inspect.module_adapters import Projection
+from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
+from attnconv.surgery.replaceable_attention import LayerTokens
+
+Fit: TypeAlias = Literal["least_squares", "mean"]
+_RIDGE = 1e-4  # of the mean diagonal entry of R^T R
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """The shifts of a K x K kernel, row by row, at the tokens of a grid."""
+
+    index: Int[Tensor, "taps n"]  # token at each shift, plus 1; 0 outside the grid
+    inside: Float[Tensor, "w taps n"]  # 1 where a shift can be read, else 0; per sequence of an image, or one for all
+    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None if all
+
+    @classmethod
+    def of_layer(cls, tokens: LayerTokens, kernel_size: int) -> "Taps":
+        """The taps of a layer, where its masks allow them."""
+        taps, allowed = cls.of(tokens.grid, kernel_size, tokens.inputs), tokens.terms.allowed()
+        return taps if allowed is None or bool(allowed.all()) else taps.masked(allowed)
+
+    @classmethod
+    def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
+        """The taps of an odd kernel where nothing is masked, with the device and dtype of `like`."""
+        places = torch.arange(1.0, grid[0] * grid[1] + 1, dtype=torch.float64, device=like.device)
+        index = F.unfold(places.reshape(1, 1, *grid), kernel_size, padding=kernel_size // 2)[0].long()
+        return cls(index, (index > 0)[None].to(like.dtype), None)
+
+    def masked(self, allowed: Bool[Tensor, "w n n"]) -> "Taps":
+        """The same shifts where `allowed` says which keys a query can read."""
+        shares = allowed.to(self.inside.dtype)
+        inside = F.pad(shares, (1, 0)).gather(2, self.index.T.expand(len(allowed), -1, -1)).transpose(1, 2)
+        return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
+
+    def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
+        """r of the module's formula, with the profile as a."""
+        mass = profile.flatten(1)
+        total = mass.sum(1)[:, None]
+        inside = torch.einsum("wtn,ht->whn", self.inside, mass)
+        tiny = torch.finfo(profile.dtype).tiny
+        return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
+
+    def columns(
+        self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"]
+    ) -> Iterator[Float[Tensor, "b h n d"]]:
+        """Yield the columns of R at the image's tokens. Sequences of one image are consecutive."""
+        before = values.shape[2] - self.index.shape[1]
+        image = values[:, :, before:]
+        by_sequence = image.unflatten(0, (-1, len(self.inside)))
+        padded = F.pad(by_sequence, (0, 0, 1, 0))
+        weights = self.ratio(profile)[:, :, None] * self.inside[:, None]  # (w, h, taps, n)
+        for tap, places in enumerate(self.index):
+            yield (padded[:, :, :, places] * weights[:, :, tap, :, None]).flatten(0, 1)
+        if self.spread is None:
+            yield image.mean(2, keepdim=True).expand_as(image)
+        else:
+            yield (self.spread[:, None] @ by_sequence).flatten(0, 1)
+        for token in range(before):
+            yield values[:, :, token : token + 1].expand_as(image)
+
+    def mixed(
+        self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"], weights: Float[Tensor, "h z"]
+    ) -> Float[Tensor, "b h n d"]:
+        """R z."""
+        terms = zip(self.columns(values, profile), weights.T[:, :, None, None], strict=True)
+        return sum((column * weight for column, weight in terms), values.new_zeros(()))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HeadMixing:
+    """The fixed weights of the heads of one layer."""
+
+    weights: Float[Tensor, "h z"]  # the K x K shifts row by row, the mean, the tokens before the image
+    profile: Float[Tensor, "h K K"]  # mean attention per shift, not negative
+
+
+@torch.no_grad()
+def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_squares") -> HeadMixing:
+    """Fit the mixings of all heads of a layer with the formulas above."""
+    shifts = Taps.of_layer(tokens, kernel_size)
+    profile, weights = _mean_maps(tokens, shifts, kernel_size)
+    if fit == "least_squares":
+        gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
+        for block in tokens.blocks(kernel_size):
+            rows, values = block.maps_and_values()
+            regressors = torch.stack([*shifts.columns(values, profile)], -1).double()
+            target = (rows[:, :, block.prefix :] @ values).double()
+            gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
+            moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
+        size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
+        ridge = _RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps z0
+        weights = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(weights)), moment + ridge * weights)
+    return HeadMixing(weights.to(tokens.inputs.dtype), profile)
+
+
+@torch.no_grad()
+def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n d"]]:
+    """Return R z - y and y at the image's tokens, of all heads."""
+    errors, outputs, size = [], [], mixing.profile.shape[-1]
+    shifts = Taps.of_layer(tokens, size)
+    for block in tokens.blocks(size):
+        rows, values = block.maps_and_values()
+        outputs.append(rows[:, :, block.prefix :] @ values)
+        errors.append(shifts.mixed(values, mixing.profile, mixing.weights) - outputs[-1])
+    return torch.cat(errors), torch.cat(outputs)
+
+
+def _mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
+    """The mean attention per shift of a kernel, and z0."""
+    heads, before = tokens.parts.heads, tokens.prefix
+    inside = shifts.inside.double()  # (w, taps, n)
+    mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
+    keys = (shifts.index.T + before - 1).clamp_min(0)  # (n, taps)
+    for block in tokens.blocks(size):
+        rows = block.maps_and_values()[0][:, :, before:].double()
+        on_prefix += rows[..., :before].sum((0, 2))
+        taken = rows.gather(3, keys.expand(*rows.shape[:2], -1, -1)).unflatten(0, (-1, len(inside)))
+        mass += torch.einsum("iwhnt,wtn->ht", taken, inside)
+    images = len(tokens.inputs) / len(inside)
+    on_prefix = on_prefix / (len(tokens.inputs) * inside.shape[2])
+    mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # a kernel may be larger than the image
+    profile = mass.unflatten(1, (size, size)).to(tokens.inputs.dtype)
+    # Few queries can read far shifts; on a small image their means sum to more than all attention.
+    mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
+    rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
+    return profile, torch.cat((mass, rest[:, None], on_prefix), 1)
+
+
+@final
+class ConvolvedAttention(nn.Module):
+    """An attention module with some heads replaced by fixed mixings; made by `replace_heads`.
+
+    It is called like the module that it replaces. The heads that attend come first, and the columns of `proj` follow.
+
+    Args:
+        tokens: The module to replace, whose weights are copied, and how it is called.
+        mixing: The mixings of all its heads.
+        heads: The heads to replace.
+
+    Attributes:
+        kernel: w of the formula above, (h, K, K), a parameter.
+        rest: g, (h,), a parameter.
+        prefix: u, (h, p), a parameter.
+    """
+
+    @torch.enable_grad()  # which parameters are trained is read from `requires_grad` of parts of them
+    def __init__(self, tokens: LayerTokens, mixing: HeadMixing, *, heads: Sequence[int]) -> None:
+        super().__init__()
+        source, size, chosen = tokens.parts, mixing.profile.shape[-1], list(heads)
+        self.call, self.grid = tokens.call, tokens.grid
+        self.num_heads, self.head_dim, self.scale = source.heads, source.head_dim, source.scale
+        self.batch_first, self.in_proj_bias = self.call.batch_first, None  # torch's encoder asks for these
+        self.added, self.masked = tokens.terms.added is not None, Taps.of_layer(tokens, size).spread is not None
+        self.convolved = tuple(chosen)
+        self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
+        numbers = ", ".join(map(str, chosen))
+        self.attention_unreadable = f"its heads {numbers} were replaced by fixed kernels, which are no attention"
+        kept, gone = (_rows_of(some, self.head_dim) for some in (self.attending, self.convolved))
+        query, key, value = source.query, source.key, source.value
+        self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
+        # Unused parameters are left out: parameters without gradients stop distributed training.
+        reads, attends = tokens.prefix > 0, bool(self.attending)
+        self.prefix_query = _joined([(query, gone)]) if reads else None
+        self.prefix_key = _joined([(key, gone)]) if reads else None
+        norms = (source.query_norm, source.key_norm) if reads or attends else (nn.Identity(), nn.Identity())
+        self.q_norm, self.k_norm = (copy.deepcopy(norm) for norm in norms)
+        if self.prefix_key is not None and self._folds():
+            self.prefix_key.register_parameter("bias", None)
+        self.bias = source.bias.of(self.attending) if source.bias is not None and attends else None
+        before = slice(tokens.prefix)
+        self.prefix_bias = source.bias.of(self.convolved, before) if source.bias is not None and reads else None
+        self.attn_drop, self.proj_drop = nn.Dropout(source.dropout), copy.deepcopy(source.out_dropout)
+        order = torch.cat((kept, gone))
+        self.norm = copy.deepcopy(source.out_norm)
+        for weight in self.norm.parameters():
+            weight.data = weight.data[order]
+        self.proj = _linear(source.out.weight[:, order], source.out.bias)
+        kernel, rest, prefix = mixing.weights[chosen].split((size**2, 1, tokens.prefix), 1)
+        self.kernel = nn.Parameter(kernel.unflatten(1, (size, size)).clone())
+        self.rest = nn.Parameter(rest[:, 0].clone())
+        self.prefix = nn.Parameter(prefix.clone())
+        self.profile: Tensor
+        self.ratio: Tensor
+        self.register_buffer("profile", mixing.profile[chosen])
+        self.register_buffer("ratio", Taps.of(self.grid, size, self.profile).ratio(self.profile)[0])
+        self.train(tokens.attention.training)
+
+    def forward(self, *args: Any, **named: Any) -> Tensor | tuple[Tensor, None]:
+        """Map tokens (b, tokens, channels) to the same; arguments and result are those of the replaced module.
+
+        Raises:
+            ValueError: A mask is given that was not there when heads were replaced, or the tokens are not those of
+                the grid.
+        """
+        x, terms = self.call.read(args, named)
+        before, (height, width) = self.prefix.shape[1], self.grid
+        if terms.added is not None and not self.added:
+            raise ValueError(bad("attn_mask", "must be None: heads were replaced without one", "a mask"))
+        if x.shape[1] != before + height * width:
+            requirement = f"must be {before} before an image of {height} x {width}"
+            raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the size that is used."))
+        inner = len(self.attending) * self.head_dim
+        query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)
+        out = self._mixed(mixed, terms)
+        if before > 0:
+            out = torch.cat((self._read(x[:, :before], x, mixed, terms=terms.of(self.convolved)), out), 1)
+        if self.attending:
+            own = terms.of(self.attending)
+            query = own.turned(self.q_norm(self._by_head(query)))
+            key = own.turned(self.k_norm(self._by_head(key)))
+            out = torch.cat((self._attended(query, key, value, terms=own, bias=self.bias), out), -1)
+        return self.call.give(self.proj_drop(self.proj(self.norm(out))))
+
+    def _attended(
+        self, query: Tensor, key: Tensor, value: Tensor, *, terms: ScoreTerms, bias: PositionBias | None
+    ) -> Tensor:
+        """What some heads give to the first tokens, (b, r, h d), as they attended before."""
+        mask = None if terms.added is None else terms.added[:, :, : query.shape[2]]
+        if bias is not None:
+            mask = bias()[None] if mask is None else bias()[None] + mask
+        if mask is not None:
+            mask = mask.to(query.dtype)
+            mask = mask if len(mask) == 1 else mask.repeat(len(query) // len(mask), 1, 1, 1)
+        drop = self.attn_drop.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(query, key, self._by_head(value), mask, dropout_p=drop, scale=self.scale)
+        return out.transpose(1, 2).flatten(2)
+
+    def _read(self, before: Tensor, x: Tensor, values: Tensor, *, terms: ScoreTerms) -> Tensor:
+        """The replaced heads at class tokens and registers: their attention, (b, p, h d)."""
+        assert self.prefix_query is not None
+        assert self.prefix_key is not None
+        query = self.q_norm(self._by_head(self.prefix_query(before)))  # only the image's tokens are rotated
+        if self._folds():
+            query = query @ self.prefix_key.weight.unflatten(0, (-1, self.head_dim))  # (b, h, p, c)
+            key = x[:, None].expand(-1, query.shape[1], -1, -1)
+        else:
+            key = terms.turned(self.k_norm(self._by_head(self.prefix_key(x))))
+        return self._attended(query, key, values, terms=terms, bias=self.prefix_bias)
+
+    def _mixed(self, values: Tensor, terms: ScoreTerms) -> Tensor:
+        """The replaced heads at the image's tokens, (b, n, h d)."""
+        allowed = terms.allowed() if self.masked else None
+        if allowed is None:
+            return self._convolved(values)
+        taps = Taps.of(self.grid, self.kernel.shape[-1], values).masked(allowed)
+        weights = torch.cat((self.kernel.flatten(1), self.rest[:, None], self.prefix), 1)
+        return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
+
+    def _convolved(self, values: Tensor) -> Tensor:
+        """The same where nothing is masked, as a convolution."""
+        before, image = values.split((self.prefix.shape[1], values.shape[1] - self.prefix.shape[1]), 1)
+        # Tokens times channels is an image in channels-last memory: nothing is copied for the convolution.
+        plane = image.unflatten(1, self.grid).permute(0, 3, 1, 2)
+        kernel = self.kernel.repeat_interleave(self.head_dim, 0)[:, None]
+        out = F.conv2d(plane, kernel, padding=kernel.shape[-1] // 2, groups=len(kernel)).flatten(2).transpose(1, 2)
+        ratio, rest, prefix = (
+            each.repeat_interleave(self.head_dim, 0).T for each in (self.ratio, self.rest[:, None], self.prefix)
+        )
+        return out * ratio + image.mean(1, keepdim=True) * rest + (before * prefix).sum(1, keepdim=True)
+
+    def _folds(self) -> bool:
+        """Whether class tokens need no keys: these are neither normalised nor rotated."""
+        return isinstance(self.k_norm, nn.Identity) and not set(ROTATIONS) & set(self.call.names)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, h, n, d)
+
+
+def _rows_of(heads: Sequence[int], size: int) -> Tensor:
+    """The rows of these heads in a projection with `size` channels for each head."""
+    return (torch.tensor(heads, dtype=torch.int64)[:, None] * size + torch.arange(size)).flatten()
+
+
+def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
+    """One linear map with these outputs of several; it is trained if one of them is."""
+    biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
+    has_bias = any(part.bias is not None for part, _ in parts)
+    return _linear(torch.cat([part.weight[rows] for part, rows in parts]), torch.cat(biases) if has_bias else None)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear map with a copy of this weight and bias; frozen ones stay frozen."""
+    made = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return made
