@@ -16,7 +16,6 @@ from attnconv.models.preset_tables import PAPER_ACCURACY, table_4
 from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
-from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.tables import (
     ENCODINGS_OF,
     PAPER_TABLE_2,
@@ -28,6 +27,7 @@ from attnconv.paper.tables import (
     table_of_trainings,
 )
 from attnconv.paper.training_plan import PAPER_MODELS
+from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
@@ -36,8 +36,8 @@ from tests.report.test_run_report import EXTERNAL
 JUDGED = {"observations", "observations-by-layer"}
 
 
-def study(**runs: list[RunFolder]) -> dict[str, list[StudyRun]]:
-    return {name: [StudyRun(name, run) for run in several] for name, several in runs.items()}
+def study(**runs: list[RunFolder]) -> dict[str, list[RunData]]:
+    return {name: [RunData(name, run) for run in several] for name, several in runs.items()}
 
 
 @pytest.fixture(scope="module")

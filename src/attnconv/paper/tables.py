@@ -10,17 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
+from jaxtyping import Bool
+from torch import Tensor
+
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import Table, pruned_settings, table_2
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
-from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
 from attnconv.paper.training_plan import PAPER_MODELS
+from attnconv.report.run_data import RunData
 from attnconv.training.recipes import recipe, table_rows
 
+Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by their names, one for each seed
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
 MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift
 _COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
 # Table 2 of the paper, as printed.
@@ -91,7 +96,7 @@ def _in_unit(value: float, unit: Unit) -> str:
     return f"{value:.{digits}f}"
 
 
-def accuracies(runs: Sequence[StudyRun]) -> list[float]:
+def accuracies(runs: Sequence[RunData]) -> list[float]:
     """Test accuracy of each run that is complete and has test images."""
     return [score for run in runs if (score := run.score("chosen")) is not None]
 
@@ -119,7 +124,7 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     return PaperTable(table, {"data": data, "rows": entries})
 
 
-def _accuracy_entry(name: str, runs: Sequence[StudyRun]) -> dict[str, Any]:
+def _accuracy_entry(name: str, runs: Sequence[RunData]) -> dict[str, Any]:
     model, here = PAPER_MODELS[name], None
     if runs:
         found, settings = accuracies(runs), runs[0].settings
@@ -185,7 +190,7 @@ def _device(record: Mapping[str, Any]) -> str:
     return f"{device}{threads}, {record['settings']['train']['precision']}"
 
 
-def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
+def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
     """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
     columns = {"paper": dict(PAPER_TABLE_2)}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
@@ -219,6 +224,11 @@ def table_of_counts() -> PaperTable:
     columns = ("Models", "# of params, paper", "counted", "# of FLOPS, paper", "paper's way", "everything counted")
     title = "Tables 1 and 4: the paper's sizes, and those of the presets counted exactly"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
+
+
+def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
+    """Whether each head has most of its mass on one shift, and a pattern that hardly changes with the query."""
+    return (layer.shift_mass >= LEAST_MASS) & (layer.constancy >= LEAST_CONSTANCY)
 
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
