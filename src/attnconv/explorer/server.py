@@ -121,6 +121,55 @@ def listen(port: int) -> socket.socket:
         raise OSError(error.errno, message) from error
 
 
+@final
+class Connection(H11Protocol):
+    """One connection, in uvicorn's HTTP/1.1 protocol, with limits on connections and on the time of a client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)  # adds this one to `connections`, the set that all of a server share
+        self.accepted = self._moved = self.loop.time()
+        self._served = len(self.connections) <= SERVED
+        if len(self.connections) > ACCEPTED:
+            transport.abort()
+        elif not self._served:
+            self.loop.call_soon(self.flow.pause_reading)  # Python 3.10 starts to read only after this method
+
+    def look(self, *, turn: bool) -> None:
+        """Read from the client once it is its turn, and hang up on one that has kept the server waiting too long."""
+        if turn and not self._served and self.flow.read_paused:
+            self._served = True
+            self.flow.resume_reading()
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if self._served and (cycle is None or cycle.response_complete or self.flow.write_paused):
+            if self.loop.time() > self._moved + PATIENCE:
+                self.transport.abort()
+        else:  # it waits for its turn, or the application is at work
+            self._moved = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._moved = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._moved = self.loop.time()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(GRACE, self.transport.abort)
+
+
+@final
+class Server(uvicorn.Server):
+    """uvicorn's server, which ten times a second looks after its connections, first come, first served."""
+
+    async def on_tick(self, counter: int) -> bool:
+        connections: set[Any] = self.server_state.connections
+        for place, connection in enumerate(sorted(connections, key=lambda connection: connection.accepted)):
+            connection.look(turn=place < SERVED)
+        return await super().on_tick(counter)
+
+
 def server_for(application: ASGIApp) -> uvicorn.Server:
     """The HTTP server: `run(sockets=[listen(port)])` serves until interrupted."""
     settings = uvicorn.Config(
@@ -135,77 +184,7 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=STOP,
         ws="none",
     )
-    return uvicorn.Server(settings)
-
-
-@final
-class Connection(H11Protocol):
-    """One connection, in uvicorn's HTTP/1.1 protocol, with limits on connections and on the time of a client."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._served = False
-        self._accepted = self.loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)  # adds this one to `connections`, the set that all of a server share
-        if len(self.connections) > ACCEPTED:
-            transport.abort()
-        elif len(self.connections) > SERVED:
-            self.loop.call_soon(self._pause)  # Python 3.10 starts to read only after this method
-        else:
-            self._serve()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop()
-        others = [other for other in self.connections if isinstance(other, Connection)]
-        waiting = [other for other in others if not other._served and not other.transport.is_closing()]
-        if self._served and waiting:
-            min(waiting, key=lambda other: other._accepted)._serve()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:  # the head of a request is complete
-            self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._watch()
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        self.loop.call_later(GRACE, self.transport.abort)
-
-    def _pause(self) -> None:
-        if not self._served:
-            self.flow.pause_reading()
-
-    def _serve(self) -> None:
-        self._served = True
-        self.flow.resume_reading()
-        self._watch()
-
-    def _watch(self) -> None:
-        """Restart the client's time, or stop it while the application is at work."""
-        self._stop()
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
-        if cycle is None or cycle.response_complete or self.flow.write_paused:
-            self._timer = self.loop.call_later(PATIENCE, self.transport.abort)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    return Server(settings)
 
 
 @final
