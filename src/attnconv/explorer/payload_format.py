@@ -7,7 +7,7 @@ is computed here in float64: the reference for the page.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, final
 
@@ -22,7 +22,6 @@ from attnconv._util.errors import bad
 
 FORMAT = 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-EXAMPLE = Path(__file__).with_name("example.safetensors")
 PARTS = ("both", "content", "position")
 _FIX = "`attnconv explore --export DIR` writes one."
 
@@ -133,7 +132,7 @@ def example() -> bytes:
         >>> read_payload(example()).title
         'runs/demo'
     """
-    return EXAMPLE.read_bytes()
+    return Path(__file__).with_name("example.safetensors").read_bytes()
 
 
 def write_payload(payload: Payload) -> bytes:
@@ -170,7 +169,12 @@ def read_payload(content: bytes) -> Payload:
         tensors = load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
-    manifest = _manifest(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    try:
+        manifest = msgspec.json.decode(header.get("__metadata__", {}).get("attnconv", ""), type=_Manifest)
+    except (ValueError, RecursionError) as error:
+        requirement = f"must hold a manifest of format {FORMAT} under `attnconv`"
+        raise ValueError(bad("payload", requirement, str(error), _FIX)) from error
     names = tuple(image.name for image in manifest.images)
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
@@ -229,7 +233,11 @@ def attention_row(
         return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor)), head].double()
 
     if chosen.kind == "rows" and part == "both":
-        return of_head("probabilities")[_stored(chosen, query)].unflatten(0, chosen.sizes)
+        stored = chosen.tensors["queries"].tolist()
+        if query not in stored:
+            some = ", ".join(map(str, stored[:8])) + (", ..." if len(stored) > 8 else "")
+            raise ValueError(bad("query", f"must be one that layer {chosen.name!r} has stored ({some})", query))
+        return of_head("probabilities")[stored.index(query)].unflatten(0, chosen.sizes)
     row, column = divmod(query, width)
     scores = []
     if part != "position" and "query" in chosen.tensors:
@@ -246,23 +254,8 @@ def attention_row(
 
 def _entry(layer: PayloadLayer) -> dict[str, Any]:
     """A layer's entry in the manifest."""
-    values = {known.name: getattr(layer, known.name) for known in fields(layer) if known.name != "tensors"}
-    if layer.window is None:
-        del values["window"]
-    return {**values, "dilated": False}
-
-
-def _manifest(content: bytes) -> _Manifest:
-    """The manifest of a whole safetensors file."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    text = header.get("__metadata__", {}).get("attnconv")
-    if text is None:
-        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
-    try:
-        return msgspec.json.decode(text, type=_Manifest)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
+    absent = {"tensors"} if layer.window else {"tensors", "window"}
+    return {**{name: value for name, value in vars(layer).items() if name not in absent}, "dilated": False}
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
@@ -306,15 +299,6 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 def _require(fine: bool, name: str, value: object) -> None:
     if not fine:
         raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
-
-
-def _stored(layer: PayloadLayer, query: int) -> int:
-    """The place of a query's row."""
-    known = layer.tensors["queries"].tolist()
-    if query not in known:
-        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-        raise ValueError(bad("query", f"must be one that layer {layer.name!r} has stored ({some})", query))
-    return known.index(query)
 
 
 def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:

@@ -44,7 +44,14 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
         got, fix = f"{operator.grid.dims} axes", "Pass `layers` to show others only."
         raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", got, fix))
     height, width = (1, *operator.grid.sizes)[-2:]
-    plain = own is not None and own.dims == 2 and _is_plain(operator.grid)
+    plain = (
+        own is not None
+        and own.dims == 2
+        and all(  # every token is a query, and attends to these tokens only
+            (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
+            for axis in operator.grid.axes
+        )
+    )
     content = content_tensors(operator, budget) if plain and isinstance(operator, Content) else None
     kind: Literal["positions", "content", "rows"]
     stored: dict[str, float | None] = {}
@@ -171,14 +178,6 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
         "probabilities": torch.cat(rows, 2),
         "prefix_mass": torch.cat(elsewhere, 2),
     }
-
-
-def _is_plain(grid: Grid) -> bool:
-    """Whether every token is a query, and attention goes to these tokens only."""
-    return all(
-        (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
-        for axis in grid.axes
-    )
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:
