@@ -18,5 +18,5 @@ from .head_centres import (
     draw_centres_over_training as draw_centres_over_training,
 )
 from .head_mixture import draw_mixture as draw_mixture
-from .kernel_factorisation import draw_factorisation as draw_factorisation
+from .theory_figures import draw_factorisation as draw_factorisation
 from .run_report import write_report as write_report

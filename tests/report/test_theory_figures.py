@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from attnconv.report.kernel_factorisation import draw_factorisation
+from attnconv.report.theory_figures import draw_factorisation
 from attnconv.theory.expressibility import Factorisation, factorise
 from tests.report.making import outside, overlaps, text_boxes
 
