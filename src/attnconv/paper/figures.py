@@ -17,9 +17,8 @@ from attnconv.paper.training_plan import CONTENT, PAPER_MODELS, PRUNED, SOURCE
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.head_centres import draw_centres, draw_centres_over_training
-from attnconv.report.head_mixture import draw_mixture
-from attnconv.report.theory_figures import draw_factorisation
 from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
+from attnconv.report.theory_figures import draw_factorisation, draw_mixture
 from attnconv.theory.expressibility import factorise
 
 
