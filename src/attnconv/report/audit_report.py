@@ -101,7 +101,7 @@ def write_audit(
         title=title,
         lead=about or "How convolutional each attention of the model is.",
         facts=_facts(found),
-        sections=[_scores(found, out / "figures"), _layers(found), _heads(found, out / "figures")],
+        sections=[*_layers(found, out / "figures"), _heads(found, out / "figures")],
         origin=[
             ("attnconv", attnconv.__version__),
             ("torch", torch.__version__),
@@ -144,32 +144,29 @@ def _facts(found: Audit) -> list[Fact]:
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
-    aside = f"{most_queries} queries of each, of {of}"
-    if len(queries) > 1:
-        aside = f"at most {most_queries} queries of each"
+    aside = f"{most_queries} queries of each"
     return [
         Fact("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
         Fact("Highest score", f"{most:.2f}", best),
         *([Fact("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
-        Fact("Images", f"{found.images:,}", aside),
+        Fact("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
     ]
 
 
-def _scores(found: Audit, folder: Path) -> Section:
+def _layers(found: Audit, folder: Path) -> list[Section]:
+    """The figure of their scores, and their table."""
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
     alt, caption = f"Convolution score of each layer. {words}.", "Layers in the order in which they run."
     picture = Picture.saved(figure, folder / "scores", alt=alt, caption=caption)
-    return Section("How convolutional is it?", _SCORE_TEXT, [picture])
-
-
-def _layers(found: Audit) -> Section:
     unknown = {layer.name: layer.span_unknown for layer in found.layers if layer.span_unknown}
     notes = [f"{KERNEL} x {KERNEL} missed is not known of {name}: {reason}." for name, reason in unknown.items()]
-    rows = tuple(map(layer_row, found.layers))
-    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)
-    return Section("Layers", _LAYER_TEXT, notes=notes, tables=[table])
+    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, tuple(map(layer_row, found.layers)))
+    return [
+        Section("How convolutional is it?", _SCORE_TEXT, [picture]),
+        Section("Layers", _LAYER_TEXT, notes=notes, tables=[table]),
+    ]
 
 
 def _heads(found: Audit, folder: Path) -> Section:

@@ -56,8 +56,13 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.9, 0.32), left=0.3, above=0.4, below=0.25)
     shares = heads / np.maximum(heads.max((1, 2), keepdims=True), 1e-300)
     _draw_image(grid.add(slice(None), 0, (_IMAGE, _IMAGE)), shares, query)
-    output = grid.add(slice(None), 3, _OUTPUT)
-    _draw_output(output)
+    output = grid.add(slice(None), 3, _OUTPUT)  # its channels, with the sign of the sum to their left
+    output.set(xlim=(0, 1), ylim=(0, 6), facecolor="#dfe6ee")
+    output.hlines(range(1, 6), 0, 1, color=INK, linewidth=1.0)
+    output.spines[:].set_edgecolor(INK)
+    arrow = {"arrowstyle": "->", "color": INK, "shrinkB": 0.0}
+    sign: dict[str, Any] = {"fontsize": 20.0, "ha": "center", "va": "center", "arrowprops": arrow}
+    output.annotate("Σ", (0.0, 0.5), (-1.9, 0.5), "axes fraction", **sign)
     for head, share in enumerate(shares):
         _draw_map(grid.add(head, 1, (_MAP, _MAP)), head, share, query, centres[head])
         matrix = grid.add(head, 2, (_MATRIX, _MATRIX))
@@ -95,16 +100,6 @@ def _draw_map(axes: Axes, head: int, share: FloatArray, query: tuple[int, int], 
     axes.set_ylabel(f"head {head}", fontsize=8.5, rotation=0, ha="right", va="center", labelpad=6.0)
     shift = f"Δ = ({centre[0]:g}, {centre[1]:g})".replace("-", "−")
     axes.set_xlabel(shift, fontsize=7.5, color=FAINT, labelpad=2.0)
-
-
-def _draw_output(axes: Axes) -> None:
-    """The output's channels, with the sign of the sum to their left."""
-    axes.set(xlim=(0, 1), ylim=(0, 6), facecolor="#dfe6ee")
-    axes.hlines(range(1, 6), 0, 1, color=INK, linewidth=1.0)
-    axes.spines[:].set_edgecolor(INK)
-    sign: dict[str, Any] = {"fontsize": 20.0, "ha": "center", "va": "center"}
-    sign["arrowprops"] = {"arrowstyle": "->", "color": INK, "shrinkB": 0.0}
-    axes.annotate("Σ", (0.0, 0.5), (-1.9, 0.5), "axes fraction", **sign)
 
 
 @house_style()
