@@ -197,12 +197,7 @@ def channel_class() -> Any:
 
 
 def explore(
-    model: nn.Module,
-    images: Tensor | None = None,
-    *,
-    title: str = "",
-    height: int = HEIGHT,
-    **options: Any,
+    model: nn.Module, images: Tensor | None = None, *, title: str = "", height: int = HEIGHT, **options: Any
 ) -> Explorer:
     """Show in a notebook what the heads of a model do.
 

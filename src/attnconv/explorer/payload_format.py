@@ -189,14 +189,7 @@ def read_payload(content: bytes) -> Payload:
 
 
 def attention_row(
-    payload: Payload,
-    layer: int,
-    head: int,
-    query: int,
-    *,
-    image: int = 0,
-    time: int = -1,
-    part: str = "both",
+    payload: Payload, layer: int, head: int, query: int, *, image: int = 0, time: int = -1, part: str = "both"
 ) -> Float64[Tensor, "height width"]:
     """Probabilities of one query of one head over the tokens of the image.
 

@@ -66,11 +66,7 @@ STATUS: Mapping[type[Exception], int] = {
 
 
 def app(
-    payload: bytes | None,
-    answer: Callable[[bytes, str], bytes] | None = None,
-    *,
-    port: int,
-    page: str | None = None,
+    payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
     """The ASGI application.
 
