@@ -170,11 +170,13 @@ def read_payload(content: bytes) -> Payload:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    text = header.get("__metadata__", {}).get("attnconv")
+    if text is None:
+        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
     try:
-        manifest = msgspec.json.decode(header.get("__metadata__", {}).get("attnconv", ""), type=_Manifest)
+        manifest = msgspec.json.decode(text, type=_Manifest)
     except (ValueError, RecursionError) as error:
-        requirement = f"must hold a manifest of format {FORMAT} under `attnconv`"
-        raise ValueError(bad("payload", requirement, str(error), _FIX)) from error
+        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
     names = tuple(image.name for image in manifest.images)
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
