@@ -137,6 +137,11 @@ def example() -> bytes:
 
 def write_payload(payload: Payload) -> bytes:
     """The bytes of a payload's safetensors file."""
+    layers = []
+    for layer in payload.layers:
+        absent = {"tensors"} if layer.window else {"tensors", "window"}
+        entry = {name: value for name, value in vars(layer).items() if name not in absent}
+        layers.append({**entry, "dilated": False})
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "title": payload.title,
@@ -144,7 +149,7 @@ def write_payload(payload: Payload) -> bytes:
         "patch": payload.patch,
         "images": [{"name": name} for name in payload.names],
         "times": payload.times,
-        "layers": [_entry(layer) for layer in payload.layers],
+        "layers": layers,
     }
     tensors = {"images": payload.images.contiguous()}
     for index, layer in enumerate(payload.layers):
@@ -245,12 +250,6 @@ def attention_row(
     if not scores:
         raise ValueError(bad("part", f"must be one that layer {chosen.name!r} has", repr(part)))
     return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
-
-
-def _entry(layer: PayloadLayer) -> dict[str, Any]:
-    """A layer's entry in the manifest."""
-    absent = {"tensors"} if layer.window else {"tensors", "window"}
-    return {**{name: value for name, value in vars(layer).items() if name not in absent}, "dilated": False}
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:

@@ -18,7 +18,7 @@ from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.explorer.payload_format import PayloadLayer
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.query_sampling import lattice_queries, sample_queries
+from attnconv.inspect.query_sampling import lattice_queries, query_blocks, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -26,7 +26,6 @@ from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import below_largest
 
 SAMPLE = 256  # queries on which the rounding of scores is measured
-ROWS_AT_ONCE = 2**24  # probabilities
 COARSEST = 0.01  # largest error of the scores of shortened vectors: probabilities are then right to 2 %
 LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
 
@@ -168,7 +167,7 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
     bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # its number is an int32
     queries = lattice_queries(grid, max(1, budget // bytes_of_one), device=operator.device)
     rows, elsewhere = [], []
-    for some in queries.split(max(1, ROWS_AT_ONCE // (operator.batch * heads * grid.key_count))):
+    for some in query_blocks(operator, queries, None):
         part = operator.rows(some).float()
         total = part.sum(-1, keepdim=True)
         rows.append((part / total.where(total > 0, 1)).half().cpu())  # a row without mass stays zero

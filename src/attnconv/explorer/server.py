@@ -82,16 +82,13 @@ def app(
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
 
-    async def index(_: Request) -> Response:
-        return HTMLResponse(shown)
-
     async def current(_: Request) -> Response:
         if payload is None:
             raise HTTPException(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
         return _pieces(payload)
 
     routes = [
-        Route("/", index, methods=["GET"]),
+        Route("/", HTMLResponse(shown), methods=["GET"]),
         Route("/payload", current, methods=["GET"]),
         Route("/image", Images(answer), methods=["POST"]),
     ]

@@ -21,7 +21,7 @@ from attnconv.paper.figures import FIGURES
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
 from attnconv.paper.tables import PaperTable, Runs
 from attnconv.paper.training_plan import ALL_RUNS, PAPER_MODELS
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
 from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 
@@ -147,14 +147,14 @@ def _lead(runs: Runs) -> str:
     return f"Drawn from {', '.join(words)}." if words else "No run was given: only what needs none is shown."
 
 
-def _facts(runs: Runs) -> list[Fact]:
+def _facts(runs: Runs) -> list[tuple[str, str, str]]:
     facts = []
     for name, several in runs.items():
         if found := tables.accuracies(several):
             model = PAPER_MODELS[name]
             printed = model.accuracy
             aside = "not in the paper's tables" if printed is None else f"paper, on CIFAR-10: {printed:.1%}"
-            facts.append(Fact(model.title, f"{statistics.fmean(found):.1%}", aside))
+            facts.append((model.title, f"{statistics.fmean(found):.1%}", aside))
     return facts
 
 

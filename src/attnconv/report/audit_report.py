@@ -19,7 +19,7 @@ from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
 from attnconv.inspect.shift_profiles import ShiftProfile
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
 from attnconv.training.run_folder import write_text
 
 _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
@@ -139,17 +139,17 @@ def _number(value: float, digits: int = 3) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _facts(found: Audit) -> list[Fact]:
+def _facts(found: Audit) -> list[tuple[str, str, str]]:
     scores = [(layer.statistics.convolution_score, layer.name) for layer in found.layers]
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
     aside = f"{most_queries} queries of each"
     return [
-        Fact("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
-        Fact("Highest score", f"{most:.2f}", best),
-        *([Fact("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
-        Fact("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
+        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
+        ("Highest score", f"{most:.2f}", best),
+        *([("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
+        ("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
     ]
 
 
@@ -177,22 +177,18 @@ def _heads(found: Audit, folder: Path) -> Section:
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
-        else:
-            name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
-            pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{name}"))
+            continue
+        figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
+        best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
+        words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
+        alt = f"Mean attention per shift of {layer.name}. {words}."
+        caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
+        name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
+        pictures.append(Picture.saved(figure, folder / f"heads-{number:02d}-{name}", alt=alt, caption=caption))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     fold = "The other layer" if len(folded) == 1 else f"The other {len(folded)} layers"
     tables = [Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers]
     return Section("Heads", _HEAD_TEXT, shown, folded=folded, fold=fold, notes=notes, folded_tables=tables)
-
-
-def _profiles(layer: LayerAudit, stem: Path) -> Picture:
-    figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
-    best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
-    words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
-    alt = f"Mean attention per shift of {layer.name}. {words}."
-    caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
-    return Picture.saved(figure, stem, alt=alt, caption=caption)
 
 
 def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:

@@ -15,7 +15,7 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
 from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
@@ -69,13 +69,13 @@ def _lead(settings: RunSettings) -> str:
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."
 
 
-def _facts(run: RunData) -> list[Fact]:
+def _facts(run: RunData) -> list[tuple[str, str, str]]:
     """The numbers at the top: of the epoch chosen on validation images, else of the last."""
     result = run.result
     if not result:
         last = {line["split"]: line for line in run.folder.metrics()}
         return [
-            Fact(f"{split.capitalize()} accuracy", f"{line['accuracy']:.2%}", f"after epoch {line['epoch']}")
+            (f"{split.capitalize()} accuracy", f"{line['accuracy']:.2%}", f"after epoch {line['epoch']}")
             for split, line in last.items()
         ]
     facts, final = [], result["last"]
@@ -85,10 +85,13 @@ def _facts(run: RunData) -> list[Fact]:
             aside = f"{chosen[split]['images']:,} images, epoch {chosen['epoch']}"
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
-            facts.append(Fact(f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
-    facts.append(Fact("Parameters", f"{result['parameters']:,}"))
-    time = timedelta(seconds=round(result["seconds"]))
-    return [*facts, Fact("Training time (h:min:s)", str(time), f"{run.settings.train.epochs} epochs")]
+            facts.append((f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
+    time = str(timedelta(seconds=round(result["seconds"])))
+    return [
+        *facts,
+        ("Parameters", f"{result['parameters']:,}", ""),
+        ("Training time (h:min:s)", time, f"{run.settings.train.epochs} epochs"),
+    ]
 
 
 def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -108,19 +111,6 @@ def _sections(run: RunData, folder: Path) -> list[Section]:
     """The sections that apply to the run's model; their figures are written to a folder."""
     preset = run.settings.preset
     label = run.name if preset in run.name else f"{run.name} ({preset})"
-    sections = [_accuracy(run, label, folder)]
-    if isinstance(run.settings.model, AttentionSettings):
-        if history := run.history():
-            sections += [
-                _centres(history, run.positions, label, folder),
-                _movement(history, run.positions, label, folder),
-            ]
-        sections.append(_attention(run, label, folder))
-    return sections
-
-
-def _accuracy(run: RunData, label: str, folder: Path) -> Section:
-    """Figure 2."""
     curves = run.curves()
     words = "; ".join(f"{curve.split} {curve.last:.1%} after epoch {curve.epochs[-1]:.0f}" for curve in curves)
     picture = Picture.saved(
@@ -130,11 +120,16 @@ def _accuracy(run: RunData, label: str, folder: Path) -> Section:
         caption="Part of the images classified correctly after each epoch, as in Figure 2 of the paper. Training "
         "accuracy is measured on augmented images while the weights still change.",
     )
-    return Section("Accuracy", pictures=[picture])
+    sections = [Section("Accuracy", pictures=[picture])]
+    if isinstance(run.settings.model, AttentionSettings):
+        if history := run.history():
+            sections += _heads(history, run.positions, label, folder)
+        sections.append(_attention(run, label, folder))
+    return sections
 
 
-def _centres(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
-    """Figures 4, 12 and 14."""
+def _heads(history: History, sizes: tuple[int, int], label: str, folder: Path) -> list[Section]:
+    """Figures 4, 12 and 14, and Figure 3 for every layer, the paper's layer first."""
     epoch, layers = history[0][-1][0], [epochs[-1][1] for epochs in history]
     words = " ".join(f"Layer {number}: {_words(heads)}." for number, heads in enumerate(layers, start=1))
     picture = Picture.saved(
@@ -145,11 +140,7 @@ def _centres(history: History, sizes: tuple[int, int], label: str, folder: Path)
         "pixel, with the contours that hold 50% and 90% of its mass. Heads on single pixels around the query act as "
         "the positions of a convolution's kernel. As Figures 4, 12 and 14 of the paper.",
     )
-    return Section("Where the heads attend", pictures=[picture])
-
-
-def _movement(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
-    """Figure 3, for every layer; the paper's layer first."""
+    sections = [Section("Where the heads attend", pictures=[picture])]
     pictures = []
     for number, epochs in enumerate(history, start=1):
         (first, start), (last, end) = epochs[0], epochs[-1]
@@ -163,7 +154,7 @@ def _movement(history: History, sizes: tuple[int, int], label: str, folder: Path
         )
         pictures.append(picture)
     shown = pictures.pop(min(PAPER_LAYER, len(pictures)) - 1)
-    return Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")
+    return [*sections, Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")]
 
 
 def _words(heads: HeadGaussians) -> str:
