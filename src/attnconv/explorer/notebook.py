@@ -82,11 +82,11 @@ class Explorer:
 
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
         self.content = content
-        self._height = whole("height", height, 200)
+        height = whole("height", height, 200)
         self._payload = read_payload(content)
-        self._title = f"attnconv explorer: {self._payload.title}"
         self._page = with_payload(find_page(), content)
-        self._mark = uuid.uuid4().hex
+        title = f"attnconv explorer: {self._payload.title}"
+        self._frame: dict[str, Any] = {"mark": uuid.uuid4().hex, "title": title, "height": height, "sandbox": SANDBOX}
         self._pending: dict[str, Any] = {}  # the last question until it is answered
 
     @property
@@ -142,8 +142,7 @@ class Explorer:
 
     @functools.cached_property
     def _channel(self) -> Any:
-        traits: dict[str, Any] = {"mark": self._mark, "title": self._title, "height": self._height}
-        channel = channel_class()(sandbox=SANDBOX, **traits)
+        channel = channel_class()(**self._frame)
         channel.observe(self._hear, names="told")
         return channel
 
@@ -154,9 +153,9 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         """A frame that holds the whole page."""
-        source, title = html.escape(self._page), html.escape(self._title)
-        style = f"width: 100%; height: {self._height}px; border: 0"
-        known = f'data-attnconv="{self._mark}" title="{title}" style="{style}"'
+        source, title = html.escape(self._page), html.escape(self._frame["title"])
+        style = f"width: 100%; height: {self._frame['height']}px; border: 0"
+        known = f'data-attnconv="{self._frame["mark"]}" title="{title}" style="{style}"'
         return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

@@ -189,30 +189,26 @@ class Images:
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
         self._answer = answer
-        self._uploads = 0
+        self._uploads = asyncio.Semaphore(UPLOADS)
         self._places = asyncio.Semaphore(PLACES)
         self._model = asyncio.Lock()  # memory for one picture, and the cores are the model's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._answer is None:
             raise HTTPException(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
-        if self._uploads >= UPLOADS:
+        if self._uploads.locked():
             busy = f"image: the server is busy with {UPLOADS} others. Send it again in some seconds."
             raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
-        self._uploads += 1
-        try:
-            async with self._places:
-                request = Request(scope, receive)
-                content = await _body(request)
-                async with self._model:
-                    if await request.is_disconnected():
-                        raise ClientDisconnect
-                    give_back()  # what failed before is held by its error until it is collected
-                    kind = request.headers.get("content-type", "")
-                    answer = await anyio.to_thread.run_sync(self._answer, content, kind)
-                await _pieces(answer)(scope, receive, send)
-        finally:
-            self._uploads -= 1
+        async with self._uploads, self._places:
+            request = Request(scope, receive)
+            content = await _body(request)
+            async with self._model:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                give_back()  # what failed before is held by its error until it is collected
+                kind = request.headers.get("content-type", "")
+                answer = await anyio.to_thread.run_sync(self._answer, content, kind)
+            await _pieces(answer)(scope, receive, send)
 
 
 @final
