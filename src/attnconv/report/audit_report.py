@@ -9,14 +9,12 @@ from statistics import fmean
 
 import matplotlib
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
-from attnconv.inspect.shift_profiles import ShiftProfile
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
 from attnconv.report.html_page import Page, Picture, Section, render
@@ -250,8 +248,11 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         fix = "Sum its profile over one axis."
         raise ValueError(bad("layer", "must have one or two axes to be drawn", len(profile.reach), fix))
     best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
+    # Least and largest shift of rows and columns; a single axis lies along columns.
+    (up, down), (back, on) = reach = profile.reach if len(profile.reach) == 2 else ((0, 0), *profile.reach)
     far = min(max(_LEAST_REACH, *(abs(step) for shift in best for step in shift)), _MOST_REACH)
-    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in _two_axes(profile.reach)]
+    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in reach]
+    shown = profile.mass.cpu().numpy().reshape(-1, down - up + 1, on - back + 1)
     order = sorted(range(len(mass)), key=lambda head: -mass[head])
     columns = min(_COLUMNS, len(order))
     height = _PANEL * min(1.0, (bottom - top + 1) / (right - left + 1))
@@ -259,26 +260,15 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
     for place, head in enumerate(order):
         axes = grid.add(*divmod(place, columns))
-        _draw_head(axes, profile, head, best[head], mass[head])
+        extent = (back - 0.5, on + 0.5, down + 0.5, up - 0.5)
+        axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=mass[head] or 1.0, extent=extent)
+        mark_query(axes, (0.0, 0.0))
+        corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
+        axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
+        axes.spines[:].set_linewidth(0.6)
+        axes.set_title(f"head {head}", size=8.0, pad=2.5)
+        axes.set_xlabel(f"{mass[head]:.3g} at ({', '.join(map(str, best[head]))})", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
     return grid.figure
-
-
-def _two_axes(reach: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """Least and largest shift of rows and columns; a single axis lies along columns."""
-    return reach if len(reach) == 2 else ((0, 0), *reach)
-
-
-def _draw_head(axes: Axes, profile: ShiftProfile, head: int, best: Sequence[int], mass: float) -> None:
-    (top, bottom), (left, right) = _two_axes(profile.reach)
-    shown = profile.mass[head].cpu().numpy().reshape(bottom - top + 1, right - left + 1)
-    extent = (left - 0.5, right + 0.5, bottom + 0.5, top - 0.5)
-    axes.imshow(shown, cmap="Blues", vmin=0, vmax=mass or 1.0, extent=extent)
-    mark_query(axes, (0.0, 0.0))
-    corner = (best[-1] - 0.36, (best[0] if len(best) == 2 else 0) - 0.36)
-    axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
-    axes.spines[:].set_linewidth(0.6)
-    axes.set_title(f"head {head}", size=8.0, pad=2.5)
-    axes.set_xlabel(f"{mass:.3g} at ({', '.join(map(str, best))})", size=7.0, color=FAINT, labelpad=1.5)

@@ -20,6 +20,8 @@ from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
 
+_APART = ("format", "settings", "command", "versions")  # entries of `settings.json` with a place of their own, or none
+
 
 def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path:
     """Write the report of a run that has completed at least one epoch.
@@ -41,6 +43,9 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
     folder = RunFolder(Path(run_dir))
     run = RunData(folder.path.resolve().name, folder)  # also the path `.` has a name
     record, groups, notes = folder.record(), plain(run.settings).items(), []
+    versions = record.get("versions")
+    origin = dict(versions) if isinstance(versions, Mapping) else {}
+    origin |= {name: value for name, value in record.items() if name not in _APART}
     out = folder.report if out_dir is None else Path(out_dir)
     if not run.result:
         epoch = max((line["epoch"] for line in folder.metrics()), default=0)
@@ -51,7 +56,7 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
         facts=_facts(run),
         sections=_sections(run, out / "figures"),
         tables=[(group, _rows(values)) for group, values in groups if isinstance(values, Mapping)],
-        origin=_origin(record),
+        origin=[*_rows(origin), ("drawn with", f"matplotlib {matplotlib.__version__}")],
         command=shlex.join(str(word) for word in record.get("command") or ()),
         notes=notes,
     )
@@ -92,15 +97,6 @@ def _facts(run: RunData) -> list[tuple[str, str, str]]:
         ("Parameters", f"{result['parameters']:,}", ""),
         ("Training time (h:min:s)", time, f"{run.settings.train.epochs} epochs"),
     ]
-
-
-def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Versions, commit, device and the other entries of `settings.json`."""
-    apart = ("format", "settings", "command", "versions")
-    versions = record.get("versions")
-    rows = _rows(versions) if isinstance(versions, Mapping) else []
-    rows += _rows({name: value for name, value in record.items() if name not in apart})
-    return [*rows, ("drawn with", f"matplotlib {matplotlib.__version__}")]
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
