@@ -237,7 +237,12 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
     for title, layers in models.items():
         values[title] = []
         for number, layer in enumerate(layers, start=1):
-            heads = _heads(number, layer)
+            numbers = {"best_shift": layer.best_shift, "mass": layer.shift_mass, "constancy": layer.constancy}
+            numbers["fixed"] = at_fixed_shift(layer)
+            heads = [
+                {"layer": number, "head": head, **{name: column[head].tolist() for name, column in numbers.items()}}
+                for head in range(len(layer.constancy))
+            ]
             values[title] += heads
             fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
@@ -246,10 +251,3 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
     columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
     table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))
     return PaperTable(table, {"least_mass": LEAST_MASS, "least_constancy": LEAST_CONSTANCY, "models": values})
-
-
-def _heads(number: int, layer: LayerStatistics) -> list[dict[str, Any]]:
-    names = ("best_shift", "mass", "constancy", "fixed")
-    columns = (layer.best_shift, layer.shift_mass, layer.constancy, at_fixed_shift(layer))
-    heads = zip(*(column.tolist() for column in columns), strict=True)
-    return [{"layer": number, "head": h, **dict(zip(names, head, strict=True))} for h, head in enumerate(heads)]

@@ -64,7 +64,14 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
     sign: dict[str, Any] = {"fontsize": 20.0, "ha": "center", "va": "center", "arrowprops": arrow}
     output.annotate("Σ", (0.0, 0.5), (-1.9, 0.5), "axes fraction", **sign)
     for head, share in enumerate(shares):
-        _draw_map(grid.add(head, 1, (_MAP, _MAP)), head, share, query, centres[head])
+        attended = grid.add(head, 1, (_MAP, _MAP))
+        shades = LinearSegmentedColormap.from_list(f"head {head}", ["white", colour_of(head)])
+        attended.imshow(share, cmap=shades, vmin=0.0, vmax=1.0, aspect="auto")
+        attended.spines[:].set_edgecolor(GRID)
+        mark_query(attended, query)
+        attended.set_ylabel(f"head {head}", fontsize=8.5, rotation=0, ha="right", va="center", labelpad=6.0)
+        shift = f"Δ = ({centres[head][0]:g}, {centres[head][1]:g})".replace("-", "−")
+        attended.set_xlabel(shift, fontsize=7.5, color=FAINT, labelpad=2.0)
         matrix = grid.add(head, 2, (_MATRIX, _MATRIX))
         matrix.set_facecolor(to_rgba(colour_of(head), 0.25))
         matrix.spines[:].set(edgecolor=colour_of(head), linewidth=1.2)
@@ -90,16 +97,6 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
     axes.spines[:].set_visible(False)
     mark_query(axes, query)
     axes.text(query[1], query[0], "q", fontsize=9.0, ha="center", va="center")
-
-
-def _draw_map(axes: Axes, head: int, share: FloatArray, query: tuple[int, int], centre: tuple[float, float]) -> None:
-    shades = LinearSegmentedColormap.from_list(f"head {head}", ["white", colour_of(head)])
-    axes.imshow(share, cmap=shades, vmin=0.0, vmax=1.0, aspect="auto")
-    axes.spines[:].set_edgecolor(GRID)
-    mark_query(axes, query)
-    axes.set_ylabel(f"head {head}", fontsize=8.5, rotation=0, ha="right", va="center", labelpad=6.0)
-    shift = f"Δ = ({centre[0]:g}, {centre[1]:g})".replace("-", "−")
-    axes.set_xlabel(shift, fontsize=7.5, color=FAINT, labelpad=2.0)
 
 
 @house_style()
