@@ -233,11 +233,7 @@ def attention_row(
         return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor)), head].double()
 
     if chosen.kind == "rows" and part == "both":
-        stored = chosen.tensors["queries"].tolist()
-        if query not in stored:
-            some = ", ".join(map(str, stored[:8])) + (", ..." if len(stored) > 8 else "")
-            raise ValueError(bad("query", f"must be one that layer {chosen.name!r} has stored ({some})", query))
-        return of_head("probabilities")[stored.index(query)].unflatten(0, chosen.sizes)
+        return of_head("probabilities")[_stored(chosen, query)].unflatten(0, chosen.sizes)
     row, column = divmod(query, width)
     scores = []
     if part != "position" and "query" in chosen.tensors:
@@ -293,6 +289,15 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 def _require(fine: bool, name: str, value: object) -> None:
     if not fine:
         raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
+
+
+def _stored(layer: PayloadLayer, query: int) -> int:
+    """The place of a query's row."""
+    known = layer.tensors["queries"].tolist()
+    if query not in known:
+        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+        raise ValueError(bad("query", f"must be one that layer {layer.name!r} has stored ({some})", query))
+    return known.index(query)
 
 
 def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:

@@ -17,7 +17,7 @@ from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, printable, shape_of
+from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, shape_of
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
@@ -134,7 +134,7 @@ def _draw_panels(panels: Mapping[str, HeadGaussians], title: str, sizes: tuple[i
         axes.add_patch(Rectangle((-0.5, -0.5), 1.0, 1.0, facecolor="black", edgecolor="none", zorder=1.5))
         for number, head in enumerate(zip(heads.centres, heads.covariances, strict=True)):
             _draw_head(axes, *head, number, view)
-        axes.set_title(printable(name, width=30))
+        axes.set_title(name)
         left, lowest = index % columns == 0, index + columns >= count
         axes.tick_params(labelleft=left, labelbottom=lowest)
         axes.set_ylabel("row shift (pixels, downwards)" if left else "")
