@@ -239,7 +239,7 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
         for number, layer in enumerate(layers, start=1):
             numbers = {"best_shift": layer.best_shift, "mass": layer.shift_mass, "constancy": layer.constancy}
             numbers["fixed"] = at_fixed_shift(layer)
-            heads = [
+            heads: list[dict[str, Any]] = [
                 {"layer": number, "head": head, **{name: column[head].tolist() for name, column in numbers.items()}}
                 for head in range(len(layer.constancy))
             ]
