@@ -104,7 +104,7 @@ def accuracies(runs: Sequence[RunData]) -> list[float]:
 def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours."""
     names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
-    entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
+    entries, rows = zip(*(_accuracy(name, runs.get(name, ())) for name in names), strict=True)
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
     on = ", ".join(data) or "cifar10"
     shown = {1: f"Test accuracy on {on} and model sizes", 4: f"Number of parameters and accuracy on {on} per model"}
@@ -120,14 +120,15 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
         "# of FLOPS, here, paper's way",
         "# of FLOPS, here, everything",
     )
-    table = Table(title, columns, tuple(_accuracy_row(entry) for entry in entries))
-    return PaperTable(table, {"data": data, "rows": entries})
+    return PaperTable(Table(title, columns, rows), {"data": data, "rows": entries})
 
 
-def _accuracy_entry(name: str, runs: Sequence[RunData]) -> dict[str, Any]:
+def _accuracy(name: str, runs: Sequence[RunData]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What Tables 1 and 4 say of one model, as values and as cells."""
     model, here = PAPER_MODELS[name], None
+    ours, made, size, *flops = ["-"] * 5
     if runs:
-        found, settings = accuracies(runs), runs[0].settings
+        found, settings, counts = accuracies(runs), runs[0].settings, _counts(runs[0].settings.model)
         here = {
             "preset": settings.preset,
             "epochs": settings.train.epochs,
@@ -135,21 +136,15 @@ def _accuracy_entry(name: str, runs: Sequence[RunData]) -> dict[str, Any]:
             "accuracies": found,
             "accuracy": statistics.fmean(found) if found else None,
             "deviation": statistics.stdev(found) if len(found) > 1 else None,
-            **_counts(settings.model),
+            **counts,
         }
+        ours = formatted(found, "fraction")
+        made = f"{settings.preset}, {len(found)} {'run' if len(found) == 1 else 'runs'}{'' if found else ' complete'}"
+        size, *flops = (f"{count:,}" for count in counts.values())
+    printed = formatted([model.accuracy] if model.accuracy else [], "fraction")
     paper = {"accuracy": model.accuracy, "parameters": model.parameters, "flops": model.flops}
-    return {"model": model.title, "name": name, "paper": paper, "here": here}
-
-
-def _accuracy_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    paper, here = entry["paper"], entry["here"]
-    printed = formatted([paper["accuracy"]] if paper["accuracy"] else [], "fraction")
-    ours, runs, size, *flops = ["-"] * 5
-    if here is not None:
-        count, ours = len(here["accuracies"]), formatted(here["accuracies"], "fraction")
-        runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}{'' if count else ' complete'}"
-        size, *flops = (f"{here[name]:,}" for name in _COUNTS)
-    return (entry["model"], printed, ours, runs, paper["parameters"], size, paper["flops"], *flops)
+    values = {"model": model.title, "name": name, "paper": paper, "here": here}
+    return values, (model.title, printed, ours, made, model.parameters, size, model.flops, *flops)
 
 
 def _counts(model: ModelSettings) -> dict[str, int]:
