@@ -26,7 +26,7 @@ from attnconv._util.errors import bad
 from attnconv.inspect import RunningStatistics, visit_attention
 from attnconv.layers import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.paper.finished_run import at_fixed_shift
+from attnconv.paper.tables import at_fixed_shift
 from experiments.common import DeviceName, autocast, device_of, kept, spread, write_results
 from experiments.sequence_figure import draw_shifts
 from experiments.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task

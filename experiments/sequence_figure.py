@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS
+from attnconv.paper.tables import LEAST_CONSTANCY, LEAST_MASS
 from attnconv.report.figure_style import FAINT, GRID, INK, house_style, save
 from experiments.sequence_tasks import TEACHER_SHIFTS
 

@@ -16,7 +16,6 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.models.checkpoint import save_weights
 from attnconv.models.model_loader import load as load_model
 from attnconv.models.settings import AttentionSettings
-from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.observations import (
     CLAIMS,
     MARGIN,
@@ -31,6 +30,7 @@ from attnconv.paper.observations import (
 )
 from attnconv.paper.training_plan import ALL_RUNS, DROPPED, PRUNED, SOURCE
 from attnconv.report import run_data
+from attnconv.report.run_data import RunData
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, make_run
@@ -71,7 +71,7 @@ def scored(run: RunFolder, **accuracy: float) -> RunFolder:
 
 
 def answers(runs: Mapping[str, Sequence[RunFolder]], claims: Sequence[Claim] = CLAIMS) -> dict[str, Observation]:
-    study = {name: [StudyRun(name, run) for run in several] for name, several in runs.items()}
+    study = {name: [RunData(name, run) for run in several] for name, several in runs.items()}
     return {one.claim.key: one for one in observe(study, claims)}
 
 

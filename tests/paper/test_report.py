@@ -15,7 +15,6 @@ from attnconv.models.operation_counts import parameters
 from attnconv.models.settings import ModelSettings
 from attnconv.paper import write_paper
 from attnconv.paper.figures import FIGURES
-from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.tables import (
     ENCODINGS_OF,
     PAPER_TABLE_2,
@@ -27,6 +26,7 @@ from attnconv.paper.tables import (
     table_of_trainings,
 )
 from attnconv.paper.training_plan import PAPER_MODELS
+from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder, write_json
 from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
@@ -35,8 +35,8 @@ from tests.report.test_run_report import EXTERNAL
 JUDGED = {"observations", "observations-by-layer"}
 
 
-def study(**runs: list[RunFolder]) -> dict[str, list[StudyRun]]:
-    return {name: [StudyRun(name, run) for run in several] for name, several in runs.items()}
+def study(**runs: list[RunFolder]) -> dict[str, list[RunData]]:
+    return {name: [RunData(name, run) for run in several] for name, several in runs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ class TestTables:
         assert values["preset quadratic"] == values["paper"] == PAPER_TABLE_2
 
     def test_heads_that_differ_are_listed(self, tmp_path: Path) -> None:
-        run = StudyRun("quadratic", make_run(tmp_path / "run", replace(SMALL, layers=2, heads=(7, 5))))
+        run = RunData("quadratic", make_run(tmp_path / "run", replace(SMALL, layers=2, heads=(7, 5))))
         assert table_of_hyper_parameters(run).values["the run here"]["number of heads"] == "7, 5"
 
     def test_seeds_are_a_mean_with_their_deviation(self, tmp_path: Path) -> None:

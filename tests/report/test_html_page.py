@@ -1,7 +1,7 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
 
 NASTY = "<script>alert(1)</script> & \"quoted\" 'text' </style> $x$"
 
@@ -46,7 +46,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     page = Page(
         title=NASTY,
         lead=NASTY,
-        facts=[Fact(NASTY, NASTY, NASTY)],
+        facts=[(NASTY, NASTY, NASTY)],
         sections=[Section(NASTY, NASTY, [picture], [picture], NASTY, [NASTY])],
         tables=[(NASTY, [(NASTY, NASTY)])],
         origin=[(NASTY, NASTY)],

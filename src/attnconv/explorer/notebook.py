@@ -82,19 +82,17 @@ class Explorer:
 
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
         self.content = content
-        self._height = whole("height", height, 200)
+        height = whole("height", height, 200)
         self._payload = read_payload(content)
-        self._title = f"attnconv explorer: {self._payload.title}"
         self._page = with_payload(find_page(), content)
-        self._mark = uuid.uuid4().hex
-        self._channel: Any = None
+        title = f"attnconv explorer: {self._payload.title}"
+        self._frame: dict[str, Any] = {"mark": uuid.uuid4().hex, "title": title, "height": height, "sandbox": SANDBOX}
         self._pending: dict[str, Any] = {}  # the last question until it is answered
-        self._heard = False
 
     @property
     def selection(self) -> Selection | None:
         """The page's selection; None until the page has sent it, and while it shows another payload."""
-        return selection_in(self._payload, self._opened().told)
+        return selection_in(self._payload, self._channel.told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
         """The probabilities of the selected head and query over the tokens: the page's own numbers, after the softmax.
@@ -131,7 +129,7 @@ class Explorer:
         Raises:
             TypeError, ValueError: The payload has no such layer, head, query or image.
         """
-        channel = self._opened()
+        channel = self._channel
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)
         channel.asked = [channel.asked[0] + 1, self._pending]
@@ -139,34 +137,31 @@ class Explorer:
     @property
     def widget(self) -> Any:
         """The page as an anywidget: for layouts of ipywidgets, and front ends that start widgets when shown."""
-        channel = self._opened()
-        channel.page = self._page  # sent on demand: the HTML output holds the page already
-        return channel
-
-    def _opened(self) -> Any:
-        if self._channel is None:
-            traits: dict[str, Any] = {"mark": self._mark, "title": self._title, "height": self._height}
-            self._channel = channel_class()(sandbox=SANDBOX, **traits)
-            self._channel.observe(self._hear, names="told")
+        self._channel.page = self._page  # sent on demand: the HTML output holds the page already
         return self._channel
 
-    def _hear(self, _change: object) -> None:
+    @functools.cached_property
+    def _channel(self) -> Any:
+        channel = channel_class()(**self._frame)
+        channel.observe(self._hear, names="told")
+        return channel
+
+    def _hear(self, change: Any) -> None:
         """Every message but the first answers a question or is a later move of the visitor: nothing is pending then."""
-        if self._heard:
+        if change.old is not None:
             self._pending = {}
-        self._heard = True
 
     def _repr_html_(self) -> str:
         """A frame that holds the whole page."""
-        source, title = html.escape(self._page), html.escape(self._title)
-        style = f"width: 100%; height: {self._height}px; border: 0"
-        known = f'data-attnconv="{self._mark}" title="{title}" style="{style}"'
+        source, title = html.escape(self._page), html.escape(self._frame["title"])
+        style = f"width: 100%; height: {self._frame['height']}px; border: 0"
+        known = f'data-attnconv="{self._frame["mark"]}" title="{title}" style="{style}"'
         return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """The same frame, with the channel opened where anywidget is installed."""
         with contextlib.suppress(ImportError):
-            self._opened()
+            _ = self._channel
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __repr__(self) -> str:
@@ -201,12 +196,7 @@ def channel_class() -> Any:
 
 
 def explore(
-    model: nn.Module,
-    images: Tensor | None = None,
-    *,
-    title: str = "",
-    height: int = HEIGHT,
-    **options: Any,
+    model: nn.Module, images: Tensor | None = None, *, title: str = "", height: int = HEIGHT, **options: Any
 ) -> Explorer:
     """Show in a notebook what the heads of a model do.
 

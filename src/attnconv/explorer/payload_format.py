@@ -7,7 +7,7 @@ is computed here in float64: the reference for the page.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, final
 
@@ -22,7 +22,6 @@ from attnconv._util.errors import bad
 
 FORMAT = 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-EXAMPLE = Path(__file__).with_name("example.safetensors")
 PARTS = ("both", "content", "position")
 _FIX = "`attnconv explore --export DIR` writes one."
 
@@ -133,11 +132,16 @@ def example() -> bytes:
         >>> read_payload(example()).title
         'runs/demo'
     """
-    return EXAMPLE.read_bytes()
+    return Path(__file__).with_name("example.safetensors").read_bytes()
 
 
 def write_payload(payload: Payload) -> bytes:
     """The bytes of a payload's safetensors file."""
+    layers = []
+    for layer in payload.layers:
+        absent = {"tensors"} if layer.window else {"tensors", "window"}
+        entry = {name: value for name, value in vars(layer).items() if name not in absent}
+        layers.append({**entry, "dilated": False})
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "title": payload.title,
@@ -145,7 +149,7 @@ def write_payload(payload: Payload) -> bytes:
         "patch": payload.patch,
         "images": [{"name": name} for name in payload.names],
         "times": payload.times,
-        "layers": [_entry(layer) for layer in payload.layers],
+        "layers": layers,
     }
     tensors = {"images": payload.images.contiguous()}
     for index, layer in enumerate(payload.layers):
@@ -170,7 +174,14 @@ def read_payload(content: bytes) -> Payload:
         tensors = load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
-    manifest = _manifest(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    text = header.get("__metadata__", {}).get("attnconv")
+    if text is None:
+        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
+    try:
+        manifest = msgspec.json.decode(text, type=_Manifest)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
     names = tuple(image.name for image in manifest.images)
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
@@ -185,14 +196,7 @@ def read_payload(content: bytes) -> Payload:
 
 
 def attention_row(
-    payload: Payload,
-    layer: int,
-    head: int,
-    query: int,
-    *,
-    image: int = 0,
-    time: int = -1,
-    part: str = "both",
+    payload: Payload, layer: int, head: int, query: int, *, image: int = 0, time: int = -1, part: str = "both"
 ) -> Float64[Tensor, "height width"]:
     """Probabilities of one query of one head over the tokens of the image.
 
@@ -242,27 +246,6 @@ def attention_row(
     if not scores:
         raise ValueError(bad("part", f"must be one that layer {chosen.name!r} has", repr(part)))
     return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
-
-
-def _entry(layer: PayloadLayer) -> dict[str, Any]:
-    """A layer's entry in the manifest."""
-    values = {known.name: getattr(layer, known.name) for known in fields(layer) if known.name != "tensors"}
-    if layer.window is None:
-        del values["window"]
-    return {**values, "dilated": False}
-
-
-def _manifest(content: bytes) -> _Manifest:
-    """The manifest of a whole safetensors file."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    text = header.get("__metadata__", {}).get("attnconv")
-    if text is None:
-        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
-    try:
-        return msgspec.json.decode(text, type=_Manifest)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:

@@ -18,7 +18,7 @@ from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.explorer.payload_format import PayloadLayer
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.chosen_queries import lattice_queries, sample_queries
+from attnconv.inspect.chosen_queries import lattice_queries, query_blocks, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -26,7 +26,6 @@ from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import below_largest
 
 SAMPLE = 256  # queries on which the rounding of scores is measured
-ROWS_AT_ONCE = 2**24  # probabilities
 COARSEST = 0.01  # largest error of the scores of shortened vectors: probabilities are then right to 2 %
 LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
 
@@ -44,7 +43,14 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
         got, fix = f"{operator.grid.dims} axes", "Pass `layers` to show others only."
         raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", got, fix))
     height, width = (1, *operator.grid.sizes)[-2:]
-    plain = own is not None and own.dims == 2 and _is_plain(operator.grid)
+    plain = (
+        own is not None
+        and own.dims == 2
+        and all(  # every token is a query, and attends to these tokens only
+            (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
+            for axis in operator.grid.axes
+        )
+    )
     content = content_tensors(operator, budget) if plain and isinstance(operator, Content) else None
     kind: Literal["positions", "content", "rows"]
     stored: dict[str, float | None] = {}
@@ -161,7 +167,7 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
     bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # its number is an int32
     queries = lattice_queries(grid, max(1, budget // bytes_of_one), device=operator.device)
     rows, elsewhere = [], []
-    for some in queries.split(max(1, ROWS_AT_ONCE // (operator.batch * heads * grid.key_count))):
+    for some in query_blocks(operator, queries):
         part = operator.rows(some).float()
         total = part.sum(-1, keepdim=True)
         rows.append((part / total.where(total > 0, 1)).half().cpu())  # a row without mass stays zero
@@ -171,14 +177,6 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
         "probabilities": torch.cat(rows, 2),
         "prefix_mass": torch.cat(elsewhere, 2),
     }
-
-
-def _is_plain(grid: Grid) -> bool:
-    """Whether every token is a query, and attention goes to these tokens only."""
-    return all(
-        (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
-        for axis in grid.axes
-    )
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:

@@ -185,9 +185,9 @@ def _store_layers(
 def _over_time_or_images(layer: PayloadLayer, moments: Sequence[Moment], images: int) -> PayloadLayer:
     """A layer of positions with all moments, any other with an entry for each image."""
     tensors = dict(layer.tensors)
-    if layer.kind == "positions":  # a layer without a past is the same at all moments
-        past = [_at(moment, layer) for moment in moments]
-        tensors = {name: torch.stack([*(then[name] for then in past), tensor]) for name, tensor in tensors.items()}
+    if layer.kind == "positions":
+        times = [*(_at(moment, layer) for moment in moments), layer.tensors]
+        tensors = {name: torch.stack([then[name] for then in times]) for name in tensors}
     else:
         for name, tensor in tensors.items():
             if name != "queries" and len(tensor) == 1:  # all images share their attention
@@ -196,7 +196,7 @@ def _over_time_or_images(layer: PayloadLayer, moments: Sequence[Moment], images:
 
 
 def _at(moment: Moment, layer: PayloadLayer) -> Mapping[str, Tensor]:
-    """The tensors of a layer of positions at an earlier moment."""
+    """The tensors of a layer of positions at an earlier moment; one without a past was always as it is now."""
     heads = moment.layers.get(layer.name)
     if heads is None or "centres" not in layer.tensors or len(heads.centres) != layer.heads:
         return layer.tensors
@@ -205,40 +205,36 @@ def _at(moment: Moment, layer: PayloadLayer) -> Mapping[str, Tensor]:
 
 def statistics_of(found: LayerAudit) -> Statistics:
     """The statistics of an audit by the page's names, null where there is none."""
-    numbers = found.numbers()
-    count = len(numbers["entropy"])
+    numbers, shifts = found.numbers(), found.statistics.best_shift.double()
+    unknown: list[float | None] = [None] * len(shifts)
+    share = [0.0] * len(shifts) if found.position_only else numbers["content_share"] or unknown
 
-    def heads(key: str) -> list[float | None]:
-        values = numbers[key] or [None] * count
-        return [None if value is None else float(value) for value in values]
-
-    def mean(values: list[float | None]) -> float | None:
+    def mean(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known else None
 
-    shifts = numbers["best_shift"]
-    by_head: dict[str, list[float | None]] = {
-        "best row": [float(shift[0]) if len(shift) == 2 else 0.0 for shift in shifts],
-        "best column": [float(shift[-1]) for shift in shifts],
-        "mass": heads("shift_mass"),
-        "constancy": heads("constancy"),
-        "entropy": heads("entropy"),
-        "distance": heads("distance"),
-        "mass elsewhere": heads("padding_mass"),
-        "content share": [0.0] * count if found.position_only else heads("content_share"),
-        "gaussian overlap": heads("gaussian_overlap"),
+    heads = {
+        "best row": shifts[:, 0].tolist() if len(found.sizes) == 2 else [0.0] * len(shifts),
+        "best column": shifts[:, -1].tolist(),
+        "mass": numbers["shift_mass"],
+        "constancy": numbers["constancy"],
+        "entropy": numbers["entropy"],
+        "distance": numbers["distance"],
+        "mass elsewhere": numbers["padding_mass"],
+        "content share": share,
+        "gaussian overlap": numbers["gaussian_overlap"],
     }
-    of_layer = {
+    layer = {
         "score": numbers["convolution_score"],
-        "constancy": mean(by_head["constancy"]),
+        "constancy": mean(numbers["constancy"]),
         "coverage": numbers["coverage"],
         "tap residual": numbers["tap_residual"],
         "redundancy": numbers["redundancy"],
         "receptive field": numbers["receptive_field"],
-        "content share": mean(by_head["content share"]),
+        "content share": mean(share),
         f"{KERNEL} x {KERNEL} missed": numbers["span_residual"],
     }
-    return {"heads": by_head, "layer": of_layer}
+    return {"heads": heads, "layer": layer}
 
 
 def _noise(model: nn.Module) -> Tensor:

@@ -66,11 +66,7 @@ STATUS: Mapping[type[Exception], int] = {
 
 
 def app(
-    payload: bytes | None,
-    answer: Callable[[bytes, str], bytes] | None = None,
-    *,
-    port: int,
-    page: str | None = None,
+    payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
     """The ASGI application.
 
@@ -86,16 +82,13 @@ def app(
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
 
-    async def index(_: Request) -> Response:
-        return HTMLResponse(shown)
-
     async def current(_: Request) -> Response:
         if payload is None:
             raise HTTPException(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
         return _pieces(payload)
 
     routes = [
-        Route("/", index, methods=["GET"]),
+        Route("/", HTMLResponse(shown), methods=["GET"]),
         Route("/payload", current, methods=["GET"]),
         Route("/image", Images(answer), methods=["POST"]),
     ]
@@ -121,6 +114,55 @@ def listen(port: int) -> socket.socket:
         raise OSError(error.errno, message) from error
 
 
+@final
+class Connection(H11Protocol):
+    """One connection, in uvicorn's HTTP/1.1 protocol, with limits on connections and on the time of a client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)  # adds this one to `connections`, the set that all of a server share
+        self.accepted = self._moved = self.loop.time()
+        self._served = len(self.connections) <= SERVED
+        if len(self.connections) > ACCEPTED:
+            transport.abort()
+        elif not self._served:
+            self.loop.call_soon(self.flow.pause_reading)  # Python 3.10 starts to read only after this method
+
+    def look(self, *, turn: bool) -> None:
+        """Read from the client once it is its turn, and hang up on one that has kept the server waiting too long."""
+        if turn and not self._served and self.flow.read_paused:
+            self._served = True
+            self.flow.resume_reading()
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if self._served and (cycle is None or cycle.response_complete or self.flow.write_paused):
+            if self.loop.time() > self._moved + PATIENCE:
+                self.transport.abort()
+        else:  # it waits for its turn, or the application is at work
+            self._moved = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._moved = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._moved = self.loop.time()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(GRACE, self.transport.abort)
+
+
+@final
+class Server(uvicorn.Server):
+    """uvicorn's server, which ten times a second looks after its connections, first come, first served."""
+
+    async def on_tick(self, counter: int) -> bool:
+        connections: set[Any] = self.server_state.connections
+        for place, connection in enumerate(sorted(connections, key=lambda connection: connection.accepted)):
+            connection.look(turn=place < SERVED)
+        return await super().on_tick(counter)
+
+
 def server_for(application: ASGIApp) -> uvicorn.Server:
     """The HTTP server: `run(sockets=[listen(port)])` serves until interrupted."""
     settings = uvicorn.Config(
@@ -135,77 +177,7 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=STOP,
         ws="none",
     )
-    return uvicorn.Server(settings)
-
-
-@final
-class Connection(H11Protocol):
-    """One connection, in uvicorn's HTTP/1.1 protocol, with limits on connections and on the time of a client."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._served = False
-        self._accepted = self.loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)  # adds this one to `connections`, the set that all of a server share
-        if len(self.connections) > ACCEPTED:
-            transport.abort()
-        elif len(self.connections) > SERVED:
-            self.loop.call_soon(self._pause)  # Python 3.10 starts to read only after this method
-        else:
-            self._serve()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop()
-        others = [other for other in self.connections if isinstance(other, Connection)]
-        waiting = [other for other in others if not other._served and not other.transport.is_closing()]
-        if self._served and waiting:
-            min(waiting, key=lambda other: other._accepted)._serve()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:  # the head of a request is complete
-            self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._watch()
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        self.loop.call_later(GRACE, self.transport.abort)
-
-    def _pause(self) -> None:
-        if not self._served:
-            self.flow.pause_reading()
-
-    def _serve(self) -> None:
-        self._served = True
-        self.flow.resume_reading()
-        self._watch()
-
-    def _watch(self) -> None:
-        """Restart the client's time, or stop it while the application is at work."""
-        self._stop()
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
-        if cycle is None or cycle.response_complete or self.flow.write_paused:
-            self._timer = self.loop.call_later(PATIENCE, self.transport.abort)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    return Server(settings)
 
 
 @final
@@ -217,30 +189,26 @@ class Images:
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
         self._answer = answer
-        self._uploads = 0
+        self._uploads = asyncio.Semaphore(UPLOADS)
         self._places = asyncio.Semaphore(PLACES)
         self._model = asyncio.Lock()  # memory for one picture, and the cores are the model's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._answer is None:
             raise HTTPException(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
-        if self._uploads >= UPLOADS:
+        if self._uploads.locked():
             busy = f"image: the server is busy with {UPLOADS} others. Send it again in some seconds."
             raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
-        self._uploads += 1
-        try:
-            async with self._places:
-                request = Request(scope, receive)
-                content = await _body(request)
-                async with self._model:
-                    if await request.is_disconnected():
-                        raise ClientDisconnect
-                    give_back()  # what failed before is held by its error until it is collected
-                    kind = request.headers.get("content-type", "")
-                    answer = await anyio.to_thread.run_sync(self._answer, content, kind)
-                await _pieces(answer)(scope, receive, send)
-        finally:
-            self._uploads -= 1
+        async with self._uploads, self._places:
+            request = Request(scope, receive)
+            content = await _body(request)
+            async with self._model:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                give_back()  # what failed before is held by its error until it is collected
+                kind = request.headers.get("content-type", "")
+                answer = await anyio.to_thread.run_sync(self._answer, content, kind)
+            await _pieces(answer)(scope, receive, send)
 
 
 @final

@@ -13,15 +13,12 @@ from attnconv._util.errors import bad
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.grid import Grid
 from attnconv.inspect.chosen_queries import mean_query_maps
-from attnconv.paper.finished_run import StudyRun
 from attnconv.paper.training_plan import CONTENT, PAPER_MODELS, PRUNED, SOURCE
-from attnconv.report import run_data
 from attnconv.report.accuracy_curves import SPLITS, Curve, draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.head_centres import draw_centres, draw_centres_over_training
-from attnconv.report.head_mixture import draw_mixture
-from attnconv.report.kernel_factorisation import draw_factorisation
-from attnconv.report.run_data import PAPER_LAYER, ZOOM, History
+from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
+from attnconv.report.theory_figures import draw_factorisation, draw_mixture
 from attnconv.theory.expressibility import factorise
 
 
@@ -35,9 +32,9 @@ class PaperFigure:
     draw: Callable[..., Figure]  # of the title and a run of each model; with several models, of those that have a run
 
 
-def _accuracy(title: str, *runs: StudyRun) -> Figure:
+def _accuracy(title: str, *runs: RunData) -> Figure:
     """Figures 2 and 13; the pruned model continues the generalised one."""
-    curves = {run.name: {curve.split: curve for curve in run_data.curves_of(run.folder)} for run in runs}
+    curves = {run.name: {curve.split: curve for curve in run.curves()} for run in runs}
     common = [split for split in SPLITS if all(split in found for found in curves.values())]
     if not common:
         raise ValueError(bad("runs", "must have curves of the same images", f"none that {', '.join(curves)} share"))
@@ -51,47 +48,47 @@ def _accuracy(title: str, *runs: StudyRun) -> Figure:
     return draw_accuracy(shown, title=f"{title}: {split} accuracy on {data}")
 
 
-def _movement(title: str, run: StudyRun) -> Figure:
+def _movement(title: str, run: RunData) -> Figure:
     """Figure 3: the heads of one layer during training."""
     history = _heads(run)
     layer = min(PAPER_LAYER, len(history))
     title = f"{title}: heads of layer {layer} during training"
-    return draw_centres_over_training(history[layer - 1], title=title, sizes=run_data.positions_of(run.folder))
+    return draw_centres_over_training(history[layer - 1], title=title, sizes=run.positions)
 
 
-def _centres(title: str, run: StudyRun) -> Figure:
+def _centres(title: str, run: RunData) -> Figure:
     """Figures 4, 12 and 14: the heads of each layer after training."""
     last = [epochs[-1] for epochs in _heads(run)]
     title = f"{title}: heads after epoch {last[0][0]}, {PAPER_MODELS[run.name].title}"
-    return draw_centres([heads for _, heads in last], title=title, sizes=run_data.positions_of(run.folder))
+    return draw_centres([heads for _, heads in last], title=title, sizes=run.positions)
 
 
-def _heads(run: StudyRun) -> History:
-    if history := run_data.heads_of(run.folder):
+def _heads(run: RunData) -> History:
+    if history := run.history():
         return history
     raise ValueError(bad("run", "must have recorded its heads", f"none in {run.folder.path}"))
 
 
-def _zoomed(title: str, run: StudyRun) -> Figure:
+def _zoomed(title: str, run: RunData) -> Figure:
     """Figure 5: attention near the query."""
-    side = min(run_data.positions_of(run.folder))
+    side = min(run.positions)
     zoom = min(ZOOM, side if side % 2 else side - 1)
     title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS[run.name].title}"
     return draw_query(run.maps, 0, title=title, zoom=zoom)
 
 
-def _means(title: str, run: StudyRun, *, query: int) -> Figure:
+def _means(title: str, run: RunData, *, query: int) -> Figure:
     """Figures 6 and 7: mean attention of a query, with the heads in the order of the first query's."""
     title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[run.name].title}"
     return draw_query(run.maps, query, title=title)
 
 
-def _single(title: str, run: StudyRun, *, label: int, place: tuple[float, float]) -> Figure:
+def _single(title: str, run: RunData, *, label: int, place: tuple[float, float]) -> Figure:
     """Figures 8 to 10: attention on the first test image of a class; the paper does not say which images it shows."""
-    loaded, data = run.trained(), run_data.test_data(run.folder)
+    loaded, data = run.trained(), run.data()
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
-    layers = mean_query_maps(loaded.model, run_data.normalised(image, loaded, data), places=[place])
+    layers = mean_query_maps(loaded.model, run.normalised(image, loaded), places=[place])
     title = f"{title}: attention on one image ({data.classes[label]}, test image {index + 1})"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
     return draw_query(layers, 0, title=title, picture=colours)

@@ -27,9 +27,9 @@ from attnconv._util.errors import bad
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.inspect.null_models import LEVEL, layer_trend, mirror_partners, mirror_symmetry
 from attnconv.models.preset_tables import Table
-from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
-from attnconv.paper.tables import PaperTable, Unit, formatted
+from attnconv.paper.tables import LEAST_CONSTANCY, LEAST_MASS, PaperTable, Runs, Unit, at_fixed_shift, formatted
 from attnconv.paper.training_plan import CONTENT, DROPPED, PRUNED, SOURCE
+from attnconv.report.run_data import RunData
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 
 Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
@@ -66,7 +66,7 @@ class Claim:
     no_gain: bool = False  # whether the claim is that a difference of accuracies is no gain
 
 
-def fixed_shifts(run: StudyRun, *, layers: tuple[int, ...]) -> Found:
+def fixed_shifts(run: RunData, *, layers: tuple[int, ...]) -> Found:
     """Share of all heads at a fixed shift; each of these layers, counted from 1, must have one."""
     now, before = ([at_fixed_shift(layer).double() for layer in found] for found in (run.end, run.start))
     value, start = (float(torch.cat(heads).mean()) for heads in (now, before))
@@ -77,7 +77,7 @@ def fixed_shifts(run: StudyRun, *, layers: tuple[int, ...]) -> Found:
     return Found(value, {"at the start": start}, meets, by_layer)
 
 
-def trend(run: StudyRun, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
+def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
     """Rank correlation of a number of each head with the head's layer."""
     heads = [of(layer) for layer in run.end]
     found = layer_trend([layer.tolist() for layer in heads])
@@ -85,7 +85,7 @@ def trend(run: StudyRun, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
     return Found(found.rho, {"chance": found.chance}, found.rho > found.chance, by_layer)
 
 
-def against_turned_heads(run: StudyRun, *, of: Callable[[Any], Any], lower: bool) -> Found:
+def against_turned_heads(run: RunData, *, of: Callable[[Any], Any], lower: bool) -> Found:
     """Mean of a number over layers, to be below or above both the start's and that of heads turned at random."""
     by_layer = tuple(float(of(layer)) for layer in run.end)
     value, start = statistics.fmean(by_layer), statistics.fmean(of(layer) for layer in run.start)
@@ -95,7 +95,7 @@ def against_turned_heads(run: StudyRun, *, of: Callable[[Any], Any], lower: bool
     return Found(value, {"at the start": start, "chance": chance}, meets, by_layer)
 
 
-def mirror(run: StudyRun) -> Found:
+def mirror(run: RunData) -> Found:
     """How far heads have left-right partners beyond up-down ones."""
     profiles = [layer.profile for layer in run.end]
     found, before = mirror_symmetry(profiles), mirror_symmetry([layer.profile for layer in run.start])
@@ -106,7 +106,7 @@ def mirror(run: StudyRun) -> Found:
     return Found(value, beside, value > found.chance, by_layer)
 
 
-def elongation(run: StudyRun) -> Found:
+def elongation(run: RunData) -> Found:
     """Rank correlation of the condition number of a head's Gaussian with the head's layer."""
     models = run.trained().model, run.initial()
     now, before = ([condition_numbers(layer) for layer in attention_layers(model).values()] for model in models)
@@ -117,26 +117,29 @@ def elongation(run: StudyRun) -> Found:
     return Found(found.rho, beside, found.rho > found.chance and median > start, by_layer)
 
 
-def gain(run: StudyRun, over: StudyRun) -> Found:
+def gain(run: RunData, over: RunData) -> Found:
     """Difference of the test accuracies of two models, of the epochs chosen on held-out images."""
     value, other = _score(run, "chosen"), _score(over, "chosen")
     return Found(value - other, {run.name: value, over.name: other})
 
 
-def dip(pruned: StudyRun, source: StudyRun) -> Found:
+def dip(pruned: RunData, source: RunData) -> Found:
     """Test accuracy right after pruning, minus that before; by layer the number of removed heads."""
     before, after = _score(source, "last"), _score(pruned, "start")
-    removed = tuple(float(every - kept) for every, kept in zip(source.heads, pruned.heads, strict=True))
+    removed = tuple(
+        float(every - kept)
+        for every, kept in zip(*(run.model.heads_per_layer for run in (source, pruned)), strict=True)
+    )
     return Found(after - before, {"before": before, "pruned": after}, after < before, removed)
 
 
-def recovery(pruned: StudyRun, source: StudyRun) -> Found:
+def recovery(pruned: RunData, source: RunData) -> Found:
     """Test accuracy of the pruned model after further training, minus that of the unpruned one."""
     before, later = _score(source, "last"), _score(pruned, "last")
     return Found(later - before, {"before": before, "trained on": later}, later - before >= -RECOVERED)
 
 
-def _score(run: StudyRun, state: str) -> float:
+def _score(run: RunData, state: str) -> float:
     score = run.score(state)
     if score is None:
         fix = "Call attnconv reproduce again: it measures what is missing."
@@ -338,7 +341,7 @@ def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
     return [_observe(claim, complete) for claim in claims]
 
 
-def _observe(claim: Claim, runs: Mapping[str, Mapping[int, StudyRun]]) -> Observation:
+def _observe(claim: Claim, runs: Mapping[str, Mapping[int, RunData]]) -> Observation:
     if absent := [name for name in claim.models if not runs.get(name)]:
         return Observation(claim, {}, (f"no complete run of {', '.join(absent)}",))
     common = set.intersection(*(set(runs[name]) for name in claim.models))

@@ -18,11 +18,11 @@ from attnconv.inspect.auditing import json_values
 from attnconv.models.settings import AttentionSettings
 from attnconv.paper import tables
 from attnconv.paper.figures import FIGURES
-from attnconv.paper.finished_run import Runs, StudyRun
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
-from attnconv.paper.tables import PaperTable
+from attnconv.paper.tables import PaperTable, Runs
 from attnconv.paper.training_plan import ALL_RUNS, PAPER_MODELS
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
+from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 
 _TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
@@ -62,7 +62,7 @@ def write_paper(
     """
     if unknown := [name for name in runs if name not in ALL_RUNS]:
         raise ValueError(bad("runs", f"must be of {', '.join(ALL_RUNS)}", ", ".join(unknown)))
-    every = {name: [StudyRun(name, folder) for folder in folders] for name, folders in runs.items() if folders}
+    every = {name: [RunData(name, folder) for folder in folders] for name, folders in runs.items() if folders}
     known = {name: several for name, several in every.items() if name in PAPER_MODELS}
     out, missing = Path(out), list[str]()
     first = {name: several[0] for name, several in known.items()}
@@ -87,7 +87,7 @@ def write_paper(
     return path
 
 
-def _figure(runs: Mapping[str, StudyRun], number: int, out: Path, command: str, missing: list[str]) -> Section:
+def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, missing: list[str]) -> Section:
     """Draw and save one figure; whatever prevents it is added to `missing`."""
     title, planned, notes = f"Figure {number}", FIGURES[number], list[str]()
     there = {name: runs[name] for name in planned.models if name in runs and runs[name].folder.metrics()}
@@ -147,14 +147,14 @@ def _lead(runs: Runs) -> str:
     return f"Drawn from {', '.join(words)}." if words else "No run was given: only what needs none is shown."
 
 
-def _facts(runs: Runs) -> list[Fact]:
+def _facts(runs: Runs) -> list[tuple[str, str, str]]:
     facts = []
     for name, several in runs.items():
         if found := tables.accuracies(several):
             model = PAPER_MODELS[name]
             printed = model.accuracy
             aside = "not in the paper's tables" if printed is None else f"paper, on CIFAR-10: {printed:.1%}"
-            facts.append(Fact(model.title, f"{statistics.fmean(found):.1%}", aside))
+            facts.append((model.title, f"{statistics.fmean(found):.1%}", aside))
     return facts
 
 

@@ -10,18 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
+from jaxtyping import Bool
+from torch import Tensor
+
 from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import PRUNED, Table
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings
-from attnconv.paper.finished_run import LEAST_CONSTANCY, LEAST_MASS, Runs, StudyRun, at_fixed_shift
 from attnconv.paper.training_plan import PAPER_MODELS
+from attnconv.report.run_data import RunData
 from attnconv.training.recipes import recipe
 from attnconv.training.settings import RunSettings
 
+Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by their names, one for each seed
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
 MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
+LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift
 _COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
 # Table 2 of the paper, as printed.
@@ -92,7 +97,7 @@ def _in_unit(value: float, unit: Unit) -> str:
     return f"{value:.{digits}f}"
 
 
-def accuracies(runs: Sequence[StudyRun]) -> list[float]:
+def accuracies(runs: Sequence[RunData]) -> list[float]:
     """Test accuracy of each run that is complete and has test images."""
     return [score for run in runs if (score := run.score("chosen")) is not None]
 
@@ -100,7 +105,7 @@ def accuracies(runs: Sequence[StudyRun]) -> list[float]:
 def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours."""
     names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
-    entries = [_accuracy_entry(name, runs.get(name, ())) for name in names]
+    entries, rows = zip(*(_accuracy(name, runs.get(name, ())) for name in names), strict=True)
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
     on = ", ".join(data) or "cifar10"
     shown = {1: f"Test accuracy on {on} and model sizes", 4: f"Number of parameters and accuracy on {on} per model"}
@@ -116,14 +121,15 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
         "# of FLOPS, here, paper's way",
         "# of FLOPS, here, everything",
     )
-    table = Table(title, columns, tuple(_accuracy_row(entry) for entry in entries))
-    return PaperTable(table, {"data": data, "rows": entries})
+    return PaperTable(Table(title, columns, rows), {"data": data, "rows": entries})
 
 
-def _accuracy_entry(name: str, runs: Sequence[StudyRun]) -> dict[str, Any]:
+def _accuracy(name: str, runs: Sequence[RunData]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What Tables 1 and 4 say of one model, as values and as cells."""
     model, here = PAPER_MODELS[name], None
+    ours, made, size, *flops = ["-"] * 5
     if runs:
-        found, settings = accuracies(runs), runs[0].settings
+        found, settings, counts = accuracies(runs), runs[0].settings, _counts(runs[0].settings.model)
         here = {
             "preset": settings.preset,
             "epochs": settings.train.epochs,
@@ -131,21 +137,15 @@ def _accuracy_entry(name: str, runs: Sequence[StudyRun]) -> dict[str, Any]:
             "accuracies": found,
             "accuracy": statistics.fmean(found) if found else None,
             "deviation": statistics.stdev(found) if len(found) > 1 else None,
-            **_counts(settings.model),
+            **counts,
         }
+        ours = formatted(found, "fraction")
+        made = f"{settings.preset}, {len(found)} {'run' if len(found) == 1 else 'runs'}{'' if found else ' complete'}"
+        size, *flops = (f"{count:,}" for count in counts.values())
+    printed = formatted([model.accuracy] if model.accuracy else [], "fraction")
     paper = {"accuracy": model.accuracy, "parameters": model.parameters, "flops": model.flops}
-    return {"model": model.title, "name": name, "paper": paper, "here": here}
-
-
-def _accuracy_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    paper, here = entry["paper"], entry["here"]
-    printed = formatted([paper["accuracy"]] if paper["accuracy"] else [], "fraction")
-    ours, runs, size, *flops = ["-"] * 5
-    if here is not None:
-        count, ours = len(here["accuracies"]), formatted(here["accuracies"], "fraction")
-        runs = f"{here['preset']}, {count} {'run' if count == 1 else 'runs'}{'' if count else ' complete'}"
-        size, *flops = (f"{here[name]:,}" for name in _COUNTS)
-    return (entry["model"], printed, ours, runs, paper["parameters"], size, paper["flops"], *flops)
+    values = {"model": model.title, "name": name, "paper": paper, "here": here}
+    return values, (model.title, printed, ours, made, model.parameters, size, model.flops, *flops)
 
 
 def _counts(model: ModelSettings) -> dict[str, int]:
@@ -186,7 +186,7 @@ def _device(record: Mapping[str, Any]) -> str:
     return f"{device}{threads}, {record['settings']['train']['precision']}"
 
 
-def table_of_hyper_parameters(run: StudyRun | None = None) -> PaperTable:
+def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
     """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
     columns = {"paper": dict(PAPER_TABLE_2)}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
@@ -244,13 +244,23 @@ def table_of_counts() -> PaperTable:
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
+def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
+    """Whether each head has most of its mass on one shift, and a pattern that hardly changes with the query."""
+    return (layer.shift_mass >= LEAST_MASS) & (layer.constancy >= LEAST_CONSTANCY)
+
+
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
     """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
     rows, values = [], dict[str, list[dict[str, Any]]]()
     for title, layers in models.items():
         values[title] = []
         for number, layer in enumerate(layers, start=1):
-            heads = _heads(number, layer)
+            numbers = {"best_shift": layer.best_shift, "mass": layer.shift_mass, "constancy": layer.constancy}
+            numbers["fixed"] = at_fixed_shift(layer)
+            heads: list[dict[str, Any]] = [
+                {"layer": number, "head": head, **{name: column[head].tolist() for name, column in numbers.items()}}
+                for head in range(len(layer.constancy))
+            ]
             values[title] += heads
             fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
@@ -259,10 +269,3 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
     columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
     table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))
     return PaperTable(table, {"least_mass": LEAST_MASS, "least_constancy": LEAST_CONSTANCY, "models": values})
-
-
-def _heads(number: int, layer: LayerStatistics) -> list[dict[str, Any]]:
-    names = ("best_shift", "mass", "constancy", "fixed")
-    columns = (layer.best_shift, layer.shift_mass, layer.constancy, at_fixed_shift(layer))
-    heads = zip(*(column.tolist() for column in columns), strict=True)
-    return [{"layer": number, "head": h, **dict(zip(names, head, strict=True))} for h, head in enumerate(heads)]

@@ -17,6 +17,8 @@ from .head_centres import (
     draw_centres as draw_centres,
     draw_centres_over_training as draw_centres_over_training,
 )
-from .head_mixture import draw_mixture as draw_mixture
-from .kernel_factorisation import draw_factorisation as draw_factorisation
 from .run_report import write_report as write_report
+from .theory_figures import (
+    draw_factorisation as draw_factorisation,
+    draw_mixture as draw_mixture,
+)

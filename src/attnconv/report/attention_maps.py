@@ -121,10 +121,16 @@ def _draw(
         box = grid.box(0, 0, (_PICTURE, _PICTURE), anchor="W")
         _show(page, np.clip(picture, 0.0, 1.0), layers[0], None, box)
         _label(page, "image", box)
+    at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
     for row, (layer, order, size, name) in enumerate(lines, start=len(above)):
         boxes = [grid.box(row, column, size, anchor="W") for column in range(len(order))]
         for head, box in zip(order, boxes, strict=True):
-            _draw_map(page, layer, head, zoom, box)
+            largest = float(layer.maps[head].max())  # NaN if any probability is
+            shown = layer.maps[head] if math.isfinite(largest) else None
+            _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
+            page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
+            peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
+            page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
         _label(page, name, boxes[0])
     return grid.figure
 
@@ -144,16 +150,6 @@ def _map_size(window: Bbox) -> tuple[float, float]:
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)
     return max(side * stretch, _NUMBERS), side / stretch
-
-
-def _draw_map(page: Axes, layer: LayerMaps, head: int, zoom: int | None, box: Bbox) -> None:
-    largest = float(layer.maps[head].max())  # NaN if any probability is
-    shown = layer.maps[head] if math.isfinite(largest) else None
-    _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
-    at: dict[str, Any] = {"xycoords": "data", "textcoords": "offset points", "fontsize": 7.0}
-    page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
-    peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
-    page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:

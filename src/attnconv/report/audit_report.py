@@ -9,17 +9,15 @@ from statistics import fmean
 
 import matplotlib
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import attnconv
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
-from attnconv.inspect.shift_profiles import ShiftProfile
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
+from attnconv.report.html_page import Page, Picture, Section, render
 from attnconv.training.run_folder import write_text
 
 _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
@@ -101,7 +99,7 @@ def write_audit(
         title=title,
         lead=about or "How convolutional each attention of the model is.",
         facts=_facts(found),
-        sections=[_scores(found, out / "figures"), _layers(found), _heads(found, out / "figures")],
+        sections=[*_layers(found, out / "figures"), _heads(found, out / "figures")],
         origin=[
             ("attnconv", attnconv.__version__),
             ("torch", torch.__version__),
@@ -139,37 +137,34 @@ def _number(value: float, digits: int = 3) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _facts(found: Audit) -> list[Fact]:
+def _facts(found: Audit) -> list[tuple[str, str, str]]:
     scores = [(layer.statistics.convolution_score, layer.name) for layer in found.layers]
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
-    aside = f"{most_queries} queries of each, of {of}"
-    if len(queries) > 1:
-        aside = f"at most {most_queries} queries of each"
+    aside = f"{most_queries} queries of each"
     return [
-        Fact("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
-        Fact("Highest score", f"{most:.2f}", best),
-        *([Fact("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
-        Fact("Images", f"{found.images:,}", aside),
+        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
+        ("Highest score", f"{most:.2f}", best),
+        *([("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
+        ("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
     ]
 
 
-def _scores(found: Audit, folder: Path) -> Section:
+def _layers(found: Audit, folder: Path) -> list[Section]:
+    """The figure of their scores, and their table."""
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
     alt, caption = f"Convolution score of each layer. {words}.", "Layers in the order in which they run."
     picture = Picture.saved(figure, folder / "scores", alt=alt, caption=caption)
-    return Section("How convolutional is it?", _SCORE_TEXT, [picture])
-
-
-def _layers(found: Audit) -> Section:
     unknown = {layer.name: layer.span_unknown for layer in found.layers if layer.span_unknown}
     notes = [f"{KERNEL} x {KERNEL} missed is not known of {name}: {reason}." for name, reason in unknown.items()]
-    rows = tuple(map(layer_row, found.layers))
-    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, rows)
-    return Section("Layers", _LAYER_TEXT, notes=notes, tables=[table])
+    table = Table("Layers, in the order in which they run", LAYER_COLUMNS, tuple(map(layer_row, found.layers)))
+    return [
+        Section("How convolutional is it?", _SCORE_TEXT, [picture]),
+        Section("Layers", _LAYER_TEXT, notes=notes, tables=[table]),
+    ]
 
 
 def _heads(found: Audit, folder: Path) -> Section:
@@ -180,22 +175,18 @@ def _heads(found: Audit, folder: Path) -> Section:
     for number, layer in enumerate(found.layers, 1):
         if len(layer.sizes) > 2:
             notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
-        else:
-            name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
-            pictures.append(_profiles(layer, folder / f"heads-{number:02d}-{name}"))
+            continue
+        figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
+        best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
+        words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
+        alt = f"Mean attention per shift of {layer.name}. {words}."
+        caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
+        name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
+        pictures.append(Picture.saved(figure, folder / f"heads-{number:02d}-{name}", alt=alt, caption=caption))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     fold = "The other layer" if len(folded) == 1 else f"The other {len(folded)} layers"
     tables = [Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers]
     return Section("Heads", _HEAD_TEXT, shown, folded=folded, fold=fold, notes=notes, folded_tables=tables)
-
-
-def _profiles(layer: LayerAudit, stem: Path) -> Picture:
-    figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
-    best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
-    words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
-    alt = f"Mean attention per shift of {layer.name}. {words}."
-    caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
-    return Picture.saved(figure, stem, alt=alt, caption=caption)
 
 
 def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:
@@ -257,8 +248,11 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         fix = "Sum its profile over one axis."
         raise ValueError(bad("layer", "must have one or two axes to be drawn", len(profile.reach), fix))
     best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
+    # Least and largest shift of rows and columns; a single axis lies along columns.
+    (up, down), (back, on) = reach = profile.reach if len(profile.reach) == 2 else ((0, 0), *profile.reach)
     far = min(max(_LEAST_REACH, *(abs(step) for shift in best for step in shift)), _MOST_REACH)
-    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in _two_axes(profile.reach)]
+    (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in reach]
+    shown = profile.mass.cpu().numpy().reshape(-1, down - up + 1, on - back + 1)
     order = sorted(range(len(mass)), key=lambda head: -mass[head])
     columns = min(_COLUMNS, len(order))
     height = _PANEL * min(1.0, (bottom - top + 1) / (right - left + 1))
@@ -266,26 +260,15 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
     for place, head in enumerate(order):
         axes = grid.add(*divmod(place, columns))
-        _draw_head(axes, profile, head, best[head], mass[head])
+        extent = (back - 0.5, on + 0.5, down + 0.5, up - 0.5)
+        axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=mass[head] or 1.0, extent=extent)
+        mark_query(axes, (0.0, 0.0))
+        corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
+        axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
+        axes.spines[:].set_linewidth(0.6)
+        axes.set_title(f"head {head}", size=8.0, pad=2.5)
+        axes.set_xlabel(f"{mass[head]:.3g} at ({', '.join(map(str, best[head]))})", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
     return grid.figure
-
-
-def _two_axes(reach: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """Least and largest shift of rows and columns; a single axis lies along columns."""
-    return reach if len(reach) == 2 else ((0, 0), *reach)
-
-
-def _draw_head(axes: Axes, profile: ShiftProfile, head: int, best: Sequence[int], mass: float) -> None:
-    (top, bottom), (left, right) = _two_axes(profile.reach)
-    shown = profile.mass[head].cpu().numpy().reshape(bottom - top + 1, right - left + 1)
-    extent = (left - 0.5, right + 0.5, bottom + 0.5, top - 0.5)
-    axes.imshow(shown, cmap="Blues", vmin=0, vmax=mass or 1.0, extent=extent)
-    mark_query(axes, (0.0, 0.0))
-    corner = (best[-1] - 0.36, (best[0] if len(best) == 2 else 0) - 0.36)
-    axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
-    axes.spines[:].set_linewidth(0.6)
-    axes.set_title(f"head {head}", size=8.0, pad=2.5)
-    axes.set_xlabel(f"{mass:.3g} at ({', '.join(map(str, best))})", size=7.0, color=FAINT, labelpad=1.5)

@@ -17,7 +17,7 @@ from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, printable, shape_of
+from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, shape_of
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
@@ -124,27 +124,23 @@ def _draw_panels(panels: Mapping[str, HeadGaussians], title: str, sizes: tuple[i
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=gap, left=0.75, above=_TITLE, below=below)
     for index, ((name, heads), note) in enumerate(zip(panels.items(), hidden, strict=True)):
         axes = grid.add(*divmod(index, columns))
-        _draw_panel(axes, heads, view)
-        axes.set_title(printable(name, width=30))
+        edges = np.arange(math.ceil(-view - 0.5), math.floor(view - 0.5) + 1) + 0.5  # of pixels
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(edges, minor=True)
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True, symmetric=True, steps=[1, 2, 5, 10]))
+        axes.grid(which="minor", color=GRID, linewidth=0.6 if view < 8 else 0.35)
+        axes.tick_params(which="minor", length=0)
+        axes.set(xlim=(-view, view), ylim=(view, -view), axisbelow=True)
+        axes.add_patch(Rectangle((-0.5, -0.5), 1.0, 1.0, facecolor="black", edgecolor="none", zorder=1.5))
+        for number, head in enumerate(zip(heads.centres, heads.covariances, strict=True)):
+            _draw_head(axes, *head, number, view)
+        axes.set_title(name)
         left, lowest = index % columns == 0, index + columns >= count
         axes.tick_params(labelleft=left, labelbottom=lowest)
         axes.set_ylabel("row shift (pixels, downwards)" if left else "")
         axes.set_xlabel("\n".join([*note, "column shift (pixels)"] if lowest else note))
     _legend(grid.figure, most, min(most, entries), grid.box(-1, 0).y0 - legend / grid.figure.get_figheight())
     return grid.figure
-
-
-def _draw_panel(axes: Axes, heads: HeadGaussians, view: float) -> None:
-    edges = np.arange(math.ceil(-view - 0.5), math.floor(view - 0.5) + 1) + 0.5
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(edges, minor=True)
-        axis.set_major_locator(MaxNLocator(nbins=6, integer=True, symmetric=True, steps=[1, 2, 5, 10]))
-    axes.grid(which="minor", color=GRID, linewidth=0.6 if view < 8 else 0.35)
-    axes.tick_params(which="minor", length=0)
-    axes.set(xlim=(-view, view), ylim=(view, -view), axisbelow=True)
-    axes.add_patch(Rectangle((-0.5, -0.5), 1.0, 1.0, facecolor="black", edgecolor="none", zorder=1.5))
-    for index, (centre, covariance) in enumerate(zip(heads.centres, heads.covariances, strict=True)):
-        _draw_head(axes, centre, covariance, index, view)
 
 
 def _draw_head(axes: Axes, centre: FloatArray, covariance: FloatArray, index: int, view: float) -> None:

@@ -44,21 +44,12 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """A number at the top of the page; `aside` is a remark."""
-
-    label: str
-    value: str
-    aside: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     """The content of a report; empty `tables` and `origin` are left out."""
 
     title: str
     lead: str  # one sentence below the title
-    facts: Sequence[Fact]
+    facts: Sequence[tuple[str, str, str]]  # label, value and a remark of each number at the top
     sections: Sequence[Section]
     tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # title and (name, value) of each group of settings
     origin: Sequence[tuple[str, str]] = ()  # (name, value) about versions and hardware

@@ -1,8 +1,7 @@
 """The report of a run: `index.html` and its figures, numbered as in the paper (`figures/figure-02-accuracy.png`)."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,17 @@ import matplotlib
 import numpy as np
 
 from attnconv._util.settings import plain
-from attnconv.inspect.chosen_queries import QueryMaps, mean_query_maps
-from attnconv.models.model_loader import load as load_model
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
-from attnconv.report import run_data
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.head_centres import HeadGaussians, draw_centres, draw_centres_over_training
-from attnconv.report.html_page import Fact, Page, Picture, Section, render
-from attnconv.report.run_data import PAPER_LAYER, PLACES, ZOOM, History
+from attnconv.report.html_page import Page, Picture, Section, render
+from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
+
+_APART = ("format", "settings", "command", "versions")  # entries of `settings.json` with a place of their own, or none
 
 
 def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path:
@@ -42,20 +40,23 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None) -> Path
         ValueError: The folder holds no run, a run without a complete epoch, or invalid files.
         OSError: The report cannot be written.
     """
-    run = RunFolder(Path(run_dir))
-    settings, record = run.settings(), run.record()
-    out = run.report if out_dir is None else Path(out_dir)
-    groups, notes = plain(settings).items(), []
-    if run.result() is None:
-        epoch = max(line["epoch"] for line in run.metrics())
-        notes = [f"The run is not complete: this is what it was after epoch {epoch} of {settings.train.epochs}."]
+    folder = RunFolder(Path(run_dir))
+    run = RunData(folder.path.resolve().name, folder)  # also the path `.` has a name
+    record, groups, notes = folder.record(), plain(run.settings).items(), []
+    versions = record.get("versions")
+    origin = dict(versions) if isinstance(versions, Mapping) else {}
+    origin |= {name: value for name, value in record.items() if name not in _APART}
+    out = folder.report if out_dir is None else Path(out_dir)
+    if not run.result:
+        epoch = max((line["epoch"] for line in folder.metrics()), default=0)
+        notes = [f"The run is not complete: this is what it was after epoch {epoch} of {run.settings.train.epochs}."]
     page = Page(
-        title=run_data.run_name(run),
-        lead=_lead(settings),
-        facts=_facts(run, settings),
+        title=run.name,
+        lead=_lead(run.settings),
+        facts=_facts(run),
         sections=_sections(run, out / "figures"),
         tables=[(group, _rows(values)) for group, values in groups if isinstance(values, Mapping)],
-        origin=_origin(record),
+        origin=[*_rows(origin), ("drawn with", f"matplotlib {matplotlib.__version__}")],
         command=shlex.join(str(word) for word in record.get("command") or ()),
         notes=notes,
     )
@@ -73,13 +74,13 @@ def _lead(settings: RunSettings) -> str:
     return f"Preset {settings.preset}{changed}, trained on {settings.data.name} for {epochs}."
 
 
-def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
+def _facts(run: RunData) -> list[tuple[str, str, str]]:
     """The numbers at the top: of the epoch chosen on validation images, else of the last."""
-    result = run.result()
-    if result is None:
-        last = {line["split"]: line for line in run.metrics()}
+    result = run.result
+    if not result:
+        last = {line["split"]: line for line in run.folder.metrics()}
         return [
-            Fact(f"{split.capitalize()} accuracy", f"{line['accuracy']:.2%}", f"after epoch {line['epoch']}")
+            (f"{split.capitalize()} accuracy", f"{line['accuracy']:.2%}", f"after epoch {line['epoch']}")
             for split, line in last.items()
         ]
     facts, final = [], result["last"]
@@ -89,41 +90,24 @@ def _facts(run: RunFolder, settings: RunSettings) -> list[Fact]:
             aside = f"{chosen[split]['images']:,} images, epoch {chosen['epoch']}"
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
-            facts.append(Fact(f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
-    facts.append(Fact("Parameters", f"{result['parameters']:,}"))
-    time = timedelta(seconds=round(result["seconds"]))
-    return [*facts, Fact("Training time (h:min:s)", str(time), f"{settings.train.epochs} epochs")]
-
-
-def _origin(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Versions, commit, device and the other entries of `settings.json`."""
-    apart = ("format", "settings", "command", "versions")
-    versions = record.get("versions")
-    rows = _rows(versions) if isinstance(versions, Mapping) else []
-    rows += _rows({name: value for name, value in record.items() if name not in apart})
-    return [*rows, ("drawn with", f"matplotlib {matplotlib.__version__}")]
+            facts.append((f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
+    time = str(timedelta(seconds=round(result["seconds"])))
+    return [
+        *facts,
+        ("Parameters", f"{result['parameters']:,}", ""),
+        ("Training time (h:min:s)", time, f"{run.settings.train.epochs} epochs"),
+    ]
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(str(name).replace("_", " "), str(value)) for name, value in values.items()]
 
 
-def _sections(run: RunFolder, folder: Path) -> list[Section]:
+def _sections(run: RunData, folder: Path) -> list[Section]:
     """The sections that apply to the run's model; their figures are written to a folder."""
-    settings, name = run.settings(), run_data.run_name(run)
-    label = name if settings.preset in name else f"{name} ({settings.preset})"
-    sections = [_accuracy(run, label, folder)]
-    if isinstance(settings.model, AttentionSettings):
-        sizes = run_data.positions_of(run)
-        if history := run_data.heads_of(run):
-            sections += [_centres(history, sizes, label, folder), _movement(history, sizes, label, folder)]
-        sections.append(_attention(run, label, folder))
-    return sections
-
-
-def _accuracy(run: RunFolder, label: str, folder: Path) -> Section:
-    """Figure 2."""
-    curves = run_data.curves_of(run)
+    preset = run.settings.preset
+    label = run.name if preset in run.name else f"{run.name} ({preset})"
+    curves = run.curves()
     words = "; ".join(f"{curve.split} {curve.last:.1%} after epoch {curve.epochs[-1]:.0f}" for curve in curves)
     picture = Picture.saved(
         draw_accuracy(curves, title=f"{label}: accuracy"),
@@ -132,11 +116,16 @@ def _accuracy(run: RunFolder, label: str, folder: Path) -> Section:
         caption="Part of the images classified correctly after each epoch, as in Figure 2 of the paper. Training "
         "accuracy is measured on augmented images while the weights still change.",
     )
-    return Section("Accuracy", pictures=[picture])
+    sections = [Section("Accuracy", pictures=[picture])]
+    if isinstance(run.settings.model, AttentionSettings):
+        if history := run.history():
+            sections += _heads(history, run.positions, label, folder)
+        sections.append(_attention(run, label, folder))
+    return sections
 
 
-def _centres(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
-    """Figures 4, 12 and 14."""
+def _heads(history: History, sizes: tuple[int, int], label: str, folder: Path) -> list[Section]:
+    """Figures 4, 12 and 14, and Figure 3 for every layer, the paper's layer first."""
     epoch, layers = history[0][-1][0], [epochs[-1][1] for epochs in history]
     words = " ".join(f"Layer {number}: {_words(heads)}." for number, heads in enumerate(layers, start=1))
     picture = Picture.saved(
@@ -147,11 +136,7 @@ def _centres(history: History, sizes: tuple[int, int], label: str, folder: Path)
         "pixel, with the contours that hold 50% and 90% of its mass. Heads on single pixels around the query act as "
         "the positions of a convolution's kernel. As Figures 4, 12 and 14 of the paper.",
     )
-    return Section("Where the heads attend", pictures=[picture])
-
-
-def _movement(history: History, sizes: tuple[int, int], label: str, folder: Path) -> Section:
-    """Figure 3, for every layer; the paper's layer first."""
+    sections = [Section("Where the heads attend", pictures=[picture])]
     pictures = []
     for number, epochs in enumerate(history, start=1):
         (first, start), (last, end) = epochs[0], epochs[-1]
@@ -165,7 +150,7 @@ def _movement(history: History, sizes: tuple[int, int], label: str, folder: Path
         )
         pictures.append(picture)
     shown = pictures.pop(min(PAPER_LAYER, len(pictures)) - 1)
-    return Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")
+    return [*sections, Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")]
 
 
 def _words(heads: HeadGaussians) -> str:
@@ -177,48 +162,44 @@ def _words(heads: HeadGaussians) -> str:
     return f"{count}, centres {distances.min():.1f} to {distances.max():.1f} pixels from the query"
 
 
-def _attention(run: RunFolder, label: str, folder: Path) -> Section:
-    """Figures 5, 6 and 7."""
-    section = Section("Attention of every head")
-    if not run.last_weights.is_file():
-        return replace(section, notes=["The run has not written any weights yet, so there is nothing to show here."])
-    loaded = load_model(run.last_weights)
+def _attention(run: RunData, label: str, folder: Path) -> Section:
+    """Figures 5, 6 and 7: both queries, and the pixels around the first where nothing is averaged over images."""
+    heading = "Attention of every head"
+    if not run.folder.last_weights.is_file():
+        return Section(heading, notes=["The run has not written any weights yet, so there is nothing to show here."])
     try:
-        images, content = run_data.images_for(run, loaded)
+        count = len(run.images)
     except (OSError, ValueError) as error:
         note = "This model's attention depends on the images, and the test images could not be read: "
-        return replace(section, notes=[f"{note}{error}"])
-    layers = mean_query_maps(loaded.model, images, places=PLACES)
-    average = f", mean of {len(images)} test images" if content else ""
-    return replace(section, pictures=_maps(layers, average, label, folder))
-
-
-def _maps(layers: Sequence[QueryMaps], average: str, label: str, folder: Path) -> list[Picture]:
-    """Maps of both queries, and of the pixels around the first where nothing is averaged over images."""
-    shown: list[tuple[int, int | None, str, str]] = []  # query, zoom, what is seen, caption
+        return Section(heading, notes=[f"{note}{error}"])
+    average = f", mean of {count} test images" if count > 1 else ""
     every = f"Attention probabilities of every head (columns) in every layer (rows){average}."
-    captions = (
-        f"{every} As Figure 6 of the paper.",
-        f"{every} As Figure 7, with every head in the same column as above: one that works like a convolution "
-        "keeps its pattern and moves with the query.",
-    )
-    if not average and max(max(layer.maps.shape[2:]) for layer in layers) > ZOOM:
+    shown: list[tuple[int, int | None, str]] = [  # query, zoom, caption
+        (0, None, f"{every} As Figure 6 of the paper."),
+        (
+            1,
+            None,
+            f"{every} As Figure 7, with every head in the same column as above: one that works like a convolution "
+            "keeps its pattern and moves with the query.",
+        ),
+    ]
+    if not average and max(max(layer.maps.shape[2:]) for layer in run.maps) > ZOOM:
         caption = (
             f"The {ZOOM} x {ZOOM} pixels around the query, as Figure 5 of the paper. A head on one pixel is one "
             "position of a convolution's kernel; a blank map belongs to a head that attends further away."
         )
-        shown.append((0, ZOOM, f"attention within {ZOOM} x {ZOOM} pixels of the query", caption))
-    for index, caption in enumerate(captions):
-        row, column = layers[0].positions[index]
-        what = f"attention of the query pixel in row {row + 1:.0f}, column {column + 1:.0f}{average}"
-        shown.append((index, None, what, caption))
+        shown.insert(0, (0, ZOOM, caption))
     pictures = []
-    for index, zoom, what, caption in shown:
+    for index, zoom, caption in shown:
+        row, column = run.maps[0].positions[index]
+        what = f"attention of the query pixel in row {row + 1:.0f}, column {column + 1:.0f}{average}"
+        if zoom:
+            what = f"attention within {zoom} x {zoom} pixels of the query"
         peaks = " ".join(
             f"Layer {number}: largest probabilities {np.nanmin(peak):.1%} to {np.nanmax(peak):.1%}."
-            for number, peak in enumerate((layer.maps[index].amax((1, 2)).numpy() for layer in layers), start=1)
+            for number, peak in enumerate((layer.maps[index].amax((1, 2)).numpy() for layer in run.maps), start=1)
         )
-        figure = draw_query(layers, index, title=f"{label}: {what}", zoom=zoom)
+        figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         stem = folder / f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(Picture.saved(figure, stem, alt=f"{what.capitalize()}. {peaks}", caption=caption))
-    return pictures
+    return Section(heading, pictures=pictures)
