@@ -34,14 +34,14 @@ from attnconv.theory.conv_taps import (
     Forward,
     check_convolution,
     extents,
+    grouped_weights,
     head_weights,
-    kernel,
     paddings,
     tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
-from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights, relative
+from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.
@@ -207,7 +207,7 @@ def to_conv(
         raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
     with torch.no_grad():
         conv, weight = _exact(layer) if kernel_size is None else _nearest(layer, kernel_size, x)
-        conv.weight.copy_(kernel(weight, tuple(conv.kernel_size), conv.groups, transposed=layer.transposed))
+        grouped_weights(conv).copy_(weight.unflatten(2, (conv.groups, -1)))
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias)
     return conv
@@ -224,7 +224,7 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
     Raises:
         ValueError: The two have other channels, groups, strides or numbers of outputs.
     """
-    return compare_outputs(layer, conv, x, None, lambda ours, theirs: relative(theirs, ours))
+    return compare_outputs(layer, conv, x, None, relative_to="layer")
 
 
 def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:

@@ -18,7 +18,7 @@ from attnconv._util.value_checks import check_module
 from attnconv.convert.layer_conversion import from_conv, to_conv
 from attnconv.layers.checks import check_finite, check_loaded
 from attnconv.layers.self_attention import SelfAttention, discard_plan
-from attnconv.theory.conv_taps import check_convolution, is_convolution, looks_like_convolution
+from attnconv.theory.conv_taps import Convolution, check_convolution, looks_like_convolution
 
 Only: TypeAlias = Callable[[str, nn.Module], bool] | Iterable[str] | None
 _HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
@@ -191,7 +191,7 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
             if module in replaced and name == "bias":
                 continue  # biases move as they are
             if module in replaced and name == "weight":
-                assert is_convolution(module)
+                assert isinstance(module, Convolution)
                 transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
                 layout = ("transposed", module.groups) if transposed else "forward"
             other, known = layouts.setdefault(parameter, (path, layout))

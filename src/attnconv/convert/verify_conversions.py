@@ -19,7 +19,7 @@ from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_module
 from attnconv.convert.layer_conversion import from_conv
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents, head_weights, is_convolution
+from attnconv.theory.conv_taps import FORWARD, TRANSPOSED, Convolution, extents, head_weights
 from attnconv.theory.error_bounds import error_bound
 
 Way: TypeAlias = Literal["dense", "kronecker", "shift"]
@@ -221,7 +221,7 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
     check_module(model)
     check_module(recast, "recast")
     layers = {name: layer for name, layer in recast.named_modules() if isinstance(layer, SelfAttention)}
-    names = {conv: name for name, conv in model.named_modules() if is_convolution(conv) and name in layers}
+    names = {conv: name for name, conv in model.named_modules() if isinstance(conv, Convolution) and name in layers}
     if not names:
         raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
     found: dict[str, LayerComparison] = {}

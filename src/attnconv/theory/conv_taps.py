@@ -9,7 +9,7 @@ They differ in the positions of queries and keys.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,18 +31,13 @@ _COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # meth
 def looks_like_convolution(module: nn.Module) -> bool:
     """Whether a module is some kind of convolution, also one that `check_convolution` refuses."""
     foreign = type(module).__module__.startswith(("torch.ao.nn", "torch.nn.intrinsic", "torch.nn.quantized"))
-    return is_convolution(module) or (foreign and "Conv" in type(module).__name__)
-
-
-def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
-    """Whether a module is one of PyTorch's convolutions, or derives from one."""
-    return isinstance(module, Forward | Transposed)
+    return isinstance(module, Convolution) or (foreign and "Conv" in type(module).__name__)
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     """Refuse what cannot be written as attention; `name` is the module's name in messages."""
     kind = type(conv).__name__
-    if not is_convolution(conv):
+    if not isinstance(conv, Convolution):
         known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
         raise TypeError(bad(name, known, f"{type(conv).__module__}.{kind}"))
     if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
@@ -102,25 +97,13 @@ def tap_shifts(
 
 def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
     """One matrix per kernel position, row-major, in the layout of `SelfAttention.weight`: (h, c / groups, d)."""
-    return matrices_of(conv.weight, conv.groups, transposed=not isinstance(conv, Forward))
+    return grouped_weights(conv).flatten(2)
 
 
-def matrices_of(weight: Float[Tensor, "..."], groups: int, *, transposed: bool) -> Float[Tensor, "h i d"]:
-    """The same of a convolution's `weight`: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
-    if not transposed:
-        return weight.flatten(2).permute(2, 1, 0)
-    grouped = weight.flatten(2).unflatten(0, (groups, -1))  # (g, i, d / g, h)
-    return grouped.permute(3, 1, 0, 2).flatten(2)
-
-
-def kernel(
-    weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
-) -> Float[Tensor, "..."]:
-    """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
-    if not transposed:
-        return weight.permute(2, 1, 0).unflatten(2, kernel_size)
-    grouped = weight.unflatten(2, (groups, -1))  # (h, i, g, d / g)
-    return grouped.permute(2, 1, 3, 0).flatten(0, 1).unflatten(2, kernel_size)
+def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:
+    """The same with each group's outputs apart: a view of a convolution's weight, where that is contiguous."""
+    grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, d / g, i, h), or (g, i, d / g, h)
+    return grouped.permute((3, 2, 0, 1) if isinstance(conv, Forward) else (3, 1, 0, 2))
 
 
 def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
@@ -139,11 +122,11 @@ def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "
     return torch.where(shown, keys, -1)
 
 
-def inside(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Bool[Tensor, "r"]:
-    """Whether every tap of a query lies between the first and the last key of each axis."""
-    within = torch.ones_like(queries, dtype=torch.bool)
-    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
-        positions = axis.offset + axis.stride * index
-        along = [shift[dim] for shift in shifts]
-        within &= (positions + min(along) >= 0) & (positions + max(along) <= axis.spacing * (axis.size - 1))
+def inside(grid: Grid, shifts: Sequence[Sequence[int]], device: torch.device) -> Bool[Tensor, "n"]:
+    """Whether every tap of each query lies between the first and the last key of each axis."""
+    within = torch.ones(1, dtype=torch.bool, device=device)
+    for dim, axis in enumerate(grid.axes):
+        positions, along = axis.query_positions(device), [shift[dim] for shift in shifts]
+        held = (positions + min(along) >= 0) & (positions + max(along) <= axis.spacing * (axis.size - 1))
+        within = (within[:, None] & held).flatten()
     return within

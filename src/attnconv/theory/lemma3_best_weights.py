@@ -11,12 +11,11 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -29,6 +28,7 @@ from attnconv.theory.conv_taps import (
     Forward,
     check_convolution,
     extents,
+    grouped_weights,
     head_weights,
     inside,
     paddings,
@@ -162,7 +162,7 @@ def imitation_error(
         >>> imitation_error(from_conv(conv), conv, sizes=(5, 5)).everywhere < 1e-14
         True
     """
-    return compare_outputs(layer, conv, x, sizes, relative)
+    return compare_outputs(layer, conv, x, sizes, relative_to="conv")
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
@@ -196,14 +196,18 @@ def compare_outputs(
     conv: Convolution,
     x: Tensor | None,
     sizes: Sequence[int] | None,
-    measure: Callable[[Tensor, Tensor], Tensor],
+    *,
+    relative_to: Literal["layer", "conv"],
 ) -> Residuals:
-    """Measure R factors of the outputs of a layer and of a convolution for white input; see `Reduction.over`."""
+    """The difference of the outputs of a layer and of a convolution for white input, relative to one of the two."""
     with torch.no_grad():
-        reduction = Reduction.of(_operator_beside(layer, conv, x, sizes), taps(conv), conv.padding_mode)
-        ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
-        theirs = _matrices(conv, layer.groups).to(reduction.everywhere).flatten(1)  # (j, i d)
-        return reduction.over(lambda place: measure(place[:, : layer.heads] @ ours, place[:, layer.heads :] @ theirs))
+        operator, shifts = _operator_beside(layer, conv, x, sizes), taps(conv)
+        weights = (merged_weight(layer), _matrices(conv, layer.groups))
+        both = torch.cat([part.to(operator.device, torch.float64).flatten(1) for part in weights])  # (h + j, i d)
+        # both = R^T Q^T: norms are those of R^T, with h + j output channels at most.
+        norms = _norms(operator, shifts, conv.padding_mode, torch.linalg.qr(both.mT, mode="r").R.mT)
+        whole = norms[0 if relative_to == "layer" else 1]
+        return _over(inside(operator.grid, shifts, operator.device), _relative(norms[2], whole))
 
 
 def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
@@ -211,61 +215,59 @@ def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple
 
     Where images have rows of their own, all images count as more queries.
     """
-    reduction, heads = Reduction.of(operator, shifts, padding_mode), operator.heads
-    factors = [place for place in (reduction.everywhere, reduction.inside) if place is not None]
-    solved = [solve(factor, heads, reduction.cut) for factor in factors]
-    worst = [0.0 for _ in solved]
-    for stack, within in _blocks(operator, shifts, padding_mode):
-        size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
-        for index, ((phi, _), chosen) in enumerate(zip(solved, (torch.ones_like(within), within), strict=False)):
-            apart = torch.linalg.matrix_norm(stack[..., :heads] @ phi.mT - stack[..., heads:])
-            worst[index] = max(worst[index], float(((apart / size) * chosen).max()))
-    found = []
-    for (phi, values), most in zip(solved, worst, strict=True):
-        left, rank = reduction.over(partial(residual, phi=phi)), int((values > reduction.cut * values[:1]).sum())
-        found.append(Fit(phi, left, most, rank, values))
-    return found[0], found[1] if len(found) > 1 else None, reduction.each_query
+    heads, cut = operator.heads, rank_tolerance(operator)
+    within = inside(operator.grid, shifts, operator.device)
+    factors: list[Tensor | None] = [None, None]  # R of [A^T | E^T] over the queries inside, and at the border
+    alone = []
+    for queries, stack in _blocks(operator, shifts, padding_mode):
+        reduced = torch.linalg.qr(stack, mode="r").R  # of each image and query: few rows, whatever the number of keys
+        alone.append(residual(reduced, solve(reduced, heads, cut)[0]))
+        for place, chosen in enumerate((within[queries], ~within[queries])):
+            if bool(chosen.any()):
+                factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
+    each_query = torch.cat(alone, 1)
+
+    def fitted(factor: Tensor, chosen: Tensor) -> Fit:
+        phi, values = solve(factor, heads, cut)
+        one = torch.eye(len(shifts), dtype=phi.dtype, device=phi.device)
+        _, whole, apart = _norms(operator, shifts, padding_mode, torch.cat((phi.mT, one)))
+        worst = float((apart / whole.clamp_min(1))[:, chosen].max())
+        rank = int((values > cut * values[:1]).sum())
+        return Fit(phi, _over(within, _relative(apart, whole)), worst, rank, values)
+
+    everywhere = fitted(_stacked(*factors), torch.ones_like(within))
+    fit_inside = None if factors[0] is None else fitted(factors[0], within)
+    return everywhere, fit_inside, _over(within, lambda chosen: each_query[:, chosen].max())
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Reduction:
-    """[A_q^T | E_q^T] of all queries, stacked and reduced to triangles of heads + kernel positions columns."""
+def _norms(
+    operator: AttentionOperator, shifts: Shifts, padding_mode: str, weights: Float[Tensor, "columns i"]
+) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"], Float[Tensor, "b n"]]:
+    """||A_q^T U||, ||E_q^T V|| and ||A_q^T U - E_q^T V|| of every query; U and V are the rows of `weights`."""
+    heads, found = operator.heads, []
+    for _, stack in _blocks(operator, shifts, padding_mode):
+        ours, theirs = stack[..., :heads] @ weights[:heads], stack[..., heads:] @ weights[heads:]
+        found.append(torch.stack([torch.linalg.matrix_norm(part) for part in (ours, theirs, ours - theirs)]))
+    ours, theirs, apart = torch.cat(found, -1)
+    return ours, theirs, apart
 
-    inside: Float[Tensor, "_ columns"] | None  # of the queries all of whose taps lie in the image
-    border: Float[Tensor, "_ columns"] | None  # of the others
-    everywhere: Float[Tensor, "_ columns"]
-    each_query: Residuals  # the largest that a query leaves with a Phi_q of its own
-    cut: float  # singular values of A up to this part of the largest count as zero
 
-    @staticmethod
-    def of(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> "Reduction":
-        """All queries, a block at a time; arguments as for `fit`."""
-        cut = rank_tolerance(operator)
-        factors: list[Tensor | None] = [None, None]  # of the queries inside, and at the border
-        worst: list[float | None] = [None, None]
-        for stack, within in _blocks(operator, shifts, padding_mode):
-            # One factor per image and query: few rows, whatever the number of keys.
-            reduced = torch.linalg.qr(stack, mode="r").R
-            alone = residual(reduced, solve(reduced, operator.heads, cut)[0])
-            for place, chosen in enumerate((within, ~within)):
-                if bool(chosen.any()):
-                    factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
-                    worst[place] = max(float(alone[:, chosen].max()), worst[place] or 0.0)
-        each_query = Residuals(worst[0], worst[1], max(most for most in worst if most is not None))
-        return Reduction(factors[0], factors[1], _stacked(*factors), each_query, cut)
+def _over(within: Bool[Tensor, "n"], measure: Callable[[Tensor], Tensor]) -> Residuals:
+    """What is measured over the queries inside, at the border and everywhere."""
+    inner, border = (float(measure(chosen)) if bool(chosen.any()) else None for chosen in (within, ~within))
+    return Residuals(inner, border, float(measure(torch.ones_like(within))))
 
-    def over(self, measure: Callable[[Tensor], Tensor]) -> Residuals:
-        """A relative difference that depends on [A^T | E^T] by its R factor only, over the three sets."""
-        within, border = (None if place is None else float(measure(place)) for place in (self.inside, self.border))
-        return Residuals(within, border, float(measure(self.everywhere)))
+
+def _relative(apart: Float[Tensor, "b n"], whole: Float[Tensor, "b n"]) -> Callable[[Tensor], Tensor]:
+    """The relative difference over some of the queries."""
+    return lambda chosen: ratio(apart[:, chosen].norm(), whole[:, chosen].norm())
 
 
 def _blocks(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """[A^T | E^T] and which are inside, of all queries in parts of moderate size."""
+    """All queries in parts of moderate size, with their [A^T | E^T]."""
     numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
     for queries in all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1)):
-        yield matrices(operator, shifts, padding_mode, queries), inside(operator.grid, shifts, queries)
+        yield queries, matrices(operator, shifts, padding_mode, queries)
 
 
 def matrices(
@@ -291,18 +293,14 @@ def solve(
 
 
 def residual(stack: Float[Tensor, "*lead rows columns"], phi: Float[Tensor, "*lead j h"]) -> Float[Tensor, "*lead"]:
-    """||E - Phi A|| / ||E|| of [A^T | E^T]."""
-    heads = phi.shape[-1]
-    return relative(stack[..., :heads] @ phi.mT, stack[..., heads:])
+    """||E - Phi A|| / ||E|| of [A^T | E^T]: 0 where both are zero, infinite where only E is zero."""
+    rows, indicators = stack.split((phi.shape[-1], phi.shape[-2]), -1)
+    return ratio(torch.linalg.matrix_norm(rows @ phi.mT - indicators), torch.linalg.matrix_norm(indicators))
 
 
-def relative(
-    found: Float[Tensor, "*lead rows columns"], wanted: Float[Tensor, "*lead rows columns"]
-) -> Float[Tensor, "*lead"]:
-    """||found - wanted|| / ||wanted||: 0 where both are zero, infinite where only wanted is zero."""
-    apart, whole = torch.linalg.matrix_norm(found - wanted), torch.linalg.matrix_norm(wanted)
-    ratio = apart / torch.where(whole > 0, whole, 1)
-    return torch.where((whole > 0) | (apart == 0), ratio, math.inf)
+def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+    """apart / whole: 0 where both are zero, infinite where only `whole` is."""
+    return torch.where((whole > 0) | (apart == 0), apart / torch.where(whole > 0, whole, 1), math.inf)
 
 
 def rank_tolerance(operator: AttentionOperator) -> float:
@@ -381,10 +379,9 @@ def _operator_beside(
 
 def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
     """One matrix per kernel position for a layer of so many groups: a single one holds zeros between groups."""
-    grouped = head_weights(conv)  # (j, c / groups, d)
     if conv.groups == groups:
-        return grouped
-    blocks = grouped.unflatten(2, (conv.groups, -1)).unbind(2)  # per group (j, c / groups, d / groups)
+        return head_weights(conv)
+    blocks = grouped_weights(conv).unbind(2)  # per group (j, c / groups, d / groups)
     return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
 
 
