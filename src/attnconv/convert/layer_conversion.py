@@ -25,7 +25,7 @@ from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
-from attnconv.operators.base import all_queries, score_dtype
+from attnconv.operators.base import score_dtype
 from attnconv.theory.conv_taps import (
     BORDERS,
     FORWARD,
@@ -37,11 +37,10 @@ from attnconv.theory.conv_taps import (
     grouped_weights,
     head_weights,
     paddings,
-    tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
-from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights
+from attnconv.theory.lemma3_best_weights import Residuals, Spans, compare_outputs, nearest_weights
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.
@@ -51,7 +50,6 @@ SOFT_ALPHA = 3.0
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
 _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
-_BLOCK = 2**23  # attention probabilities held at once
 
 
 def from_conv(
@@ -224,7 +222,7 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
     Raises:
         ValueError: The two have other channels, groups, strides or numbers of outputs.
     """
-    return compare_outputs(layer, conv, x, None, relative_to="layer")
+    return compare_outputs(layer, conv, x, None)[0]
 
 
 def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
@@ -257,16 +255,15 @@ def _nearest(
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
         requirement = f"must be at most {most} on the padded images: no query sees further"
         raise ValueError(bad("kernel_size", requirement, sizes))
-    conv, operator = _resized(layer, sizes), layer.operator(x)
-    shifts = taps(conv)
-    pairs = torch.zeros((len(shifts), len(shifts)), dtype=torch.float64, device=x.device)
-    shared = torch.zeros((len(shifts), layer.heads), dtype=torch.float64, device=x.device)
-    block = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
-    for queries in all_queries(operator.grid, operator.device).split(block):
-        keys = tap_keys(operator.grid, shifts, queries)  # (r, j)
+    conv = _resized(layer, sizes)
+    spans = Spans(layer.operator(x), taps(conv), conv.padding_mode)
+    pairs = torch.zeros((len(spans.shifts), len(spans.shifts)), dtype=torch.float64, device=x.device)
+    shared = pairs.new_zeros((len(spans.shifts), layer.heads))
+    for queries in spans.blocks():
+        keys = spans.keys(queries)  # (r, j)
         shown = keys >= 0
         pairs += ((keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]).sum(0)
-        rows = operator.rows(queries).double().mean(0)  # (h, r, m)
+        rows = spans.operator.rows(queries).double().mean(0)  # (h, r, m)
         shared += (rows.gather(2, keys.clamp_min(0).expand(layer.heads, -1, -1)) * shown).sum(1).mT
     psi = torch.linalg.pinv(pairs, hermitian=True) @ shared
     return conv, torch.einsum("jh,hid->jid", psi, merged_weight(layer).to(psi))

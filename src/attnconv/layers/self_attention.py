@@ -24,7 +24,7 @@ from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
-from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded
+from attnconv.layers.checks import check_device_dtype, check_finite, check_loaded
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
@@ -34,6 +34,7 @@ from attnconv.operators.shift import Shift
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
 _known_grid = functools.lru_cache(Grid.make)
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
 class SelfAttention(nn.Module, abc.ABC):
@@ -352,7 +353,27 @@ class SelfAttention(nn.Module, abc.ABC):
         return weight.dtype
 
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
-        return channels_last(x, dims=self.dims, channels=self.in_channels, dtype=self._dtype, called=self.called)
+        """Check the input and return it channels last; one image becomes a batch of one."""
+        kind, dims, dtype = f"SelfAttention{self.dims}d", self.dims, self._dtype
+
+        def wrong(requirement: str, got: str, fix: str = "") -> str:
+            return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")
+
+        if not isinstance(x, Tensor):
+            raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
+        shape = f"shape {tuple(x.shape)}"
+        x = x[None] if x.dim() == dims + 1 else x
+        if x.dim() != dims + 2:
+            sizes = ("length", "height, width", "depth, height, width")[dims - 1]
+            raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", shape))
+        if x.shape[1] != self.in_channels:
+            raise ValueError(wrong(f"{kind} was made for {self.in_channels} channels", shape))
+        if 0 in x.shape[2:]:
+            raise ValueError(wrong("every axis needs at least one pixel", shape))
+        if x.dtype != dtype and not ({x.dtype, dtype} <= _AUTOCAST and torch.is_autocast_enabled(x.device.type)):
+            fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
+            raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+        return x.permute(0, *range(2, dims + 2), 1)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Taps of a PyTorch convolution: the shift of each, its matrix, its keys.
+"""Taps of a PyTorch convolution: the shift of each, and its matrix.
 
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
@@ -7,17 +7,16 @@ They differ in the positions of queries and keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING
-from attnconv.grid import Border, Grid
+from attnconv.grid import Border, Padding, padding_pairs
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -65,12 +64,17 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
     """(before, after) per axis, with "same" and "valid" worked out as PyTorch does."""
-    if conv.padding == "valid":
-        return ((0, 0),) * len(conv.kernel_size)
-    if conv.padding == "same":
-        totals = [step * (size - 1) for size, step in zip(conv.kernel_size, conv.dilation, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((int(pad), int(pad)) for pad in conv.padding)
+    return padding_of(conv.padding, conv.kernel_size, conv.dilation)
+
+
+def padding_of(
+    padding: str | Padding, kernel_size: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The same from a convolution's arguments."""
+    if padding != "same":
+        return padding_pairs(0 if padding == "valid" else padding, len(kernel_size))
+    totals = [step * (size - 1) for size, step in zip(kernel_size, dilation, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def extents(conv: Convolution) -> tuple[int, ...]:
@@ -104,29 +108,3 @@ def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:
     """The same with each group's outputs apart: a view of a convolution's weight, where that is contiguous."""
     grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, d / g, i, h), or (g, i, d / g, h)
     return grouped.permute((3, 2, 0, 1) if isinstance(conv, Forward) else (3, 1, 0, 2))
-
-
-def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
-    """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
-
-    The border rule continues beyond the grid's padding (`renormalise` as `replicate`, like hard heads).
-    """
-    keys = torch.zeros((queries.shape[0], len(shifts)), dtype=torch.long, device=queries.device)
-    shown = torch.ones_like(keys, dtype=torch.bool)
-    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
-        along = torch.tensor([shift[dim] for shift in shifts], device=queries.device)
-        beyond = replace(axis, border="replicate") if axis.border == "renormalise" else axis
-        key = beyond.sources((axis.offset + axis.stride * index)[:, None] + along)
-        shown &= key >= 0
-        keys = keys * axis.size + key
-    return torch.where(shown, keys, -1)
-
-
-def inside(grid: Grid, shifts: Sequence[Sequence[int]], device: torch.device) -> Bool[Tensor, "n"]:
-    """Whether every tap of each query lies between the first and the last key of each axis."""
-    within = torch.ones(1, dtype=torch.bool, device=device)
-    for dim, axis in enumerate(grid.axes):
-        positions, along = axis.query_positions(device), [shift[dim] for shift in shifts]
-        held = (positions + min(along) >= 0) & (positions + max(along) <= axis.spacing * (axis.size - 1))
-        within = (within[:, None] & held).flatten()
-    return within

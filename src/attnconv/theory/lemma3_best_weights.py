@@ -9,13 +9,12 @@ nothing of size n x m is stored and no Gram matrix squares the condition number.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -30,9 +29,7 @@ from attnconv.theory.conv_taps import (
     extents,
     grouped_weights,
     head_weights,
-    inside,
     paddings,
-    tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
@@ -122,13 +119,13 @@ def imitate(
         fix = "Make the layer without head_channels."
         raise ValueError(bad("layer", "must have merged weights", "factored ones", fix))
     with torch.no_grad():
-        operator = _operator_beside(layer, conv, x, sizes)
+        spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
-        everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
+        everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
-            got = f"none on an image of {operator.grid.sizes}"
+            got = f"none on an image of {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
         made = copy.deepcopy(layer)
         assert made.weight is not None
@@ -162,7 +159,7 @@ def imitation_error(
         >>> imitation_error(from_conv(conv), conv, sizes=(5, 5)).everywhere < 1e-14
         True
     """
-    return compare_outputs(layer, conv, x, sizes, relative_to="conv")
+    return compare_outputs(layer, conv, x, sizes)[1]
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
@@ -184,118 +181,132 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
         sizes = [2 * (keys + step) + 1 for keys, step in zip(each_side, layer.stride, strict=True)]
         grid = layer.grid(sizes)
         pixels = next(layer.parameters()).new_zeros(1, *sizes, layer.in_channels)
-        operator = encoding.operator(grid, pixels)
-        stack = matrices(operator, shifts, "zeros", _central(grid)).flatten(0, 2)
-        phi, _ = solve(stack, layer.heads, rank_tolerance(operator))
+        spans = Spans(encoding.operator(grid, pixels), shifts, "zeros")
+        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(_central(grid))))
         weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
         return weight.to(conv.weight)
 
 
 def compare_outputs(
-    layer: SelfAttention,
-    conv: Convolution,
-    x: Tensor | None,
-    sizes: Sequence[int] | None,
-    *,
-    relative_to: Literal["layer", "conv"],
-) -> Residuals:
-    """The difference of the outputs of a layer and of a convolution for white input, relative to one of the two."""
+    layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
+) -> tuple[Residuals, Residuals]:
+    """The difference of the outputs for white input, relative to those of the layer and to those of the convolution."""
     with torch.no_grad():
-        operator, shifts = _operator_beside(layer, conv, x, sizes), taps(conv)
+        spans = _beside(layer, conv, x, sizes)
         weights = (merged_weight(layer), _matrices(conv, layer.groups))
-        both = torch.cat([part.to(operator.device, torch.float64).flatten(1) for part in weights])  # (h + j, i d)
-        # both = R^T Q^T: norms are those of R^T, with h + j output channels at most.
-        norms = _norms(operator, shifts, conv.padding_mode, torch.linalg.qr(both.mT, mode="r").R.mT)
-        whole = norms[0 if relative_to == "layer" else 1]
-        return _over(inside(operator.grid, shifts, operator.device), _relative(norms[2], whole))
+        both = torch.cat([part.to(spans.operator.device, torch.float64).flatten(1) for part in weights])  # (h + j, i d)
+        # both = R^T Q^T, so norms are those of R^T, with h + j output channels at most.
+        left, right = torch.linalg.qr(both.mT, mode="r").R.mT.split((spans.heads, len(spans.shifts)))
+        apart, ours, theirs = spans.norms(lambda rows, seen: (rows @ left - seen @ right, rows @ left, seen @ right))
+        return spans.over(apart, ours), spans.over(apart, theirs)
 
 
-def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
-    """Phi for all queries, Phi for those inside (None if there is none), and the residuals of a Phi_q for each query.
+@final
+class Spans:
+    """A_q^T and E_q^T of an operator's queries, in float64: attention rows, and the keys under a kernel's taps.
 
-    Where images have rows of their own, all images count as more queries.
+    Attributes:
+        inside: Which queries have all of their taps between the first and the last key of each axis, (n,).
+        dtype: In which the rows are computed.
+        cut: Singular values of rows up to this part of the largest count as zero, since rounding can move them as far:
+            relative errors of eps make a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest value.
     """
-    heads, cut = operator.heads, rank_tolerance(operator)
-    within = inside(operator.grid, shifts, operator.device)
-    factors: list[Tensor | None] = [None, None]  # R of [A^T | E^T] over the queries inside, and at the border
-    alone = []
-    for queries, stack in _blocks(operator, shifts, padding_mode):
-        reduced = torch.linalg.qr(stack, mode="r").R  # of each image and query: few rows, whatever the number of keys
-        alone.append(residual(reduced, solve(reduced, heads, cut)[0]))
-        for place, chosen in enumerate((within[queries], ~within[queries])):
-            if bool(chosen.any()):
-                factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
-    each_query = torch.cat(alone, 1)
 
-    def fitted(factor: Tensor, chosen: Tensor) -> Fit:
-        phi, values = solve(factor, heads, cut)
-        one = torch.eye(len(shifts), dtype=phi.dtype, device=phi.device)
-        _, whole, apart = _norms(operator, shifts, padding_mode, torch.cat((phi.mT, one)))
-        worst = float((apart / whole.clamp_min(1))[:, chosen].max())
-        rank = int((values > cut * values[:1]).sum())
-        return Fit(phi, _over(within, _relative(apart, whole)), worst, rank, values)
+    def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
+        if padding_mode not in BORDERS:
+            raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
+        if padding_mode != "zeros" and any(axis.spacing > 1 for axis in operator.grid.axes):
+            raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
+        self.operator, self.shifts, self.heads = operator, shifts, operator.heads
+        self.dtype = operator.rows([0]).dtype
+        self.cut = max(torch.finfo(self.dtype).eps, _ROUNDING) * math.sqrt(self.heads)
+        self._axes = [replace(axis, border=BORDERS[padding_mode]) for axis in operator.grid.axes]
+        self._along = torch.tensor(shifts, device=operator.device).T  # (dims, j)
+        self.inside = torch.ones(1, dtype=torch.bool, device=operator.device)
+        for axis, along in zip(self._axes, self._along, strict=True):
+            positions = axis.query_positions(operator.device)[:, None] + along
+            held = ((positions >= 0) & (positions <= axis.spacing * (axis.size - 1))).all(1)
+            self.inside = (self.inside[:, None] & held).flatten()
 
-    everywhere = fitted(_stacked(*factors), torch.ones_like(within))
-    fit_inside = None if factors[0] is None else fitted(factors[0], within)
-    return everywhere, fit_inside, _over(within, lambda chosen: each_query[:, chosen].max())
+    def keys(self, queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
+        """The key under each tap, flat and row-major; -1 where it sees a zero."""
+        keys = torch.zeros((len(queries), len(self.shifts)), dtype=torch.long, device=queries.device)
+        shown = torch.ones_like(keys, dtype=torch.bool)
+        for axis, index, along in zip(self._axes, self.operator.grid.unravel(queries), self._along, strict=True):
+            key = axis.sources((axis.offset + axis.stride * index)[:, None] + along)
+            keys, shown = keys * axis.size + key, shown & (key >= 0)
+        return torch.where(shown, keys, -1)
+
+    def of(self, queries: Int[Tensor, "r"]) -> tuple[Float[Tensor, "b r m h"], Float[Tensor, "b r m j"]]:
+        """A_q^T and E_q^T of some queries; a column of E_q^T has a one at the key under that tap, or only zeros."""
+        rows = self.operator.rows(queries).double().permute(0, 2, 3, 1)
+        if not bool(torch.isfinite(rows).all()):
+            raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
+        seen = self.keys(queries)[:, None] == torch.arange(rows.shape[2], device=rows.device)[:, None]  # (r, m, j)
+        return rows, seen.to(rows).expand(len(rows), -1, -1, -1)
+
+    def blocks(self) -> Sequence[Int[Tensor, "_"]]:
+        """All queries, in parts whose matrices are of moderate size."""
+        grid = self.operator.grid
+        numbers = self.operator.batch * (self.heads + len(self.shifts)) * grid.key_count
+        return all_queries(grid, self.operator.device).split(max(_BLOCK // numbers, 1))
+
+    def solve(
+        self, rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"]
+    ) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
+        """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values."""
+        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        kept = values > self.cut * values[..., :1]
+        inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
+        return (left.mT @ seen).mT @ (inverse[..., None] * right), values
+
+    def fit(self) -> tuple[Fit, Fit | None, Residuals]:
+        """Phi for all queries, Phi for those inside (None if there is none), and what a Phi_q for each query leaves.
+
+        Where images have rows of their own, all images count as more queries.
+        """
+        factors: list[Tensor | None] = [None, None]  # R of [A^T | E^T] over the queries inside, and at the border
+        alone = []
+        for queries in self.blocks():
+            # Of each image and query: few rows, however many keys.
+            reduced = torch.linalg.qr(torch.cat(self.of(queries), -1), mode="r").R
+            parts = reduced[..., : self.heads], reduced[..., self.heads :]
+            alone.append(residual(*parts, self.solve(*parts)[0]))
+            for place, chosen in enumerate((self.inside[queries], ~self.inside[queries])):
+                if bool(chosen.any()):
+                    factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
+        stacked = [factor for factor in (_stacked(*factors), factors[0]) if factor is not None]
+        solved = [self.solve(factor[:, : self.heads], factor[:, self.heads :]) for factor in stacked]
+        whole, *gaps = self.norms(lambda rows, seen: [seen, *(rows @ phi.mT - seen for phi, _ in solved)])
+        fits, sets = [], (slice(None), self.inside)
+        for (phi, values), apart, chosen in zip(solved, gaps, sets, strict=False):
+            worst = float((apart / whole.clamp_min(1))[:, chosen].max())
+            rank = int((values > self.cut * values[:1]).sum())
+            fits.append(Fit(phi, self.over(apart, whole), worst, rank, values))
+        each = torch.cat(alone, 1)
+        return fits[0], fits[1] if len(fits) > 1 else None, self.over(each, torch.ones_like(each), order=math.inf)
+
+    def norms(self, measured: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> Float[Tensor, "_ b n"]:
+        """The norms of matrices that are made of A_q^T and E_q^T, for every query."""
+        blocks = (measured(*self.of(queries)) for queries in self.blocks())
+        return torch.cat([torch.stack([torch.linalg.matrix_norm(part) for part in parts]) for parts in blocks], -1)
+
+    def over(self, apart: Float[Tensor, "b n"], whole: Float[Tensor, "b n"], *, order: float = 2) -> Residuals:
+        """The relative norm of what differs, over the queries inside, at the border and everywhere."""
+
+        def relative(chosen: Tensor) -> float:
+            left, size = (torch.linalg.vector_norm(part[:, chosen], order) for part in (apart, whole))
+            return float(ratio(left, size))
+
+        inner, border = (relative(chosen) if bool(chosen.any()) else None for chosen in (self.inside, ~self.inside))
+        return Residuals(inner, border, relative(torch.ones_like(self.inside)))
 
 
-def _norms(
-    operator: AttentionOperator, shifts: Shifts, padding_mode: str, weights: Float[Tensor, "columns i"]
-) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"], Float[Tensor, "b n"]]:
-    """||A_q^T U||, ||E_q^T V|| and ||A_q^T U - E_q^T V|| of every query; U and V are the rows of `weights`."""
-    heads, found = operator.heads, []
-    for _, stack in _blocks(operator, shifts, padding_mode):
-        ours, theirs = stack[..., :heads] @ weights[:heads], stack[..., heads:] @ weights[heads:]
-        found.append(torch.stack([torch.linalg.matrix_norm(part) for part in (ours, theirs, ours - theirs)]))
-    ours, theirs, apart = torch.cat(found, -1)
-    return ours, theirs, apart
-
-
-def _over(within: Bool[Tensor, "n"], measure: Callable[[Tensor], Tensor]) -> Residuals:
-    """What is measured over the queries inside, at the border and everywhere."""
-    inner, border = (float(measure(chosen)) if bool(chosen.any()) else None for chosen in (within, ~within))
-    return Residuals(inner, border, float(measure(torch.ones_like(within))))
-
-
-def _relative(apart: Float[Tensor, "b n"], whole: Float[Tensor, "b n"]) -> Callable[[Tensor], Tensor]:
-    """The relative difference over some of the queries."""
-    return lambda chosen: ratio(apart[:, chosen].norm(), whole[:, chosen].norm())
-
-
-def _blocks(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """All queries in parts of moderate size, with their [A^T | E^T]."""
-    numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
-    for queries in all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1)):
-        yield queries, matrices(operator, shifts, padding_mode, queries)
-
-
-def matrices(
-    operator: AttentionOperator, shifts: Shifts, padding_mode: str, queries: Int[Tensor, "r"]
-) -> Float[Tensor, "b r m columns"]:
-    """[A_q^T | E_q^T] in float64. A kernel position's column has a one at the key that it sees, or only zeros."""
-    rows = operator.rows(queries).double().permute(0, 2, 3, 1)  # (b, r, m, h)
-    if not bool(torch.isfinite(rows).all()):
-        raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
-    keys = tap_keys(_padded(operator.grid, padding_mode), shifts, queries)  # (r, j), -1 for zeros
-    indicators = (keys[:, None, :] == torch.arange(rows.shape[2], device=keys.device)[:, None]).double()  # (r, m, j)
-    return torch.cat((rows, indicators.expand(rows.shape[0], -1, -1, -1)), -1)
-
-
-def solve(
-    stack: Float[Tensor, "*lead rows columns"], heads: int, cut: float
-) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
-    """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values; zero are those up to `cut`."""
-    left, values, right = torch.linalg.svd(stack[..., :heads], full_matrices=False)
-    kept = values > cut * values[..., :1]
-    inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
-    return (left.mT @ stack[..., heads:]).mT @ (inverse[..., None] * right), values
-
-
-def residual(stack: Float[Tensor, "*lead rows columns"], phi: Float[Tensor, "*lead j h"]) -> Float[Tensor, "*lead"]:
-    """||E - Phi A|| / ||E|| of [A^T | E^T]: 0 where both are zero, infinite where only E is zero."""
-    rows, indicators = stack.split((phi.shape[-1], phi.shape[-2]), -1)
-    return ratio(torch.linalg.matrix_norm(rows @ phi.mT - indicators), torch.linalg.matrix_norm(indicators))
+def residual(
+    rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"], phi: Float[Tensor, "*lead j h"]
+) -> Float[Tensor, "*lead"]:
+    """||E - Phi A|| / ||E||, of A^T and E^T."""
+    return ratio(torch.linalg.matrix_norm(rows @ phi.mT - seen), torch.linalg.matrix_norm(seen))
 
 
 def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
@@ -303,31 +314,9 @@ def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float
     return torch.where((whole > 0) | (apart == 0), apart / torch.where(whole > 0, whole, 1), math.inf)
 
 
-def rank_tolerance(operator: AttentionOperator) -> float:
-    """How far rounding can move a singular value of the rows, relative to the largest: eps sqrt(h), eps of their dtype.
-
-    Relative errors of eps make a matrix of norm at most eps ||A||_F, and ||A||_F <= sqrt(h) times the largest value.
-    """
-    return max(torch.finfo(rows_dtype(operator)).eps, _ROUNDING) * math.sqrt(operator.heads)
-
-
-def rows_dtype(operator: AttentionOperator) -> torch.dtype:
-    """The dtype in which an operator computes its probabilities."""
-    return operator.rows([0]).dtype
-
-
 def _stacked(*parts: Tensor | None) -> Tensor:
     """The R factor of stacked matrices, some of which may be missing."""
     return torch.linalg.qr(torch.cat([part for part in parts if part is not None]), mode="r").R
-
-
-def _padded(grid: Grid, padding_mode: str) -> Grid:
-    """The grid under the convolution's own border rule."""
-    if padding_mode not in BORDERS:
-        raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
-    if padding_mode != "zeros" and any(axis.spacing > 1 for axis in grid.axes):
-        raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
-    return Grid(tuple(replace(axis, border=BORDERS[padding_mode]) for axis in grid.axes))
 
 
 def layer_operator(
@@ -348,10 +337,8 @@ def layer_operator(
     return operator
 
 
-def _operator_beside(
-    layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
-) -> AttentionOperator:
-    """The layer's attention, after checking that layer and convolution can be compared."""
+def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None) -> Spans:
+    """The layer's attention beside a convolution's taps, after checking that the two can be compared."""
     check_convolution(conv)
     kind = type(conv).__name__
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
@@ -374,7 +361,7 @@ def _operator_beside(
     if made.query_sizes != grid.query_sizes:
         requirement = f"must have the layer's outputs, {grid.query_sizes} on an image of {grid.sizes}"
         raise ValueError(bad("conv", requirement, made.query_sizes))
-    return operator
+    return Spans(operator, taps(conv), conv.padding_mode)
 
 
 def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
@@ -389,8 +376,6 @@ def _central(grid: Grid) -> Int[Tensor, "r"]:
     """The query in the middle of the keys, and those before it until the gaps between keys repeat; row-major."""
     chosen = []
     for axis in grid.axes:
-        distance = (axis.query_positions() - axis.spacing * (axis.size - 1) // 2).abs()
-        middle = int(distance.argmin())
-        chosen.append(range(middle - axis.spacing + 1, middle + 1))
-    flat = torch.arange(grid.query_count).reshape(grid.query_sizes)
-    return torch.stack([flat[place] for place in product(*chosen)])
+        middle = int((axis.query_positions() - axis.spacing * (axis.size - 1) // 2).abs().argmin())
+        chosen.append(slice(middle - axis.spacing + 1, middle + 1))
+    return torch.arange(grid.query_count).reshape(grid.query_sizes)[tuple(chosen)].flatten()
