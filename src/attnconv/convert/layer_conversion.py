@@ -36,6 +36,7 @@ from attnconv.theory.conv_taps import (
     extents,
     grouped_weights,
     head_weights,
+    padding_of,
     paddings,
     taps,
 )
@@ -277,12 +278,10 @@ def _resized(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
     more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
     if any(extent % 2 for extent in more):
         raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
-    pads = [(first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True)]
-    total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
-    same = [(extent // 2, extent - extent // 2) for extent in total]
+    pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
     if all(first == last and first >= 0 for first, last in pads):
         return _convolution(layer, sizes, tuple(first for first, _ in pads), steps, layer.border)
-    if not layer.transposed and set(layer.stride) == {1} and pads == same:
+    if not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps):
         return _convolution(layer, sizes, "same", steps, layer.border)
     raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -221,18 +222,13 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
     check_module(model)
     check_module(recast, "recast")
     layers = {name: layer for name, layer in recast.named_modules() if isinstance(layer, SelfAttention)}
-    names = {conv: name for name, conv in model.named_modules() if isinstance(conv, Convolution) and name in layers}
-    if not names:
+    convs = {name: conv for name, conv in model.named_modules() if isinstance(conv, Convolution) and name in layers}
+    if not convs:
         raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
     found: dict[str, LayerComparison] = {}
-
-    def watch(conv: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
-        name = names[conv]
-        now = _compare_layer(name, conv, layers[name], arguments, options, output)
-        found[name] = max(found.get(name, now), now, key=_severity)  # it may run several times
-
     with torch.no_grad(), evaluating(model), evaluating(recast), ExitStack() as hooks:
-        for conv in names:
+        for name, conv in convs.items():
+            watch = partial(_compare_layer, found, name, layers[name])
             hooks.enter_context(conv.register_forward_hook(watch, with_kwargs=True))
         expected, made = model(*inputs), recast(*inputs)
     wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
@@ -241,35 +237,31 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 
 
 def _compare_layer(
-    name: str,
-    conv: Convolution,
-    layer: SelfAttention,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    output: Tensor,
-) -> LayerComparison:
-    x = arguments[0] if arguments else options["input"]
+    found: dict[str, LayerComparison], name: str, layer: SelfAttention, conv: Any, given: Any, options: Any, out: Tensor
+) -> None:
+    """Run both on what the convolution was given; of several runs, keep the one with the largest part of its bound."""
+    x = given[0] if given else options["input"]
     with FlopCounterMode(display=False) as before:
-        conv.forward(*arguments, **options)
+        conv.forward(*given, **options)
     with FlopCounterMode(display=False) as after:
-        made = layer.forward(*arguments, **options)
+        made = layer.forward(*given, **options)
     heads, bound = layer.encoding.gaussians(), None
     alpha = None if heads is None else heads.alpha
     if alpha is not None and layer.weight is not None and torch.equal(layer.weight, head_weights(conv)):
         pixels = x.double().movedim(-1 - layer.dims, 0).flatten(1)  # by channels, of a batch or of one image
         bound = float(error_bound(layer, pixels.amin(1), pixels.amax(1)).max())
-    return LayerComparison(
+    now = LayerComparison(
         name=name,
         heads=layer.heads,
         alpha=None if alpha is None else float(alpha.min()),
-        scale=float(output.abs().max()),
-        error=float((made.double() - output.double()).abs().max()),
+        scale=float(out.abs().max()),
+        error=float((made.double() - out.double()).abs().max()),
         bound=bound,
         flops=before.get_total_flops(),
         attention_flops=after.get_total_flops(),
     )
 
+    def severity(row: LayerComparison) -> float:
+        return row.error if row.bound is None else row.error / max(row.bound, 1e-300)
 
-def _severity(row: LayerComparison) -> float:
-    """Error relative to its bound, if there is one."""
-    return row.error if row.bound is None else row.error / max(row.bound, 1e-300)
+    found[name] = max(found.get(name, now), now, key=severity)

@@ -361,15 +361,14 @@ class SelfAttention(nn.Module, abc.ABC):
 
         if not isinstance(x, Tensor):
             raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
-        shape = f"shape {tuple(x.shape)}"
         x = x[None] if x.dim() == dims + 1 else x
         if x.dim() != dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[dims - 1]
-            raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", shape))
+            raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
         if x.shape[1] != self.in_channels:
-            raise ValueError(wrong(f"{kind} was made for {self.in_channels} channels", shape))
+            raise ValueError(wrong(f"{kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}"))
         if 0 in x.shape[2:]:
-            raise ValueError(wrong("every axis needs at least one pixel", shape))
+            raise ValueError(wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
         if x.dtype != dtype and not ({x.dtype, dtype} <= _AUTOCAST and torch.is_autocast_enabled(x.device.type)):
             fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
             raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
