@@ -7,7 +7,7 @@ from .layer_conversion import (
     from_conv as from_conv,
     to_conv as to_conv,
 )
-from .low_rank_heads import (
+from .few_or_narrow_heads import (
     head_ranks as head_ranks,
     low_rank as low_rank,
     low_rank_error as low_rank_error,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
 from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error
-from attnconv.convert.low_rank_heads import _Regression
+from attnconv.convert.few_or_narrow_heads import _Regression
 
 
 def correlated(batch: int, channels: int) -> Tensor:
