@@ -1,12 +1,14 @@
-"""Factored heads: exact where the rank allows, best in weights or in outputs where it does not."""
+"""Narrow heads: exact where the rank allows, else best in weights or in outputs. Few heads: near, and known cases."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
-from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error
-from attnconv.convert.few_or_narrow_heads import _Regression
+from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error, place_heads
+from attnconv.convert.few_or_narrow_heads import _Problem, _Regression
+from attnconv.theory import imitate, imitation_error
+from attnconv.theory.conv_taps import head_weights
 
 
 def correlated(batch: int, channels: int) -> Tensor:
@@ -120,3 +122,117 @@ def test_what_cannot_be_factored_is_refused() -> None:
         low_rank(layer, 0)
     with pytest.raises(ValueError, match=r"images: .*got \(1, 4, 3, 3\)"):
         low_rank(layer, 2, images=torch.zeros(1, 4, 3, 3), exact=True)
+
+
+def error(conv: nn.Conv1d | nn.Conv2d, heads: int, restarts: int = 8) -> float:
+    size = 2 * 10 + 2 * max(conv.kernel_size) * max(conv.dilation)
+    found = imitation_error(
+        place_heads(conv, heads, restarts=restarts), conv, sizes=(size,) * len(conv.kernel_size)
+    ).inside
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("heads", [1, 3, 6, 8])
+def test_never_worse_than_hard_heads_at_the_largest_taps(heads: int) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64)
+    energy = head_weights(conv).detach().square().sum((1, 2)).sort().values
+    obvious = float((energy[:-heads].sum() / energy.sum()).sqrt())
+    assert error(conv, heads, restarts=2) <= obvious + 1e-9
+
+
+@pytest.mark.parametrize("heads", [3, 5])
+def test_rounding_does_not_make_it_worse_than_hard_heads(heads: int) -> None:
+    """In bf16 weights that nearly cancel would lose more by rounding than the search has gained."""
+    torch.manual_seed(2)
+    conv = nn.Conv1d(1, 1, 7, padding=3, bias=False).bfloat16()
+    with torch.no_grad():
+        conv.weight.copy_(torch.randn_like(conv.weight))
+    order = conv.weight.detach().flatten().float().abs().argsort(descending=True)[:heads]
+    left = (
+        1 - conv.weight.detach().flatten().double()[order].square().sum() / conv.weight.detach().double().square().sum()
+    )
+    found = imitation_error(place_heads(conv, heads, restarts=3), conv, sizes=(31,)).inside
+    assert found is not None
+    assert found <= float(left.sqrt()) + 1e-3
+
+
+def test_a_gaussian_blur_is_one_head_and_a_box_four() -> None:
+    blur = nn.Conv2d(1, 1, 5, padding=2, dtype=torch.float64)
+    bell = torch.exp(-0.7 * torch.arange(-2.0, 3, dtype=torch.float64).square())
+    box = nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64)
+    with torch.no_grad():
+        blur.weight.copy_(bell[:, None] * bell)
+        box.weight.fill_(1 / 9)
+    assert error(blur, 1, restarts=0) < 0.01
+    assert error(box, 4) < 0.01 < error(box, 2, restarts=2)
+
+
+def test_more_heads_come_nearer_and_the_seed_decides() -> None:
+    conv = nn.Conv1d(2, 2, 5, dilation=2, dtype=torch.float64)
+    errors = [error(conv, heads, restarts=4) for heads in (1, 2, 3, 4)]
+    assert errors == sorted(errors, reverse=True)
+    first, second = (place_heads(conv, 2, restarts=2, seed=1) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_the_weights_are_the_best_for_the_heads_found() -> None:
+    conv = nn.Conv2d(2, 2, 3, padding=1, groups=2, dtype=torch.float64)
+    layer = place_heads(conv, 5, restarts=1, diagonal=True)
+    best = imitate(layer, conv, sizes=(25, 25), where="inside")
+    ours, theirs = (imitation_error(made, conv, sizes=(25, 25)).inside for made in (layer, best))
+    assert ours is not None
+    assert theirs is not None
+    assert theirs <= ours <= theirs * 1.01 + 1e-9
+    assert layer.groups == 2
+    assert layer.encoding.get_parameter("spread").shape == (5, 2)
+
+
+def test_the_layer_has_the_convolutions_outputs() -> None:
+    conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect", bias=False)
+    layer, x = place_heads(conv, 4, restarts=0), torch.randn(1, 2, 9, 8)
+    assert layer(x).shape == conv(x).shape == from_conv(conv)(x).shape
+    assert (layer.border, layer.bias) == ("reflect", None)
+
+
+def test_a_kernel_of_zeros_is_no_trouble() -> None:
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    nn.init.zeros_(conv.weight)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in place_heads(conv, 2).parameters())
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_what_needs_no_placing_is_refused() -> None:
+    conv = nn.Conv2d(1, 1, 3)
+    for heads in (0, 9):
+        with pytest.raises(ValueError, match=rf"heads: .*got {heads}"):
+            place_heads(conv, heads)
+    with pytest.raises(TypeError, match=r"conv: .*got ConvTranspose1d"):
+        place_heads(nn.ConvTranspose1d(1, 1, 3), 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"conv: .*got .*meta"):
+        place_heads(nn.Conv1d(1, 1, 3, device="meta"), 1)
+
+
+def test_the_default_device_is_none_of_its_business() -> None:
+    conv = nn.Conv1d(1, 1, 3)
+    expected = place_heads(conv, 1, restarts=0)
+    with torch.device("meta"):
+        found = place_heads(conv, 1, restarts=0)
+    for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 0.7, 0.9, 3.0])
+def test_heads_may_meet_and_the_error_is_that_of_one(sharpness: float) -> None:
+    """Equal heads have a singular Phi^T Phi; what lifts it must not be seen in the error."""
+    shifts = torch.arange(-2.0, 3, dtype=torch.float64)[:, None]
+    problem = _Problem(shifts, torch.exp(-0.7 * shifts.square())[:, :, None], diagonal=False)
+    centre, alpha = torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[sharpness]], dtype=torch.float64)
+    one = problem.error(centre, alpha)
+    for heads in (2, 3):
+        met = problem.error(centre.repeat(heads, 1), alpha.repeat(heads, 1))
+        torch.testing.assert_close(met, one, rtol=0, atol=4e-9)
+    left = -problem.attention(centre, alpha) @ problem.weights(centre, alpha)[:, :, 0]
+    left[problem.places] += problem.kernel[:, :, 0]
+    torch.testing.assert_close(one, left.square().sum() / problem.kernel.square().sum(), rtol=0, atol=4e-9)
+    assert one > 1e-3

@@ -1,13 +1,23 @@
-"""Factor merged weights W_h into products W_val,h W_out,h through D_h channels.
+"""Layers with narrower heads than their matrices have rank, or with fewer heads than a kernel has positions.
 
-A product has rank at most D_h, so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift
-are exact for any D_h. Otherwise the best factors depend on the measure:
+Narrow heads have factored weights W_val,h W_out,h through D_h channels in place of W_h. A product has rank at most D_h,
+so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift are exact for any D_h. Otherwise
+the best factors depend on the measure:
 
     without images   sum_h || W_h - W'_h ||^2                      each head's truncated singular value decomposition
     with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X
 
 The second is a reduced-rank regression. Heads are updated in turn, so the error never rises: for one head with the
 others fixed the solution is W'_h = C^-1/2 trunc(C^1/2 B), with C = E[Y_h^T Y_h] and the least-squares weights B.
+
+Few heads are placed where Gaussian heads come nearest to a convolution. With Phi[s, h] the attention of head h to the
+shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps), the layer computes Phi W in
+place of T. For given centres and widths the best W are least squares, and their error depends on the kernel only
+through the small Gram matrix G of its taps (variable projection):
+
+    min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
+
+which is minimised over centres and widths by L-BFGS from several starts.
 """
 
 import copy
@@ -21,14 +31,21 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_dense, whole
+from attnconv.convert.layer_conversion import layer_for
+from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.checks import check_finite
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
+from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
 
-_ROUNDS = 20  # updates of all heads, at most
+_ROUNDS = 20  # updates of all narrow heads, at most
 _GAIN = 1e-4  # relative improvement of the error below which they stop
 _CUT = 1e-12  # eigenvalues of a covariance up to this part of the largest count as zero
 _BLOCK = 2**24  # numbers of mixed pixels held at once
+_BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
+_BEYOND = 8  # pixels around the taps over which the fit of few heads is taken
+_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have: equal heads make it singular
+_STEPS = 200
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
@@ -178,3 +195,142 @@ def _with_factors(layer: SelfAttention, value: Tensor, output: Tensor) -> SelfAt
     layer.output_weight = nn.Parameter(output.to(weight), weight.requires_grad)
     layer.unplan()
     return layer
+
+
+def place_heads(
+    conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
+) -> SelfAttention:
+    """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
+
+    It has the convolution's geometry, and is never further from it than hard heads at the taps with the largest
+    weights; `imitation_error` measures the rest.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
+        heads: Number of heads, below the number of kernel positions.
+        diagonal: Give every head a width per axis instead of one.
+        restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
+        seed: Of these starts.
+
+    Raises:
+        TypeError: conv is no convolution, or a transposed one.
+        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
+            is on the meta device.
+
+    Example:
+        >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
+        >>> _ = blur.weight.data.copy_(torch.exp(-0.7 * torch.arange(-3.0, 4).square()))
+        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # a Gaussian is one head
+        0.7
+    """
+    check_convolution(conv)
+    if not isinstance(conv, Forward):
+        raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
+    if conv.weight.is_meta:
+        raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
+    heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
+    positions = math.prod(conv.kernel_size)
+    if heads >= positions:
+        fix = "With a head per position from_conv is exact."
+        raise ValueError(bad("heads", f"must lie between 1 and {positions - 1}", heads, fix))
+    with torch.no_grad(), torch.device("cpu"):
+        shifts = torch.tensor(taps(conv), dtype=torch.float64)
+        problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
+        found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
+        # Weights that nearly cancel lose more by rounding than the search has gained.
+        centres, alpha = min(found, key=lambda place: problem.rounded_error(*place, conv.weight.dtype))
+        encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
+        encoding.centres.copy_(centres)
+        encoding.spread.copy_((2 * alpha).sqrt())
+        return layer_for(conv, encoding, problem.weights(centres, alpha))
+
+
+@final
+class _Problem:
+    """The error of heads with given centres and alphas, and its minimum."""
+
+    def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
+        self.shifts, self.kernel = shifts, kernel
+        self.widths = shifts.shape[1] if diagonal else 1
+        flat = kernel.flatten(1)
+        self.gram = flat @ flat.mT
+        low, high = shifts.amin(0).long() - _BEYOND, shifts.amax(0).long() + _BEYOND
+        self.axes = [torch.arange(int(a), int(b) + 1, dtype=shifts.dtype) for a, b in zip(low, high, strict=True)]
+        self.places = torch.zeros(len(shifts), dtype=torch.long)  # of the taps among all shifts, row-major
+        for dim, axis in enumerate(self.axes):
+            self.places = self.places * len(axis) + (shifts[:, dim].long() - low[dim])
+
+    def attention(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "s h"]:
+        """Phi: softmax over all shifts, a product over axes."""
+        rows = centres.new_ones(len(centres), 1)
+        for dim, axis in enumerate(self.axes):
+            scores = -alpha[:, dim % self.widths, None] * (axis - centres[:, dim, None]).square()
+            rows = (rows[..., None] * torch.softmax(scores, -1)[:, None]).flatten(1)
+        return rows.mT
+
+    def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
+        """The squared error of the best weights, relative to the kernel."""
+        phi = self.attention(centres, alpha)
+        factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
+        reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
+        return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
+
+    def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
+        """The best weights."""
+        inverse = torch.linalg.pinv(self.attention(centres, alpha), rtol=1e-8)  # (h, s)
+        return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
+
+    def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
+        """The squared error with all parameters rounded to a layer's dtype."""
+        weights = self.weights(centres, alpha).to(dtype).double()
+        spread = (2 * alpha).sqrt().to(dtype).double()
+        left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
+        left[self.places] += self.kernel
+        return float(left.square().sum())
+
+    def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """Centres and alphas: the best of all starts, and hard heads at the taps with the largest weights."""
+        energy = self.gram.diagonal()
+        likely = energy.clamp_min(1e-12 * float(energy.max()) + 1e-300)
+        largest = self.shifts[energy.argsort(descending=True, stable=True)[:heads]]
+        starts = [(largest, 3.0)]
+        for _ in range(restarts):
+            chosen = torch.multinomial(likely, heads, generator=generator)
+            jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
+            starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
+        hard = largest, torch.full((heads, self.widths), _SHARPEST, dtype=torch.float64)
+        found = [hard, *(self._descend(centres, alpha) for centres, alpha in starts)]
+        return [min(found, key=lambda place: float(self.error(*place))), hard]
+
+    def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
+        """Five rounds of k-means over the taps, weighted by the kernel's energy."""
+        for _ in range(5):
+            nearest = torch.cdist(self.shifts, centres).argmin(1)
+            share = torch.nn.functional.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
+            mass = share.sum(0)
+            moved = share.mT @ self.shifts / mass.clamp_min(1e-300)[:, None]
+            centres = torch.where(mass[:, None] > 0, moved, centres)
+        return centres
+
+    def _descend(self, centres: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        """L-BFGS over centres and, within their bounds, the logarithms of alpha."""
+        low, high = math.log(_BLUNTEST), math.log(_SHARPEST)
+        part = (math.log(alpha) - low) / (high - low)
+        place = centres.clone().requires_grad_()
+        width = torch.full((len(centres), self.widths), math.log(part / (1 - part)), dtype=torch.float64)
+        width.requires_grad_()
+
+        def alphas() -> Tensor:
+            return torch.exp(low + (high - low) * torch.sigmoid(width))
+
+        optimiser = torch.optim.LBFGS([place, width], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            loss = self.error(place, alphas())
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimiser.step(closure)
+        return place.detach(), alphas().detach()

@@ -232,7 +232,8 @@ def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
     if shifts is None:
         fix = "Pass a kernel size and images for the nearest convolution."
         raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
-    conv = _centred(layer, shifts) if layer.kernel_size is None else _resized(layer, layer.kernel_size)
+    sizes = layer.kernel_size
+    conv = _centred(layer, shifts) if sizes is None else _convolution(layer, sizes, layer.dilation, layer.border)
     known, weight = taps(conv), merged_weight(layer)
     if strays := [shift for shift in shifts if shift not in set(known)]:
         fix = "Pass a larger kernel size and images."
@@ -256,7 +257,7 @@ def _nearest(
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
         requirement = f"must be at most {most} on the padded images: no query sees further"
         raise ValueError(bad("kernel_size", requirement, sizes))
-    conv = _resized(layer, sizes)
+    conv = _convolution(layer, sizes, layer.dilation if layer.window else (1,) * layer.dims, layer.border)
     spans = Spans(layer.operator(x), taps(conv), conv.padding_mode)
     pairs = torch.zeros((len(spans.shifts), len(spans.shifts)), dtype=torch.float64, device=x.device)
     shared = pairs.new_zeros((len(spans.shifts), layer.heads))
@@ -270,29 +271,13 @@ def _nearest(
     return conv, torch.einsum("jh,hid->jid", psi, merged_weight(layer).to(psi))
 
 
-def _resized(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
-    """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
-    old, known, steps = layer.kernel_size, layer.padding, layer.dilation
-    if old is None:
-        old, known, steps = (1,) * layer.dims, ((0, 0),) * layer.dims, (1,) * layer.dims
-    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
-    if any(extent % 2 for extent in more):
-        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
-    pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
-    if all(first == last and first >= 0 for first, last in pads):
-        return _convolution(layer, sizes, tuple(first for first, _ in pads), steps, layer.border)
-    if not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps):
-        return _convolution(layer, sizes, "same", steps, layer.border)
-    raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
-
-
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
     """The smallest kernel centred on the query that holds all shifts of a free layer."""
     along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
     reach = [max(map(abs, axis)) for axis in along]
     steps = [max(math.gcd(*axis), 1) for axis in along]
     sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
-    return _convolution(layer, sizes, tuple(reach), tuple(steps), _continued(layer, along))
+    return _convolution(layer, sizes, steps, _continued(layer, along))
 
 
 def _continued(layer: SelfAttention, along: Sequence[Sequence[int]]) -> Border:
@@ -310,16 +295,25 @@ def _continued(layer: SelfAttention, along: Sequence[Sequence[int]]) -> Border:
     raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
 
 
-def _convolution(
-    layer: SelfAttention, sizes: tuple[int, ...], padding: Any, dilation: tuple[int, ...], border: Border
-) -> Convolution:
+def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int], border: Border) -> Convolution:
+    """A convolution with a kernel of these sizes and dilations, centred as the layer's window is, or on the query."""
+    old = layer.kernel_size or (1,) * layer.dims
+    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
+    if any(extent % 2 for extent in more):
+        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
+    known = layer.padding if layer.window else ((0, 0),) * layer.dims
+    pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
+    same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
+    plain = all(first == last and first >= 0 for first, last in pads)
+    if not plain and not same:
+        raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
     like = next(layer.parameters())
-    options: dict[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": dilation}
-    options |= {"groups": layer.groups, "bias": layer.bias is not None, "device": like.device, "dtype": like.dtype}
+    options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
+    options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}
+    options |= {"bias": layer.bias is not None, "device": like.device, "dtype": like.dtype}
     options |= {"output_padding": layer.output_padding} if layer.transposed else {"padding_mode": _MODES[border]}
     kind: Any = (TRANSPOSED if layer.transposed else FORWARD)[layer.dims]
-    conv = kind(layer.in_channels, layer.out_channels, sizes, **options)
-    return cast(Convolution, conv.train(layer.training))
+    return cast(Convolution, kind(layer.in_channels, layer.out_channels, sizes, **options).train(layer.training))
 
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -241,11 +241,9 @@ def _laid_over(
     own = layer is not None and transposed and padding == "same"
     pads = layer.padding if own else padding_of(padding, kernel, steps)
     if layer is None:
-        window = (
-            None if padding == "same" else [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
-        )
+        window = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
-        operator: AttentionOperator = _rows_operator(attention, grid)
+        operator = _rows_operator(attention, grid)
     elif stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
         raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
     else:
@@ -257,6 +255,9 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
     if not isinstance(attention, Tensor):
         got = type(attention).__name__
         raise TypeError(bad("attention", "must be a SelfAttention layer or a tensor of attention rows", got))
+    if attention.dtype not in _TOLERANCES:
+        got, fix = str(attention.dtype), "Convert with rows.double()."
+        raise TypeError(bad("attention", "must have a floating dtype", got, fix))
     if x is not None:
         fix = "Leave it out: what depends on an image is in the rows."
         raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
@@ -266,10 +267,7 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
     return per_axis("sizes", sizes, dims, least=1)
 
 
-def _rows_operator(rows: object, grid: Grid) -> Dense:
-    assert isinstance(rows, Tensor)
-    if rows.dtype not in _TOLERANCES:
-        raise TypeError(bad("attention", "must have a floating dtype", str(rows.dtype), "Convert with rows.double()."))
+def _rows_operator(rows: Any, grid: Grid) -> AttentionOperator:
     expected = (grid.query_count, grid.key_count)
     if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
         requirement = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
