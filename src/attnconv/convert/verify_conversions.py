@@ -3,7 +3,7 @@
 import copy
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -67,22 +67,19 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
     groups = source.choice((1, 1, 2, 4))
     inputs, outputs = 4 if groups == 4 else groups * source.randint(1, 3), groups * source.randint(1, 3)
     options: dict[str, Any] = {"groups": groups, "bias": source.random() < 0.7, "dtype": dtype}
-    if source.random() < 0.25:
-        extra = tuple(source.randrange(max(a, b)) for a, b in zip(stride, dilation, strict=True))
-        kind: Any = TRANSPOSED[dims]
-        conv: Convolution = kind(
-            inputs, outputs, kernel, stride, each(0, 2), output_padding=extra, dilation=dilation, **options
-        )
-        sizes = each(5, 7)
+    transposed = source.random() < 0.25
+    if transposed:
+        options["output_padding"] = tuple(source.randrange(max(a, b)) for a, b in zip(stride, dilation, strict=True))
+        options["padding"] = each(0, 2)
     else:
-        padding: Any = source.choice(("numbers", "numbers", "same", "valid"))
+        padding = source.choice(("numbers", "numbers", "same", "valid"))
         stride = (1,) * dims if padding == "same" else stride
-        mode = source.choice(("zeros", "replicate", "reflect", "circular"))
-        padding = each(0, 3) if padding == "numbers" else padding
-        kind = FORWARD[dims]
-        conv = kind(inputs, outputs, kernel, stride, padding, dilation, padding_mode=mode, **options)
-        least = max(4, *extents(conv))  # no smaller than kernel and padding: reflected and circular padding fit as well
-        sizes = each(least, least + 4)
+        options["padding_mode"] = source.choice(("zeros", "replicate", "reflect", "circular"))
+        options["padding"] = each(0, 3) if padding == "numbers" else padding
+    kind: Any = (TRANSPOSED if transposed else FORWARD)[dims]
+    conv: Convolution = kind(inputs, outputs, kernel, stride, dilation=dilation, **options)
+    least = max(4, *extents(conv))  # no smaller than kernel and padding: reflected and circular padding fit as well
+    sizes = each(5, 7) if transposed else each(least, least + 4)
     generator = torch.Generator().manual_seed(source.getrandbits(62))
     with torch.no_grad():
         for parameter in conv.parameters():
@@ -90,33 +87,22 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
     return conv, torch.randn(2, inputs, *sizes, generator=generator).to(dtype)
 
 
-def prove(
-    cases: int = 200,
-    *,
-    seed: int = 0,
-    dtypes: Sequence[torch.dtype] = tuple(ALLOWED),
-    alpha: float | Literal["drawn"] | None = None,
-    ways: Sequence[Way] = WAYS,
-) -> Iterator[Proof]:
-    """Draw convolutions, compute each by attention in several ways, and yield one result per convolution and way.
+def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Proof]:
+    """Draw convolutions, compute each by attention, and yield one result per convolution and way.
 
     Args:
-        cases: Number of convolutions, spread evenly over the dtypes.
+        cases: Number of convolutions, spread evenly over float64, float32 and bfloat16.
         seed: Of the draws.
-        dtypes: Of the layers.
-        alpha: None for hard heads; a number for soft ones, or `drawn` for one between 0.3 and 20 for each case, both
-            without `shift`.
-        ways: Operators to compute with.
+        soft: Take heads of an alpha between 0.3 and 20, by `kronecker` only, in place of hard heads in every way.
     """
-    source = random.Random(seed)
+    source, dtypes = random.Random(seed), list(ALLOWED)
+    ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
     for case in range(cases):
-        dtype = dtypes[case % len(dtypes)]
-        conv, x = draw_convolution(source, dtype)
-        sharp = 0.3 * (20 / 0.3) ** source.random() if alpha == "drawn" else alpha
+        conv, x = draw_convolution(source, dtypes[case % len(dtypes)])
+        alpha = 0.3 * (20 / 0.3) ** source.random() if soft else None
         with torch.no_grad():
             for way in ways:
-                if way != "shift" or alpha is None:
-                    yield _measure(conv, x, from_conv(conv, alpha=sharp), way)
+                yield _measure(conv, x, from_conv(conv, alpha=alpha), way)
 
 
 def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:

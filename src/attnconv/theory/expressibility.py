@@ -238,8 +238,8 @@ def _laid_over(
     dims, transposed = (len(image), False) if layer is None else (layer.dims, layer.transposed)
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
-    own = layer is not None and transposed and padding == "same"
-    pads = layer.padding if own else padding_of(padding, kernel, steps)
+    own = None if layer is None or not transposed or padding != "same" else layer.padding
+    pads = own or padding_of(padding, kernel, steps)
     if layer is None:
         window = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
