@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.grid import Grid, per_axis
+from attnconv.grid import Axis, Grid, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator, all_queries
 from attnconv.theory.conv_taps import (
@@ -174,15 +174,16 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
     with torch.no_grad():
         blunt = float(torch.linalg.eigvalsh(heads.precision).min()) / 2
         beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
-        # On either side of the central queries, keys over the reach of the heads and taps.
-        spacing = layer.stride if layer.transposed else (1,) * layer.dims
-        reach = [max(map(abs, axis)) + beyond for axis in zip(*shifts, strict=True)]
-        each_side = [-(-far // gap) for far, gap in zip(reach, spacing, strict=True)]
-        sizes = [2 * (keys + step) + 1 for keys, step in zip(each_side, layer.stride, strict=True)]
-        grid = layer.grid(sizes)
-        pixels = next(layer.parameters()).new_zeros(1, *sizes, layer.in_channels)
+        axes = []
+        gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
+        for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
+            # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
+            side = -(-(max(map(abs, along)) + beyond) // gap) + 1
+            axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
+        grid = Grid(tuple(axes))
+        pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
         spans = Spans(encoding.operator(grid, pixels), shifts, "zeros")
-        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(_central(grid))))
+        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
         weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
         return weight.to(conv.weight)
 
@@ -370,12 +371,3 @@ def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
         return head_weights(conv)
     blocks = grouped_weights(conv).unbind(2)  # per group (j, c / groups, d / groups)
     return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
-
-
-def _central(grid: Grid) -> Int[Tensor, "r"]:
-    """The query in the middle of the keys, and those before it until the gaps between keys repeat; row-major."""
-    chosen = []
-    for axis in grid.axes:
-        middle = int((axis.query_positions() - axis.spacing * (axis.size - 1) // 2).abs().argmin())
-        chosen.append(slice(middle - axis.spacing + 1, middle + 1))
-    return torch.arange(grid.query_count).reshape(grid.query_sizes)[tuple(chosen)].flatten()
