@@ -100,9 +100,8 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
     for case in range(cases):
         conv, x = draw_convolution(source, dtypes[case % len(dtypes)])
         alpha = 0.3 * (20 / 0.3) ** source.random() if soft else None
-        with torch.no_grad():
-            for way in ways:
-                yield _measure(conv, x, from_conv(conv, alpha=alpha), way)
+        for way in ways:
+            yield _measure(conv, x, from_conv(conv, alpha=alpha), way)
 
 
 def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
@@ -128,6 +127,7 @@ class _NoConvolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@torch.no_grad()
 def _measure(conv: Convolution, x: Tensor, layer: SelfAttention, way: Way) -> Proof:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using padding='same' with even kernel", UserWarning)
