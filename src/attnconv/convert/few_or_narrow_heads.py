@@ -238,7 +238,7 @@ def place_heads(
         problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
         found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
         # Weights that nearly cancel lose more by rounding than the search has gained.
-        centres, alpha = min(found, key=lambda place: problem.rounded_error(*place, conv.weight.dtype))
+        centres, alpha = min(found, key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype))
         encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
         encoding.centres.copy_(centres)
         encoding.spread.copy_((2 * alpha).sqrt())

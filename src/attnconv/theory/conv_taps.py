@@ -8,7 +8,7 @@ They differ in the positions of queries and keys.
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING
-from attnconv.grid import Border, Padding, padding_pairs
+from attnconv.grid import Border, padding_pairs
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -67,9 +67,7 @@ def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
     return padding_of(conv.padding, conv.kernel_size, conv.dilation)
 
 
-def padding_of(
-    padding: str | Padding, kernel_size: Sequence[int], dilation: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
+def padding_of(padding: Any, kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The same from a convolution's arguments."""
     if padding != "same":
         return padding_pairs(0 if padding == "valid" else padding, len(kernel_size))

@@ -279,7 +279,7 @@ class Spans:
         stacked = [factor for factor in (_stacked(*factors), factors[0]) if factor is not None]
         solved = [self.solve(factor[:, : self.heads], factor[:, self.heads :]) for factor in stacked]
         whole, *gaps = self.norms(lambda rows, seen: [seen, *(rows @ phi.mT - seen for phi, _ in solved)])
-        fits, sets = [], (slice(None), self.inside)
+        fits, sets = [], (torch.ones_like(self.inside), self.inside)
         for (phi, values), apart, chosen in zip(solved, gaps, sets, strict=False):
             worst = float((apart / whole.clamp_min(1))[:, chosen].max())
             rank = int((values > self.cut * values[:1]).sum())
