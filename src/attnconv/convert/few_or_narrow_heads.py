@@ -59,11 +59,7 @@ def head_ranks(layer: SelfAttention) -> list[int]:
 
 
 def low_rank(
-    layer: SelfAttention,
-    head_channels: int,
-    *,
-    images: Float[Tensor, "b c *sizes"] | None = None,
-    exact: bool = False,
+    layer: SelfAttention, head_channels: int, *, images: Float[Tensor, "b c *sizes"] | None = None, exact: bool = False
 ) -> SelfAttention:
     """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
 
@@ -89,8 +85,7 @@ def low_rank(
     check_finite(layer.named_parameters())
     if images is not None:
         check_dense(images, least=1, dims=layer.dims)
-        if not bool(images.isfinite().all()):
-            raise ValueError(bad("images", "must be finite", "NaN or infinite values"))
+        check_finite([("images", images)])
         if exact:
             raise ValueError(bad("images", "must be None with exact=True, which loses nothing", tuple(images.shape)))
     with torch.no_grad():

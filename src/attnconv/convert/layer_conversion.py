@@ -93,8 +93,7 @@ def from_conv(
         encoding.centres.copy_(held)
         encoding.spread.fill_(spread)
         if weights == "nearest" and not conv.weight.is_meta:
-            assert layer.weight is not None
-            layer.weight.copy_(nearest_weights(layer, conv))
+            layer.get_parameter("weight").copy_(nearest_weights(layer, conv))
     return layer
 
 
@@ -158,10 +157,9 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
         dtype=conv.weight.dtype,
         **geometry,
     )
-    assert layer.weight is not None
     with torch.no_grad():
         # In the convolution's order in memory, so that it runs as a convolution without a copy.
-        weight = head_weights(conv) if weight is None else weight.to(layer.weight)
+        weight = head_weights(conv) if weight is None else weight.to(conv.weight)
         layer.weight = nn.Parameter(weight.detach().clone())
         if layer.bias is not None and conv.bias is not None:
             layer.bias.copy_(conv.bias)
@@ -272,27 +270,22 @@ def _nearest(
 
 
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
-    """The smallest kernel centred on the query that holds all shifts of a free layer."""
+    """The smallest kernel centred on the query that holds all shifts of a free layer, under its rule outside."""
     along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
     reach = [max(map(abs, axis)) for axis in along]
     steps = [max(math.gcd(*axis), 1) for axis in along]
     sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
-    return _convolution(layer, sizes, steps, _continued(layer, along))
-
-
-def _continued(layer: SelfAttention, along: Sequence[Sequence[int]]) -> Border:
-    """The border rule that a free layer's hard heads follow outside the image."""
     outside = []  # pixels beyond the image and padding there, of each side that a head attends
     for axis, (before, after) in zip(along, layer.padding, strict=True):
         outside += [(far, pad) for far, pad in ((-min(axis), before), (max(axis), after)) if far > 0]
-    if layer.border in ("renormalise", "replicate") or all(far <= pad for far, pad in outside):
-        return layer.border
-    if layer.border == "zero" and all(pad > 0 for _, pad in outside):
-        return "zero"  # the nearest lattice point is padding: it holds a zero as well
-    if layer.border == "zero" and all(pad == 0 for _, pad in outside):
-        return "renormalise"  # it is a pixel: as without padding
-    got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {layer.border!r}"
-    raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
+    border = layer.border
+    zeros = border == "zero" and all(pad > 0 for _, pad in outside)  # the nearest lattice point holds a zero as well
+    if border not in ("renormalise", "replicate") and not zeros and any(far > pad for far, pad in outside):
+        if border != "zero" or any(pad > 0 for _, pad in outside):
+            got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {border!r}"
+            raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
+        border = "renormalise"  # the nearest lattice point is a pixel: as without padding
+    return _convolution(layer, sizes, steps, border)
 
 
 def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int], border: Border) -> Convolution:

@@ -81,11 +81,8 @@ def plan_shifts(model: nn.Module) -> int:
         ValueError: Such a layer holds NaN or infinity; then no layer was planned.
     """
     check_module(model)
-    hard = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, SelfAttention) and layer.hard_shifts() is not None
-    }
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
+    hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
     for name, layer in hard.items():  # before the first one is planned
         check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
     for layer in hard.values():

@@ -328,7 +328,11 @@ class SelfAttention(nn.Module, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
-            return Shift(grid, self._shifts, _anchor(self.encoding))
+            parameters = list(self.encoding.parameters())
+            trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+            # What gets zero gradients: every parameter where one is trained, else any one.
+            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
+            return Shift(grid, self._shifts, anchor)
         if self.backend == "reference":
             terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
             return Dense.from_scores(grid, torch.stack(terms).sum(0))
@@ -392,11 +396,9 @@ class SelfAttention2d(SelfAttention):
     """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
 
     Example:
-        >>> layer = SelfAttention2d(3, 8, heads=9, stride=2)
-        >>> layer(torch.zeros(1, 3, 5, 6)).shape
-        torch.Size([1, 8, 3, 3])
-        >>> layer.operator(torch.zeros(1, 3, 5, 6)).rows(torch.tensor([0, 4])).shape
-        torch.Size([1, 9, 2, 30])
+        >>> layer, x = SelfAttention2d(3, 8, heads=9, stride=2), torch.zeros(1, 3, 5, 6)
+        >>> layer(x).shape, layer.operator(x).rows([0, 4]).shape
+        (torch.Size([1, 8, 3, 3]), torch.Size([1, 9, 2, 30]))
     """
 
     dims = 2
@@ -418,11 +420,3 @@ def discard_plan(layer: nn.Module, _incompatible: object) -> None:
     """Discard a plan that was made for other values, after loading."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
-
-
-def _anchor(encoding: Encoding) -> Tensor:
-    """The tensor to which hard heads pass zero gradients: every parameter where one is trained, else any one."""
-    parameters = list(encoding.parameters())
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        return torch.cat([parameter.flatten() for parameter in parameters])
-    return parameters[0]

@@ -11,7 +11,7 @@ row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, cast, final
 
 import torch
 from jaxtyping import Float
@@ -24,14 +24,7 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 from attnconv.theory.conv_taps import padding_of, tap_shifts
-from attnconv.theory.lemma3_best_weights import (
-    Fit,
-    Residuals,
-    Shifts,
-    Spans,
-    layer_operator,
-    residual,
-)
+from attnconv.theory.lemma3_best_weights import Fit, Residuals, Shifts, Spans, layer_operator, residual
 
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -243,7 +236,12 @@ def _laid_over(
     if layer is None:
         window = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
-        operator = _rows_operator(attention, grid)
+        expected, rows = (grid.query_count, grid.key_count), cast("Tensor", attention).detach()
+        if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
+            rule = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
+            fix = "Leave out rows and columns of class tokens."
+            raise ValueError(bad("attention", rule, f"shape {tuple(rows.shape)}", fix))
+        operator: AttentionOperator = Dense(grid, rows[None] if rows.dim() == 3 else rows)
     elif stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
         raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
     else:
@@ -265,12 +263,3 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         raise ValueError(bad("sizes", "must be given with attention rows: pixels per axis", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)
-
-
-def _rows_operator(rows: Any, grid: Grid) -> AttentionOperator:
-    expected = (grid.query_count, grid.key_count)
-    if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
-        requirement = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
-        fix = "Leave out rows and columns of class tokens."
-        raise ValueError(bad("attention", requirement, f"shape {tuple(rows.shape)}", fix))
-    return Dense(grid, rows.detach()[None] if rows.dim() == 3 else rows.detach())

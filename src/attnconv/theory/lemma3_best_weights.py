@@ -128,8 +128,8 @@ def imitate(
             got = f"none on an image of {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
         made = copy.deepcopy(layer)
-        assert made.weight is not None
-        made.weight.copy_(torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi)))
+        weight = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
+        made.get_parameter("weight").copy_(weight)
         if made.bias is not None:
             made.bias.copy_(torch.zeros_like(made.bias) if conv.bias is None else conv.bias)
     return made
