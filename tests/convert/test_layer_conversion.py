@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnconv import SelfAttention1d, SelfAttention2d
 from attnconv.convert import conversion_error, equation_9, from_conv, to_conv
-from attnconv.convert.verify_conversions import Way, draw_convolution, perform
+from attnconv.convert.verify_conversions import Way, draw_convolution, perform, prove
 from attnconv.encodings.transformer_xl import Relative
 from attnconv.grid import Border
 from tests.tolerances import tolerance
@@ -21,6 +21,10 @@ def test_attention_equals_the_convolution(seed: int, way: Way) -> None:
     conv, x = draw_convolution(random.Random(seed), torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(perform(from_conv(conv), x, way), conv(x), **tolerance(torch.float64, scale=10))
+
+
+def test_between_proofs_gradients_are_recorded() -> None:
+    assert [torch.is_grad_enabled() for _ in prove(1)] == [True] * 3
 
 
 @pytest.mark.parametrize("made", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

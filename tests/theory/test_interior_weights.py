@@ -1,16 +1,16 @@
 """Soft heads with the weights nearest to a convolution, against least squares on a whole image."""
 
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnconv.convert import compare, from_conv, recast
 from attnconv.convert.verify_conversions import draw_convolution
+from attnconv.encodings.base import SeparableEncoding
 from attnconv.grid import Grid
-from attnconv.layers import SelfAttention
+from attnconv.operators import Kronecker, Toeplitz
 from attnconv.theory import imitate, imitation_error
 from tests.tolerances import tolerance
 
@@ -58,13 +58,13 @@ def test_a_network_recast_with_them_is_nearer_and_has_no_bound() -> None:
 def test_blunt_heads_are_fitted_on_an_image_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head of alpha 1e-9 has weight on 100,000 pixels; 32 beyond the taps do."""
     sizes: list[tuple[int, ...]] = []
-    grid_of = SelfAttention.grid
+    operator_on = SeparableEncoding.operator
 
-    def noted(layer: SelfAttention, of: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        sizes.append(tuple(of))
-        return grid_of(layer, of, output_size)
+    def noted(encoding: SeparableEncoding, grid: Grid, x: Tensor) -> Kronecker | Toeplitz:
+        sizes.append(grid.sizes)
+        return operator_on(encoding, grid, x)
 
-    monkeypatch.setattr(SelfAttention, "grid", noted)
+    monkeypatch.setattr(SeparableEncoding, "operator", noted)
     from_conv(nn.Conv1d(1, 1, 3, padding=1), alpha=1e-9, weights="nearest")
     assert sizes == [(2 * (1 + 32) + 3,)]
 

@@ -35,7 +35,7 @@ def test_drawn_convolutions_equal_attention(verify_scale: float) -> None:
 
 
 def test_the_bound_holds_for_soft_heads(verify_scale: float) -> None:
-    proofs = list(prove(round(600 * verify_scale), seed=1, alpha="drawn", ways=("kronecker",)))
+    proofs = list(prove(round(600 * verify_scale), seed=1, soft=True))
     ratios = [proof.tightness for proof in proofs]
     print(f"{len(ratios)} soft layers reach {statistics.median(ratios):.2f} of their bound, {max(ratios):.2f} at most")
     assert max(ratios) <= 1

@@ -90,11 +90,11 @@ class Subject:
         What its settings leave open, its first convolution says; otherwise it takes RGB images.
         """
         from attnconv.models.model_loader import load
-        from attnconv.theory.conv_taps import is_convolution
+        from attnconv.theory.conv_taps import Convolution
 
         size = _sides("--size", options.size)
         loaded = load(name, pretrained=options.pretrained, size=size if resized else None)
-        first = next((module for module in loaded.model.modules() if is_convolution(module)), None)
+        first = next((module for module in loaded.model.modules() if isinstance(module, Convolution)), None)
         channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))
         return cls(loaded, size or own_size(loaded), getattr(loaded.settings, "image_channels", channels), dims)
 

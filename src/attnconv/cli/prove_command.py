@@ -63,7 +63,7 @@ def _prove_cases(arguments: Arguments) -> bool:
 
     cases, seed = arguments.cases, arguments.seed
     hard = track(prove(cases, seed=seed), description="hard heads", total=cases * len(WAYS), transient=True)
-    drawn = prove(cases, seed=seed, alpha="drawn", ways=("kronecker",))
+    drawn = prove(cases, seed=seed, soft=True)
     soft = track(drawn, description="soft heads", total=cases, transient=True)
     groups: dict[str, list[Proof]] = {}
     for proof in hard:

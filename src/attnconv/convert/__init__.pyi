@@ -1,4 +1,9 @@
-from .head_placement import place_heads as place_heads
+from .few_or_narrow_heads import (
+    head_ranks as head_ranks,
+    low_rank as low_rank,
+    low_rank_error as low_rank_error,
+    place_heads as place_heads,
+)
 from .layer_conversion import (
     HARD_ALPHA as HARD_ALPHA,
     SOFT_ALPHA as SOFT_ALPHA,
@@ -6,11 +11,6 @@ from .layer_conversion import (
     equation_9 as equation_9,
     from_conv as from_conv,
     to_conv as to_conv,
-)
-from .low_rank_heads import (
-    head_ranks as head_ranks,
-    low_rank as low_rank,
-    low_rank_error as low_rank_error,
 )
 from .recast_network import (
     plan_shifts as plan_shifts,

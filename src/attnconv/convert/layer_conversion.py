@@ -25,7 +25,7 @@ from attnconv.encodings.quadratic import Quadratic
 from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
-from attnconv.operators.base import all_queries, score_dtype
+from attnconv.operators.base import score_dtype
 from attnconv.theory.conv_taps import (
     BORDERS,
     FORWARD,
@@ -34,14 +34,14 @@ from attnconv.theory.conv_taps import (
     Forward,
     check_convolution,
     extents,
+    grouped_weights,
     head_weights,
-    kernel,
+    padding_of,
     paddings,
-    tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
-from attnconv.theory.lemma3_best_weights import Residuals, compare_outputs, nearest_weights, relative
+from attnconv.theory.lemma3_best_weights import Residuals, Spans, compare_outputs, nearest_weights
 
 # The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
 # weights are zero in float32, not denormal.
@@ -51,7 +51,6 @@ SOFT_ALPHA = 3.0
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
 _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "replicate"}
-_BLOCK = 2**23  # attention probabilities held at once
 
 
 def from_conv(
@@ -94,8 +93,7 @@ def from_conv(
         encoding.centres.copy_(held)
         encoding.spread.fill_(spread)
         if weights == "nearest" and not conv.weight.is_meta:
-            assert layer.weight is not None
-            layer.weight.copy_(nearest_weights(layer, conv))
+            layer.get_parameter("weight").copy_(nearest_weights(layer, conv))
     return layer
 
 
@@ -159,10 +157,9 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
         dtype=conv.weight.dtype,
         **geometry,
     )
-    assert layer.weight is not None
     with torch.no_grad():
         # In the convolution's order in memory, so that it runs as a convolution without a copy.
-        weight = head_weights(conv) if weight is None else weight.to(layer.weight)
+        weight = head_weights(conv) if weight is None else weight.to(conv.weight)
         layer.weight = nn.Parameter(weight.detach().clone())
         if layer.bias is not None and conv.bias is not None:
             layer.bias.copy_(conv.bias)
@@ -207,7 +204,7 @@ def to_conv(
         raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
     with torch.no_grad():
         conv, weight = _exact(layer) if kernel_size is None else _nearest(layer, kernel_size, x)
-        conv.weight.copy_(kernel(weight, tuple(conv.kernel_size), conv.groups, transposed=layer.transposed))
+        grouped_weights(conv).copy_(weight.unflatten(2, (conv.groups, -1)))
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias)
     return conv
@@ -224,7 +221,7 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
     Raises:
         ValueError: The two have other channels, groups, strides or numbers of outputs.
     """
-    return compare_outputs(layer, conv, x, None, lambda ours, theirs: relative(theirs, ours))
+    return compare_outputs(layer, conv, x, None)[0]
 
 
 def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
@@ -233,7 +230,8 @@ def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
     if shifts is None:
         fix = "Pass a kernel size and images for the nearest convolution."
         raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
-    conv = _centred(layer, shifts) if layer.kernel_size is None else _resized(layer, layer.kernel_size)
+    sizes = layer.kernel_size
+    conv = _centred(layer, shifts) if sizes is None else _convolution(layer, sizes, layer.dilation, layer.border)
     known, weight = taps(conv), merged_weight(layer)
     if strays := [shift for shift in shifts if shift not in set(known)]:
         fix = "Pass a larger kernel size and images."
@@ -257,73 +255,58 @@ def _nearest(
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
         requirement = f"must be at most {most} on the padded images: no query sees further"
         raise ValueError(bad("kernel_size", requirement, sizes))
-    conv, operator = _resized(layer, sizes), layer.operator(x)
-    shifts = taps(conv)
-    pairs = torch.zeros((len(shifts), len(shifts)), dtype=torch.float64, device=x.device)
-    shared = torch.zeros((len(shifts), layer.heads), dtype=torch.float64, device=x.device)
-    block = max(_BLOCK // (operator.batch * operator.heads * operator.grid.key_count), 1)
-    for queries in all_queries(operator.grid, operator.device).split(block):
-        keys = tap_keys(operator.grid, shifts, queries)  # (r, j)
+    conv = _convolution(layer, sizes, layer.dilation if layer.window else (1,) * layer.dims, layer.border)
+    spans = Spans(layer.operator(x), taps(conv), conv.padding_mode)
+    pairs = torch.zeros((len(spans.shifts), len(spans.shifts)), dtype=torch.float64, device=x.device)
+    shared = pairs.new_zeros((len(spans.shifts), layer.heads))
+    for queries in spans.blocks():
+        keys = spans.keys(queries)  # (r, j)
         shown = keys >= 0
         pairs += ((keys[:, :, None] == keys[:, None, :]) & shown[:, :, None]).sum(0)
-        rows = operator.rows(queries).double().mean(0)  # (h, r, m)
+        rows = spans.operator.rows(queries).double().mean(0)  # (h, r, m)
         shared += (rows.gather(2, keys.clamp_min(0).expand(layer.heads, -1, -1)) * shown).sum(1).mT
     psi = torch.linalg.pinv(pairs, hermitian=True) @ shared
     return conv, torch.einsum("jh,hid->jid", psi, merged_weight(layer).to(psi))
 
 
-def _resized(layer: SelfAttention, sizes: tuple[int, ...]) -> Convolution:
-    """A convolution with the layer's geometry and a kernel of these sizes, centred as the layer's window is."""
-    old, known, steps = layer.kernel_size, layer.padding, layer.dilation
-    if old is None:
-        old, known, steps = (1,) * layer.dims, ((0, 0),) * layer.dims, (1,) * layer.dims
-    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
-    if any(extent % 2 for extent in more):
-        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
-    pads = [(first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True)]
-    total = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
-    same = [(extent // 2, extent - extent // 2) for extent in total]
-    if all(first == last and first >= 0 for first, last in pads):
-        return _convolution(layer, sizes, tuple(first for first, _ in pads), steps, layer.border)
-    if not layer.transposed and set(layer.stride) == {1} and pads == same:
-        return _convolution(layer, sizes, "same", steps, layer.border)
-    raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
-
-
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
-    """The smallest kernel centred on the query that holds all shifts of a free layer."""
+    """The smallest kernel centred on the query that holds all shifts of a free layer, under its rule outside."""
     along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
     reach = [max(map(abs, axis)) for axis in along]
     steps = [max(math.gcd(*axis), 1) for axis in along]
     sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
-    return _convolution(layer, sizes, tuple(reach), tuple(steps), _continued(layer, along))
-
-
-def _continued(layer: SelfAttention, along: Sequence[Sequence[int]]) -> Border:
-    """The border rule that a free layer's hard heads follow outside the image."""
     outside = []  # pixels beyond the image and padding there, of each side that a head attends
     for axis, (before, after) in zip(along, layer.padding, strict=True):
         outside += [(far, pad) for far, pad in ((-min(axis), before), (max(axis), after)) if far > 0]
-    if layer.border in ("renormalise", "replicate") or all(far <= pad for far, pad in outside):
-        return layer.border
-    if layer.border == "zero" and all(pad > 0 for _, pad in outside):
-        return "zero"  # the nearest lattice point is padding: it holds a zero as well
-    if layer.border == "zero" and all(pad == 0 for _, pad in outside):
-        return "renormalise"  # it is a pixel: as without padding
-    got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {layer.border!r}"
-    raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
+    border = layer.border
+    zeros = border == "zero" and all(pad > 0 for _, pad in outside)  # the nearest lattice point holds a zero as well
+    if border not in ("renormalise", "replicate") and not zeros and any(far > pad for far, pad in outside):
+        if border != "zero" or any(pad > 0 for _, pad in outside):
+            got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {border!r}"
+            raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
+        border = "renormalise"  # the nearest lattice point is a pixel: as without padding
+    return _convolution(layer, sizes, steps, border)
 
 
-def _convolution(
-    layer: SelfAttention, sizes: tuple[int, ...], padding: Any, dilation: tuple[int, ...], border: Border
-) -> Convolution:
+def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int], border: Border) -> Convolution:
+    """A convolution with a kernel of these sizes and dilations, centred as the layer's window is, or on the query."""
+    old = layer.kernel_size or (1,) * layer.dims
+    more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
+    if any(extent % 2 for extent in more):
+        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
+    known = layer.padding if layer.window else ((0, 0),) * layer.dims
+    pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
+    same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
+    plain = all(first == last and first >= 0 for first, last in pads)
+    if not plain and not same:
+        raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
     like = next(layer.parameters())
-    options: dict[str, Any] = {"stride": layer.stride, "padding": padding, "dilation": dilation}
-    options |= {"groups": layer.groups, "bias": layer.bias is not None, "device": like.device, "dtype": like.dtype}
+    options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
+    options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}
+    options |= {"bias": layer.bias is not None, "device": like.device, "dtype": like.dtype}
     options |= {"output_padding": layer.output_padding} if layer.transposed else {"padding_mode": _MODES[border]}
     kind: Any = (TRANSPOSED if layer.transposed else FORWARD)[layer.dims]
-    conv = kind(layer.in_channels, layer.out_channels, sizes, **options)
-    return cast(Convolution, conv.train(layer.training))
+    return cast(Convolution, kind(layer.in_channels, layer.out_channels, sizes, **options).train(layer.training))
 
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:

@@ -18,7 +18,7 @@ from attnconv._util.value_checks import check_module
 from attnconv.convert.layer_conversion import from_conv, to_conv
 from attnconv.layers.checks import check_finite, check_loaded
 from attnconv.layers.self_attention import SelfAttention, discard_plan
-from attnconv.theory.conv_taps import check_convolution, is_convolution, looks_like_convolution
+from attnconv.theory.conv_taps import Forward, check_convolution, looks_like_convolution
 
 Only: TypeAlias = Callable[[str, nn.Module], bool] | Iterable[str] | None
 _HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
@@ -81,11 +81,8 @@ def plan_shifts(model: nn.Module) -> int:
         ValueError: Such a layer holds NaN or infinity; then no layer was planned.
     """
     check_module(model)
-    hard = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, SelfAttention) and layer.hard_shifts() is not None
-    }
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
+    hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
     for name, layer in hard.items():  # before the first one is planned
         check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
     for layer in hard.values():
@@ -162,11 +159,10 @@ def _check_all(found: dict[str, nn.Module]) -> None:
             check_convolution(module, name or "model")
         except (TypeError, ValueError) as error:
             errors[name] = error
-    if not errors:
-        return
-    first, *others = errors
-    more = f" Nor can {', '.join(others)} be converted." if others else ""
-    raise type(errors[first])(f"{errors[first]}{more}") from errors[first]
+    if errors:
+        first, *others = errors
+        more = f" Nor can {', '.join(others)} be converted." if others else ""
+        raise type(errors[first])(f"{errors[first]}{more}") from errors[first]
 
 
 def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
@@ -191,9 +187,7 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
             if module in replaced and name == "bias":
                 continue  # biases move as they are
             if module in replaced and name == "weight":
-                assert is_convolution(module)
-                transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-                layout = ("transposed", module.groups) if transposed else "forward"
+                layout = "forward" if isinstance(module, Forward) else ("transposed", module.groups)
             other, known = layouts.setdefault(parameter, (path, layout))
             if known != layout and (module in replaced or other in found):
                 fix = "Leave both out with `only`, or give one a weight of its own."

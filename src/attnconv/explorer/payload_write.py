@@ -18,7 +18,7 @@ from attnconv.inspect.auditing import KERNEL, LayerAudit, audit
 from attnconv.inspect.capture import visit_attention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
-from attnconv.theory.conv_taps import is_convolution
+from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder
 
 BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
@@ -239,7 +239,7 @@ def statistics_of(found: LayerAudit) -> Statistics:
 
 def _noise(model: nn.Module) -> Tensor:
     """Two images for a model that looks at positions only, with as many axes as its first layer takes."""
-    known = (module for module in model.modules() if is_convolution(module) or isinstance(module, SelfAttention))
+    known = (module for module in model.modules() if isinstance(module, Convolution | SelfAttention))
     first = next(known, None)
     if first is None:
         requirement = "must be given for a model without a convolution or an attention layer of this library"

@@ -1,17 +1,14 @@
-"""What every layer does with what it is given: checks, and one node in symbolic traces."""
+"""Checks of every layer: devices and dtypes, loaded values; a layer as one node of a symbolic trace."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.fx
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING
-
-AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
@@ -33,32 +30,6 @@ def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> N
     for name, value in values:
         if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
             raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))
-
-
-def channels_last(
-    x: object, *, dims: int, channels: int, dtype: torch.dtype, called: str = ""
-) -> Float[Tensor, "b *sizes c"]:
-    """Check a layer's input and return it channels last; one image becomes a batch of one. `called` names the layer."""
-    kind = f"SelfAttention{dims}d"
-
-    def wrong(requirement: str, got: str, fix: str = "") -> str:
-        return bad("input", requirement, got, fix, origin=f"at {called}" if called else "")
-
-    if not isinstance(x, Tensor):
-        raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
-    if x.dim() == dims + 1:
-        x = x[None]
-    if x.dim() != dims + 2:
-        sizes = ("length", "height, width", "depth, height, width")[dims - 1]
-        raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
-    if x.shape[1] != channels:
-        raise ValueError(wrong(f"{kind} was made for {channels} channels", f"shape {tuple(x.shape)}"))
-    if 0 in x.shape[2:]:
-        raise ValueError(wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
-    if x.dtype != dtype and not ({x.dtype, dtype} <= AUTOCAST and torch.is_autocast_enabled(x.device.type)):
-        fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
-        raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
-    return x.permute(0, *range(2, dims + 2), 1)
 
 
 def traced_node(layer: nn.Module, *arguments: Any) -> Any:

@@ -54,10 +54,8 @@ class GatedPositionalAttention(nn.Module):
 
     Example:
         >>> layer = GatedPositionalAttention(8, 4)
-        >>> layer(torch.zeros(2, 9, 8)).shape  # two images of 3 x 3 tokens
-        torch.Size([2, 9, 8])
-        >>> layer(torch.zeros(2, 10, 8), sizes=(2, 5)).shape
-        torch.Size([2, 10, 8])
+        >>> layer(torch.zeros(1, 9, 8)).shape, layer(torch.zeros(1, 10, 8), sizes=(2, 5)).shape
+        (torch.Size([1, 9, 8]), torch.Size([1, 10, 8]))
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.registry import encoding_named
 from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
-from attnconv.layers.checks import channels_last, check_device_dtype, check_finite, check_loaded, traced_node
+from attnconv.layers.checks import check_device_dtype, check_finite, check_loaded, traced_node
 from attnconv.operators.base import AttentionOperator, product_dtype
 from attnconv.operators.dense import Dense
 from attnconv.operators.kronecker import Kronecker
@@ -33,6 +33,7 @@ from attnconv.operators.shift import Shift
 Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
 _known_grid = functools.lru_cache(Grid.make)
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
 class SelfAttention(nn.Module, abc.ABC):
@@ -323,7 +324,11 @@ class SelfAttention(nn.Module, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
         if self._plan == "shift":
-            return Shift(grid, self._shifts, _anchor(self.encoding))
+            parameters = list(self.encoding.parameters())
+            trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+            # What gets zero gradients: every parameter where one is trained, else any one.
+            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
+            return Shift(grid, self._shifts, anchor)
         if self.backend == "reference":
             terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
             return Dense.from_scores(grid, torch.stack(terms).sum(0))
@@ -348,7 +353,26 @@ class SelfAttention(nn.Module, abc.ABC):
         return weight.dtype
 
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
-        return channels_last(x, dims=self.dims, channels=self.in_channels, dtype=self._dtype, called=self.called)
+        """Check the input and return it channels last; one image becomes a batch of one."""
+        kind, dims, dtype = f"SelfAttention{self.dims}d", self.dims, self._dtype
+
+        def wrong(requirement: str, got: str, fix: str = "") -> str:
+            return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")
+
+        if not isinstance(x, Tensor):
+            raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
+        x = x[None] if x.dim() == dims + 1 else x
+        if x.dim() != dims + 2:
+            sizes = ("length", "height, width", "depth, height, width")[dims - 1]
+            raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
+        if x.shape[1] != self.in_channels:
+            raise ValueError(wrong(f"{kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}"))
+        if 0 in x.shape[2:]:
+            raise ValueError(wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
+        if x.dtype != dtype and not ({x.dtype, dtype} <= _AUTOCAST and torch.is_autocast_enabled(x.device.type)):
+            fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
+            raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
+        return x.permute(0, *range(2, dims + 2), 1)
 
 
 @final
@@ -368,11 +392,9 @@ class SelfAttention2d(SelfAttention):
     """Multi-head self-attention over images: (b, in_channels, height, width) -> (b, out_channels, height, width).
 
     Example:
-        >>> layer = SelfAttention2d(3, 8, heads=9, stride=2)
-        >>> layer(torch.zeros(1, 3, 5, 6)).shape
-        torch.Size([1, 8, 3, 3])
-        >>> layer.operator(torch.zeros(1, 3, 5, 6)).rows(torch.tensor([0, 4])).shape
-        torch.Size([1, 9, 2, 30])
+        >>> layer, x = SelfAttention2d(3, 8, heads=9, stride=2), torch.zeros(1, 3, 5, 6)
+        >>> layer(x).shape, layer.operator(x).rows([0, 4]).shape
+        (torch.Size([1, 8, 3, 3]), torch.Size([1, 9, 2, 30]))
     """
 
     dims = 2
@@ -394,11 +416,3 @@ def discard_plan(layer: nn.Module, _incompatible: object) -> None:
     """Discard a plan that was made for other values, after loading."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()
-
-
-def _anchor(encoding: Encoding) -> Tensor:
-    """The tensor to which hard heads pass zero gradients: every parameter where one is trained, else any one."""
-    parameters = list(encoding.parameters())
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        return torch.cat([parameter.flatten() for parameter in parameters])
-    return parameters[0]

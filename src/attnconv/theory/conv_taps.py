@@ -1,4 +1,4 @@
-"""Taps of a PyTorch convolution: the shift of each, its matrix, its keys.
+"""Taps of a PyTorch convolution: the shift of each, and its matrix.
 
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
@@ -7,17 +7,16 @@ They differ in the positions of queries and keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING
-from attnconv.grid import Border, Grid
+from attnconv.grid import Border, padding_pairs
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -31,18 +30,13 @@ _COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # meth
 def looks_like_convolution(module: nn.Module) -> bool:
     """Whether a module is some kind of convolution, also one that `check_convolution` refuses."""
     foreign = type(module).__module__.startswith(("torch.ao.nn", "torch.nn.intrinsic", "torch.nn.quantized"))
-    return is_convolution(module) or (foreign and "Conv" in type(module).__name__)
-
-
-def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
-    """Whether a module is one of PyTorch's convolutions, or derives from one."""
-    return isinstance(module, Forward | Transposed)
+    return isinstance(module, Convolution) or (foreign and "Conv" in type(module).__name__)
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
     """Refuse what cannot be written as attention; `name` is the module's name in messages."""
     kind = type(conv).__name__
-    if not is_convolution(conv):
+    if not isinstance(conv, Convolution):
         known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
         raise TypeError(bad(name, known, f"{type(conv).__module__}.{kind}"))
     if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
@@ -70,12 +64,15 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
     """(before, after) per axis, with "same" and "valid" worked out as PyTorch does."""
-    if conv.padding == "valid":
-        return ((0, 0),) * len(conv.kernel_size)
-    if conv.padding == "same":
-        totals = [step * (size - 1) for size, step in zip(conv.kernel_size, conv.dilation, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    return tuple((int(pad), int(pad)) for pad in conv.padding)
+    return padding_of(conv.padding, conv.kernel_size, conv.dilation)
+
+
+def padding_of(padding: Any, kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The same from a convolution's arguments."""
+    if padding != "same":
+        return padding_pairs(0 if padding == "valid" else padding, len(kernel_size))
+    totals = [step * (size - 1) for size, step in zip(kernel_size, dilation, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def extents(conv: Convolution) -> tuple[int, ...]:
@@ -102,48 +99,10 @@ def tap_shifts(
 
 def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
     """One matrix per kernel position, row-major, in the layout of `SelfAttention.weight`: (h, c / groups, d)."""
-    return matrices_of(conv.weight, conv.groups, transposed=not isinstance(conv, Forward))
+    return grouped_weights(conv).flatten(2)
 
 
-def matrices_of(weight: Float[Tensor, "..."], groups: int, *, transposed: bool) -> Float[Tensor, "h i d"]:
-    """The same of a convolution's `weight`: (d, i, *kernel), or (c, d / groups, *kernel) if transposed."""
-    if not transposed:
-        return weight.flatten(2).permute(2, 1, 0)
-    grouped = weight.flatten(2).unflatten(0, (groups, -1))  # (g, i, d / g, h)
-    return grouped.permute(3, 1, 0, 2).flatten(2)
-
-
-def kernel(
-    weight: Float[Tensor, "h i d"], kernel_size: tuple[int, ...], groups: int, *, transposed: bool
-) -> Float[Tensor, "..."]:
-    """The inverse of `matrices_of`: a convolution's weight from one matrix per kernel position."""
-    if not transposed:
-        return weight.permute(2, 1, 0).unflatten(2, kernel_size)
-    grouped = weight.unflatten(2, (groups, -1))  # (h, i, g, d / g)
-    return grouped.permute(2, 1, 3, 0).flatten(0, 1).unflatten(2, kernel_size)
-
-
-def tap_keys(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
-    """The image key under each tap of each query, flat and row-major; -1 where the tap sees a zero.
-
-    The border rule continues beyond the grid's padding (`renormalise` as `replicate`, like hard heads).
-    """
-    keys = torch.zeros((queries.shape[0], len(shifts)), dtype=torch.long, device=queries.device)
-    shown = torch.ones_like(keys, dtype=torch.bool)
-    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
-        along = torch.tensor([shift[dim] for shift in shifts], device=queries.device)
-        beyond = replace(axis, border="replicate") if axis.border == "renormalise" else axis
-        key = beyond.sources((axis.offset + axis.stride * index)[:, None] + along)
-        shown &= key >= 0
-        keys = keys * axis.size + key
-    return torch.where(shown, keys, -1)
-
-
-def inside(grid: Grid, shifts: Sequence[Sequence[int]], queries: Int[Tensor, "r"]) -> Bool[Tensor, "r"]:
-    """Whether every tap of a query lies between the first and the last key of each axis."""
-    within = torch.ones_like(queries, dtype=torch.bool)
-    for dim, (axis, index) in enumerate(zip(grid.axes, grid.unravel(queries), strict=True)):
-        positions = axis.offset + axis.stride * index
-        along = [shift[dim] for shift in shifts]
-        within &= (positions + min(along) >= 0) & (positions + max(along) <= axis.spacing * (axis.size - 1))
-    return within
+def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:
+    """The same with each group's outputs apart: a view of a convolution's weight, where that is contiguous."""
+    grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, d / g, i, h), or (g, i, d / g, h)
+    return grouped.permute((3, 2, 0, 1) if isinstance(conv, Forward) else (3, 1, 0, 2))

@@ -11,7 +11,7 @@ row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, cast, final
 
 import torch
 from jaxtyping import Float
@@ -19,23 +19,12 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_real
-from attnconv.grid import Grid, Padding, padding_pairs, per_axis
+from attnconv.grid import Grid, Padding, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
-from attnconv.theory.conv_taps import tap_shifts
-from attnconv.theory.lemma3_best_weights import (
-    Fit,
-    Residuals,
-    Shifts,
-    fit,
-    layer_operator,
-    matrices,
-    rank_tolerance,
-    residual,
-    rows_dtype,
-    solve,
-)
+from attnconv.theory.conv_taps import padding_of, tap_shifts
+from attnconv.theory.lemma3_best_weights import Fit, Residuals, Shifts, Spans, layer_operator, residual
 
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -124,7 +113,7 @@ class Factorisation:
     @property
     def residual(self) -> float:
         """||E_q - Phi A_q|| / ||E_q||; infinite where only E_q is zero."""
-        return float(residual(torch.cat((self.rows, self.indicators)).mT, self.phi))
+        return float(residual(self.rows.mT, self.indicators.mT, self.phi))
 
 
 def can_express(
@@ -179,10 +168,10 @@ def can_express(
     if tolerance is not None and not (is_real(tolerance) and tolerance >= 0):
         raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
-        operator, kernel, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        everywhere, within, alone = fit(operator, shifts, padding_mode)
-        most = _TOLERANCES[rows_dtype(operator)] if tolerance is None else tolerance
-        return Expressiveness(kernel, everywhere, within, alone, most, rank_tolerance(operator))
+        spans, kernel = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding, padding_mode)
+        everywhere, within, alone = spans.fit()
+        most = _TOLERANCES[spans.dtype] if tolerance is None else tolerance
+        return Expressiveness(kernel, everywhere, within, alone, most, spans.cut)
 
 
 def factorise(
@@ -213,19 +202,17 @@ def factorise(
         [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     with torch.no_grad():
-        operator, _, shifts = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding)
-        grid, heads = operator.grid, operator.heads
+        spans, _ = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding, padding_mode)
+        grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
             raise ValueError(bad("query", f"must be an index on the grid of {grid.query_sizes} queries", place))
-        flat = torch.arange(grid.query_count, device=operator.device).reshape(grid.query_sizes)[place]
-        stack = matrices(operator, shifts, padding_mode, flat[None])[0, 0]
-        if phi is None:
-            phi = solve(stack, heads, rank_tolerance(operator))[0]
-        if tuple(phi.shape) != (len(shifts), heads):
-            requirement = f"must have the shape {(len(shifts), heads)}, kernel positions and heads"
-            raise ValueError(bad("phi", requirement, tuple(phi.shape)))
-        return Factorisation(stack[:, heads:].mT, phi.to(stack), stack[:, :heads].mT, shifts, place, grid.sizes)
+        flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
+        rows, seen = (part[0, 0] for part in spans.of(flat[None]))
+        phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)
+        if tuple(phi.shape) != shape:
+            raise ValueError(bad("phi", f"must have the shape {shape}, kernel positions and heads", tuple(phi.shape)))
+        return Factorisation(seen.mT, phi, rows.mT, spans.shifts, place, grid.sizes)
 
 
 def _laid_over(
@@ -236,34 +223,39 @@ def _laid_over(
     dilation: int | Sequence[int],
     stride: int | Sequence[int] | None,
     padding: Literal["same", "valid"] | Padding,
-) -> tuple[AttentionOperator, tuple[int, ...], Shifts]:
-    """The attention as an operator, the kernel size per axis, and the shift of each kernel position."""
+    padding_mode: str,
+) -> tuple[Spans, tuple[int, ...]]:
+    """Attention rows beside the kernel's positions, and the kernel's size per axis."""
     layer = attention if isinstance(attention, SelfAttention) else None
     image = _sizes_of_rows(attention, x, sizes) if layer is None else ()
     dims, transposed = (len(image), False) if layer is None else (layer.dims, layer.transposed)
     kernel = per_axis("kernel_size", kernel_size, dims, least=1)
     steps = per_axis("dilation", dilation, dims, least=1)
-    reach = [step * (size - 1) for size, step in zip(kernel, steps, strict=True)]
-    if padding != "same":
-        pads = padding_pairs(0 if padding == "valid" else padding, dims)
-    elif layer is not None and transposed:
-        pads = layer.padding
-    else:
-        pads = tuple((far // 2, far - far // 2) for far in reach)
-    shifts = tap_shifts(kernel, steps, pads, transposed=transposed)
+    own = None if layer is None or not transposed or padding != "same" else layer.padding
+    pads = own or padding_of(padding, kernel, steps)
     if layer is None:
-        window = None if padding == "same" else [far + 1 for far in reach]
+        window = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
-        return _rows_operator(attention, grid), kernel, shifts
-    if stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
+        expected, rows = (grid.query_count, grid.key_count), cast("Tensor", attention).detach()
+        if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
+            rule = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
+            fix = "Leave out rows and columns of class tokens."
+            raise ValueError(bad("attention", rule, f"shape {tuple(rows.shape)}", fix))
+        operator: AttentionOperator = Dense(grid, rows[None] if rows.dim() == 3 else rows)
+    elif stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
         raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
-    return layer_operator(layer, x, sizes), kernel, shifts
+    else:
+        operator = layer_operator(layer, x, sizes)
+    return Spans(operator, tap_shifts(kernel, steps, pads, transposed=transposed), padding_mode), kernel
 
 
 def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
     if not isinstance(attention, Tensor):
         got = type(attention).__name__
         raise TypeError(bad("attention", "must be a SelfAttention layer or a tensor of attention rows", got))
+    if attention.dtype not in _TOLERANCES:
+        got, fix = str(attention.dtype), "Convert with rows.double()."
+        raise TypeError(bad("attention", "must have a floating dtype", got, fix))
     if x is not None:
         fix = "Leave it out: what depends on an image is in the rows."
         raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
@@ -271,15 +263,3 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         raise ValueError(bad("sizes", "must be given with attention rows: pixels per axis", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)
-
-
-def _rows_operator(rows: object, grid: Grid) -> Dense:
-    assert isinstance(rows, Tensor)
-    if rows.dtype not in _TOLERANCES:
-        raise TypeError(bad("attention", "must have a floating dtype", str(rows.dtype), "Convert with rows.double()."))
-    expected = (grid.query_count, grid.key_count)
-    if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
-        requirement = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
-        fix = "Leave out rows and columns of class tokens."
-        raise ValueError(bad("attention", requirement, f"shape {tuple(rows.shape)}", fix))
-    return Dense(grid, rows.detach()[None] if rows.dim() == 3 else rows.detach())

@@ -9,10 +9,8 @@ nothing of size n x m is stored and no Gram matrix squares the condition number.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -20,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.grid import Grid, per_axis
+from attnconv.grid import Axis, Grid, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator, all_queries
 from attnconv.theory.conv_taps import (
@@ -29,10 +27,9 @@ from attnconv.theory.conv_taps import (
     Forward,
     check_convolution,
     extents,
+    grouped_weights,
     head_weights,
-    inside,
     paddings,
-    tap_keys,
     taps,
 )
 from attnconv.theory.error_bounds import merged_weight
@@ -122,17 +119,17 @@ def imitate(
         fix = "Make the layer without head_channels."
         raise ValueError(bad("layer", "must have merged weights", "factored ones", fix))
     with torch.no_grad():
-        operator = _operator_beside(layer, conv, x, sizes)
+        spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
-        everywhere, within, _ = fit(operator, taps(conv), conv.padding_mode)
+        everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
-            got = f"none on an image of {operator.grid.sizes}"
+            got = f"none on an image of {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
         made = copy.deepcopy(layer)
-        assert made.weight is not None
-        made.weight.copy_(torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi)))
+        weight = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
+        made.get_parameter("weight").copy_(weight)
         if made.bias is not None:
             made.bias.copy_(torch.zeros_like(made.bias) if conv.bias is None else conv.bias)
     return made
@@ -162,7 +159,7 @@ def imitation_error(
         >>> imitation_error(from_conv(conv), conv, sizes=(5, 5)).everywhere < 1e-14
         True
     """
-    return compare_outputs(layer, conv, x, sizes, relative)
+    return compare_outputs(layer, conv, x, sizes)[1]
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
@@ -177,159 +174,150 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
     with torch.no_grad():
         blunt = float(torch.linalg.eigvalsh(heads.precision).min()) / 2
         beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
-        # On either side of the central queries, keys over the reach of the heads and taps.
-        spacing = layer.stride if layer.transposed else (1,) * layer.dims
-        reach = [max(map(abs, axis)) + beyond for axis in zip(*shifts, strict=True)]
-        each_side = [-(-far // gap) for far, gap in zip(reach, spacing, strict=True)]
-        sizes = [2 * (keys + step) + 1 for keys, step in zip(each_side, layer.stride, strict=True)]
-        grid = layer.grid(sizes)
-        pixels = next(layer.parameters()).new_zeros(1, *sizes, layer.in_channels)
-        operator = encoding.operator(grid, pixels)
-        stack = matrices(operator, shifts, "zeros", _central(grid)).flatten(0, 2)
-        phi, _ = solve(stack, layer.heads, rank_tolerance(operator))
+        axes = []
+        gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
+        for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
+            # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
+            side = -(-(max(map(abs, along)) + beyond) // gap) + 1
+            axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
+        grid = Grid(tuple(axes))
+        pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
+        spans = Spans(encoding.operator(grid, pixels), shifts, "zeros")
+        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
         weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
         return weight.to(conv.weight)
 
 
 def compare_outputs(
-    layer: SelfAttention,
-    conv: Convolution,
-    x: Tensor | None,
-    sizes: Sequence[int] | None,
-    measure: Callable[[Tensor, Tensor], Tensor],
-) -> Residuals:
-    """Measure R factors of the outputs of a layer and of a convolution for white input; see `Reduction.over`."""
+    layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
+) -> tuple[Residuals, Residuals]:
+    """The difference of the outputs for white input, relative to those of the layer and to those of the convolution."""
     with torch.no_grad():
-        reduction = Reduction.of(_operator_beside(layer, conv, x, sizes), taps(conv), conv.padding_mode)
-        ours = merged_weight(layer).to(reduction.everywhere).flatten(1)  # (h, i d)
-        theirs = _matrices(conv, layer.groups).to(reduction.everywhere).flatten(1)  # (j, i d)
-        return reduction.over(lambda place: measure(place[:, : layer.heads] @ ours, place[:, layer.heads :] @ theirs))
-
-
-def fit(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> tuple[Fit, Fit | None, Residuals]:
-    """Phi for all queries, Phi for those inside (None if there is none), and the residuals of a Phi_q for each query.
-
-    Where images have rows of their own, all images count as more queries.
-    """
-    reduction, heads = Reduction.of(operator, shifts, padding_mode), operator.heads
-    factors = [place for place in (reduction.everywhere, reduction.inside) if place is not None]
-    solved = [solve(factor, heads, reduction.cut) for factor in factors]
-    worst = [0.0 for _ in solved]
-    for stack, within in _blocks(operator, shifts, padding_mode):
-        size = torch.linalg.matrix_norm(stack[..., heads:]).clamp_min(1)
-        for index, ((phi, _), chosen) in enumerate(zip(solved, (torch.ones_like(within), within), strict=False)):
-            apart = torch.linalg.matrix_norm(stack[..., :heads] @ phi.mT - stack[..., heads:])
-            worst[index] = max(worst[index], float(((apart / size) * chosen).max()))
-    found = []
-    for (phi, values), most in zip(solved, worst, strict=True):
-        left, rank = reduction.over(partial(residual, phi=phi)), int((values > reduction.cut * values[:1]).sum())
-        found.append(Fit(phi, left, most, rank, values))
-    return found[0], found[1] if len(found) > 1 else None, reduction.each_query
+        spans = _beside(layer, conv, x, sizes)
+        weights = (merged_weight(layer), _matrices(conv, layer.groups))
+        both = torch.cat([part.to(spans.operator.device, torch.float64).flatten(1) for part in weights])  # (h + j, i d)
+        # both = R^T Q^T, so norms are those of R^T, with h + j output channels at most.
+        left, right = torch.linalg.qr(both.mT, mode="r").R.mT.split((spans.heads, len(spans.shifts)))
+        apart, ours, theirs = spans.norms(lambda rows, seen: (rows @ left - seen @ right, rows @ left, seen @ right))
+        return spans.over(apart, ours), spans.over(apart, theirs)
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Reduction:
-    """[A_q^T | E_q^T] of all queries, stacked and reduced to triangles of heads + kernel positions columns."""
+class Spans:
+    """A_q^T and E_q^T of an operator's queries, in float64: attention rows, and the keys under a kernel's taps.
 
-    inside: Float[Tensor, "_ columns"] | None  # of the queries all of whose taps lie in the image
-    border: Float[Tensor, "_ columns"] | None  # of the others
-    everywhere: Float[Tensor, "_ columns"]
-    each_query: Residuals  # the largest that a query leaves with a Phi_q of its own
-    cut: float  # singular values of A up to this part of the largest count as zero
+    Attributes:
+        inside: Which queries have all of their taps between the first and the last key of each axis, (n,).
+        dtype: In which the rows are computed.
+        cut: Singular values of rows up to this part of the largest count as zero, since rounding can move them as far:
+            relative errors of eps make a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest value.
+    """
 
-    @staticmethod
-    def of(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> "Reduction":
-        """All queries, a block at a time; arguments as for `fit`."""
-        cut = rank_tolerance(operator)
-        factors: list[Tensor | None] = [None, None]  # of the queries inside, and at the border
-        worst: list[float | None] = [None, None]
-        for stack, within in _blocks(operator, shifts, padding_mode):
-            # One factor per image and query: few rows, whatever the number of keys.
-            reduced = torch.linalg.qr(stack, mode="r").R
-            alone = residual(reduced, solve(reduced, operator.heads, cut)[0])
-            for place, chosen in enumerate((within, ~within)):
+    def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
+        if padding_mode not in BORDERS:
+            raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
+        if padding_mode != "zeros" and any(axis.spacing > 1 for axis in operator.grid.axes):
+            raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
+        self.operator, self.shifts, self.heads = operator, shifts, operator.heads
+        self.dtype = operator.rows([0]).dtype
+        self.cut = max(torch.finfo(self.dtype).eps, _ROUNDING) * math.sqrt(self.heads)
+        self._axes = [replace(axis, border=BORDERS[padding_mode]) for axis in operator.grid.axes]
+        self._along = torch.tensor(shifts, device=operator.device).T  # (dims, j)
+        self.inside = torch.ones(1, dtype=torch.bool, device=operator.device)
+        for axis, along in zip(self._axes, self._along, strict=True):
+            positions = axis.query_positions(operator.device)[:, None] + along
+            held = ((positions >= 0) & (positions <= axis.spacing * (axis.size - 1))).all(1)
+            self.inside = (self.inside[:, None] & held).flatten()
+
+    def keys(self, queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
+        """The key under each tap, flat and row-major; -1 where it sees a zero."""
+        keys = torch.zeros((len(queries), len(self.shifts)), dtype=torch.long, device=queries.device)
+        shown = torch.ones_like(keys, dtype=torch.bool)
+        for axis, index, along in zip(self._axes, self.operator.grid.unravel(queries), self._along, strict=True):
+            key = axis.sources((axis.offset + axis.stride * index)[:, None] + along)
+            keys, shown = keys * axis.size + key, shown & (key >= 0)
+        return torch.where(shown, keys, -1)
+
+    def of(self, queries: Int[Tensor, "r"]) -> tuple[Float[Tensor, "b r m h"], Float[Tensor, "b r m j"]]:
+        """A_q^T and E_q^T of some queries; a column of E_q^T has a one at the key under that tap, or only zeros."""
+        rows = self.operator.rows(queries).double().permute(0, 2, 3, 1)
+        if not bool(torch.isfinite(rows).all()):
+            raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
+        seen = self.keys(queries)[:, None] == torch.arange(rows.shape[2], device=rows.device)[:, None]  # (r, m, j)
+        return rows, seen.to(rows).expand(len(rows), -1, -1, -1)
+
+    def blocks(self) -> Sequence[Int[Tensor, "_"]]:
+        """All queries, in parts whose matrices are of moderate size."""
+        grid = self.operator.grid
+        numbers = self.operator.batch * (self.heads + len(self.shifts)) * grid.key_count
+        return all_queries(grid, self.operator.device).split(max(_BLOCK // numbers, 1))
+
+    def solve(
+        self, rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"]
+    ) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
+        """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values."""
+        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        kept = values > self.cut * values[..., :1]
+        inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
+        return (left.mT @ seen).mT @ (inverse[..., None] * right), values
+
+    def fit(self) -> tuple[Fit, Fit | None, Residuals]:
+        """Phi for all queries, Phi for those inside (None if there is none), and what a Phi_q for each query leaves.
+
+        Where images have rows of their own, all images count as more queries.
+        """
+        factors: list[Tensor | None] = [None, None]  # R of [A^T | E^T] over the queries inside, and at the border
+        alone = []
+        for queries in self.blocks():
+            # Of each image and query: few rows, however many keys.
+            reduced = torch.linalg.qr(torch.cat(self.of(queries), -1), mode="r").R
+            parts = reduced[..., : self.heads], reduced[..., self.heads :]
+            alone.append(residual(*parts, self.solve(*parts)[0]))
+            for place, chosen in enumerate((self.inside[queries], ~self.inside[queries])):
                 if bool(chosen.any()):
                     factors[place] = _stacked(factors[place], reduced[:, chosen].flatten(0, 2))
-                    worst[place] = max(float(alone[:, chosen].max()), worst[place] or 0.0)
-        each_query = Residuals(worst[0], worst[1], max(most for most in worst if most is not None))
-        return Reduction(factors[0], factors[1], _stacked(*factors), each_query, cut)
+        stacked = [factor for factor in (_stacked(*factors), factors[0]) if factor is not None]
+        solved = [self.solve(factor[:, : self.heads], factor[:, self.heads :]) for factor in stacked]
+        whole, *gaps = self.norms(lambda rows, seen: [seen, *(rows @ phi.mT - seen for phi, _ in solved)])
+        fits, sets = [], (torch.ones_like(self.inside), self.inside)
+        for (phi, values), apart, chosen in zip(solved, gaps, sets, strict=False):
+            worst = float((apart / whole.clamp_min(1))[:, chosen].max())
+            rank = int((values > self.cut * values[:1]).sum())
+            fits.append(Fit(phi, self.over(apart, whole), worst, rank, values))
+        each = torch.cat(alone, 1)
+        return fits[0], fits[1] if len(fits) > 1 else None, self.over(each, torch.ones_like(each), order=math.inf)
 
-    def over(self, measure: Callable[[Tensor], Tensor]) -> Residuals:
-        """A relative difference that depends on [A^T | E^T] by its R factor only, over the three sets."""
-        within, border = (None if place is None else float(measure(place)) for place in (self.inside, self.border))
-        return Residuals(within, border, float(measure(self.everywhere)))
+    def norms(self, measured: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> Float[Tensor, "_ b n"]:
+        """The norms of matrices that are made of A_q^T and E_q^T, for every query."""
+        blocks = (measured(*self.of(queries)) for queries in self.blocks())
+        return torch.cat([torch.stack([torch.linalg.matrix_norm(part) for part in parts]) for parts in blocks], -1)
 
+    def over(self, apart: Float[Tensor, "b n"], whole: Float[Tensor, "b n"], *, order: float = 2) -> Residuals:
+        """The relative norm of what differs, over the queries inside, at the border and everywhere."""
 
-def _blocks(operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """[A^T | E^T] and which are inside, of all queries in parts of moderate size."""
-    numbers = operator.batch * (operator.heads + len(shifts)) * operator.grid.key_count
-    for queries in all_queries(operator.grid, operator.device).split(max(_BLOCK // numbers, 1)):
-        yield matrices(operator, shifts, padding_mode, queries), inside(operator.grid, shifts, queries)
+        def relative(chosen: Tensor) -> float:
+            left, size = (torch.linalg.vector_norm(part[:, chosen], order) for part in (apart, whole))
+            return float(ratio(left, size))
 
-
-def matrices(
-    operator: AttentionOperator, shifts: Shifts, padding_mode: str, queries: Int[Tensor, "r"]
-) -> Float[Tensor, "b r m columns"]:
-    """[A_q^T | E_q^T] in float64. A kernel position's column has a one at the key that it sees, or only zeros."""
-    rows = operator.rows(queries).double().permute(0, 2, 3, 1)  # (b, r, m, h)
-    if not bool(torch.isfinite(rows).all()):
-        raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
-    keys = tap_keys(_padded(operator.grid, padding_mode), shifts, queries)  # (r, j), -1 for zeros
-    indicators = (keys[:, None, :] == torch.arange(rows.shape[2], device=keys.device)[:, None]).double()  # (r, m, j)
-    return torch.cat((rows, indicators.expand(rows.shape[0], -1, -1, -1)), -1)
+        inner, border = (relative(chosen) if bool(chosen.any()) else None for chosen in (self.inside, ~self.inside))
+        return Residuals(inner, border, relative(torch.ones_like(self.inside)))
 
 
-def solve(
-    stack: Float[Tensor, "*lead rows columns"], heads: int, cut: float
-) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
-    """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values; zero are those up to `cut`."""
-    left, values, right = torch.linalg.svd(stack[..., :heads], full_matrices=False)
-    kept = values > cut * values[..., :1]
-    inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
-    return (left.mT @ stack[..., heads:]).mT @ (inverse[..., None] * right), values
-
-
-def residual(stack: Float[Tensor, "*lead rows columns"], phi: Float[Tensor, "*lead j h"]) -> Float[Tensor, "*lead"]:
-    """||E - Phi A|| / ||E|| of [A^T | E^T]."""
-    heads = phi.shape[-1]
-    return relative(stack[..., :heads] @ phi.mT, stack[..., heads:])
-
-
-def relative(
-    found: Float[Tensor, "*lead rows columns"], wanted: Float[Tensor, "*lead rows columns"]
+def residual(
+    rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"], phi: Float[Tensor, "*lead j h"]
 ) -> Float[Tensor, "*lead"]:
-    """||found - wanted|| / ||wanted||: 0 where both are zero, infinite where only wanted is zero."""
-    apart, whole = torch.linalg.matrix_norm(found - wanted), torch.linalg.matrix_norm(wanted)
-    ratio = apart / torch.where(whole > 0, whole, 1)
-    return torch.where((whole > 0) | (apart == 0), ratio, math.inf)
+    """||E - Phi A|| / ||E||, of A^T and E^T."""
+    return ratio(torch.linalg.matrix_norm(rows @ phi.mT - seen), torch.linalg.matrix_norm(seen))
 
 
-def rank_tolerance(operator: AttentionOperator) -> float:
-    """How far rounding can move a singular value of the rows, relative to the largest: eps sqrt(h), eps of their dtype.
-
-    Relative errors of eps make a matrix of norm at most eps ||A||_F, and ||A||_F <= sqrt(h) times the largest value.
-    """
-    return max(torch.finfo(rows_dtype(operator)).eps, _ROUNDING) * math.sqrt(operator.heads)
-
-
-def rows_dtype(operator: AttentionOperator) -> torch.dtype:
-    """The dtype in which an operator computes its probabilities."""
-    return operator.rows([0]).dtype
+def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+    """apart / whole: 0 where both are zero, infinite where only `whole` is."""
+    return torch.where((whole > 0) | (apart == 0), apart / torch.where(whole > 0, whole, 1), math.inf)
 
 
 def _stacked(*parts: Tensor | None) -> Tensor:
     """The R factor of stacked matrices, some of which may be missing."""
     return torch.linalg.qr(torch.cat([part for part in parts if part is not None]), mode="r").R
-
-
-def _padded(grid: Grid, padding_mode: str) -> Grid:
-    """The grid under the convolution's own border rule."""
-    if padding_mode not in BORDERS:
-        raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
-    if padding_mode != "zeros" and any(axis.spacing > 1 for axis in grid.axes):
-        raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
-    return Grid(tuple(replace(axis, border=BORDERS[padding_mode]) for axis in grid.axes))
 
 
 def layer_operator(
@@ -350,10 +338,8 @@ def layer_operator(
     return operator
 
 
-def _operator_beside(
-    layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
-) -> AttentionOperator:
-    """The layer's attention, after checking that layer and convolution can be compared."""
+def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None) -> Spans:
+    """The layer's attention beside a convolution's taps, after checking that the two can be compared."""
     check_convolution(conv)
     kind = type(conv).__name__
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
@@ -376,24 +362,12 @@ def _operator_beside(
     if made.query_sizes != grid.query_sizes:
         requirement = f"must have the layer's outputs, {grid.query_sizes} on an image of {grid.sizes}"
         raise ValueError(bad("conv", requirement, made.query_sizes))
-    return operator
+    return Spans(operator, taps(conv), conv.padding_mode)
 
 
 def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
     """One matrix per kernel position for a layer of so many groups: a single one holds zeros between groups."""
-    grouped = head_weights(conv)  # (j, c / groups, d)
     if conv.groups == groups:
-        return grouped
-    blocks = grouped.unflatten(2, (conv.groups, -1)).unbind(2)  # per group (j, c / groups, d / groups)
+        return head_weights(conv)
+    blocks = grouped_weights(conv).unbind(2)  # per group (j, c / groups, d / groups)
     return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
-
-
-def _central(grid: Grid) -> Int[Tensor, "r"]:
-    """The query in the middle of the keys, and those before it until the gaps between keys repeat; row-major."""
-    chosen = []
-    for axis in grid.axes:
-        distance = (axis.query_positions() - axis.spacing * (axis.size - 1) // 2).abs()
-        middle = int(distance.argmin())
-        chosen.append(range(middle - axis.spacing + 1, middle + 1))
-    flat = torch.arange(grid.query_count).reshape(grid.query_sizes)
-    return torch.stack([flat[place] for place in product(*chosen)])

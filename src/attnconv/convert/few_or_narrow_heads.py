@@ -1,0 +1,331 @@
+"""Layers with narrower heads than their matrices have rank, or with fewer heads than a kernel has positions.
+
+Narrow heads have factored weights W_val,h W_out,h through D_h channels in place of W_h. A product has rank at most D_h,
+so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift are exact for any D_h. Otherwise
+the best factors depend on the measure:
+
+    without images   sum_h || W_h - W'_h ||^2                      each head's truncated singular value decomposition
+    with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X
+
+The second is a reduced-rank regression. Heads are updated in turn, so the error never rises: for one head with the
+others fixed the solution is W'_h = C^-1/2 trunc(C^1/2 B), with C = E[Y_h^T Y_h] and the least-squares weights B.
+
+Few heads are placed where Gaussian heads come nearest to a convolution. With Phi[s, h] the attention of head h to the
+shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps), the layer computes Phi W in
+place of T. For given centres and widths the best W are least squares, and their error depends on the kernel only
+through the small Gram matrix G of its taps (variable projection):
+
+    min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
+
+which is minimised over centres and widths by L-BFGS from several starts.
+"""
+
+import copy
+import math
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import check_dense, whole
+from attnconv.convert.layer_conversion import layer_for
+from attnconv.encodings.quadratic import Quadratic
+from attnconv.layers.checks import check_finite
+from attnconv.layers.self_attention import SelfAttention
+from attnconv.operators.base import score_dtype
+from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
+
+_ROUNDS = 20  # updates of all narrow heads, at most
+_GAIN = 1e-4  # relative improvement of the error below which they stop
+_CUT = 1e-12  # eigenvalues of a covariance up to this part of the largest count as zero
+_BLOCK = 2**24  # numbers of mixed pixels held at once
+_BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
+_BEYOND = 8  # pixels around the taps over which the fit of few heads is taken
+_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have: equal heads make it singular
+_STEPS = 200
+
+
+def head_ranks(layer: SelfAttention) -> list[int]:
+    """Return the rank of each W_h, to the precision of its dtype: with this D_h `low_rank` is exact.
+
+    Raises:
+        ValueError: The layer has factored weights, or groups.
+    """
+    weight = _merged(layer).detach()
+    return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
+
+
+def low_rank(
+    layer: SelfAttention, head_channels: int, *, images: Float[Tensor, "b c *sizes"] | None = None, exact: bool = False
+) -> SelfAttention:
+    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
+
+    Args:
+        layer: A layer with merged weights and one group.
+        head_channels: D_h, the width of each head's values, at least 1.
+        images: None to minimise the error of the weights; or images on which to minimise the error of the outputs.
+        exact: Use ceil(rank W_h / D_h) heads per shift. Needs an encoding whose heads can be repeated.
+
+    Raises:
+        TypeError: `layer` is no attention layer, or `images` are no dense tensor of floating-point numbers.
+        ValueError: A layer on the meta device or with NaN, weights that are factored already, groups, a head width
+            below 1, images of other axes or together with `exact`, or heads that cannot be repeated.
+
+    Example:
+        >>> from attnconv import from_conv
+        >>> layer, x = from_conv(torch.nn.Conv2d(4, 6, 3)), torch.randn(2, 4, 7, 7)
+        >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-5  # no W_h has a higher rank
+        True
+    """
+    weight = _merged(layer).detach().double()
+    width = whole("head_channels", head_channels, 1)
+    check_finite(layer.named_parameters())
+    if images is not None:
+        check_dense(images, least=1, dims=layer.dims)
+        check_finite([("images", images)])
+        if exact:
+            raise ValueError(bad("images", "must be None with exact=True, which loses nothing", tuple(images.shape)))
+    with torch.no_grad():
+        if not exact:
+            best = weight if images is None else _Regression(layer, images).fit(weight, width)
+            return _with_factors(copy.deepcopy(layer), *_factors(best, width))
+        # Each head as many times as its rank needs, each time with the next singular directions.
+        counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)]
+        heads = [head for head, count in enumerate(counts) for _ in range(count)]
+        parts = [part for count in counts for part in range(count)]
+        value, output = _factors(weight, width * max(counts))
+        made = copy.deepcopy(layer)
+        made.encoding = layer.encoding.select_heads(heads)
+        made.heads = len(heads)
+        return _with_factors(
+            made, value.unflatten(2, (-1, width))[heads, :, parts], output.unflatten(1, (-1, width))[heads, parts]
+        )
+
+
+def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
+    """Return the relative root-mean-square difference of the outputs on images, without biases.
+
+    sqrt( E || out - out' ||^2 / E || out - b ||^2 )
+    """
+    with torch.no_grad():
+        expected = layer(images).double()
+        apart = (factored(images).double() - expected).square().sum()
+        if layer.bias is not None:
+            expected = expected - layer.bias.double().reshape(-1, *(1,) * layer.dims)
+        size = expected.square().sum()
+        return float((apart / size).sqrt()) if float(size) > 0 else 0.0
+
+
+@final
+class _Regression:
+    """Fits weights to the outputs of a layer, by the covariance of mixed pixels over images and queries."""
+
+    def __init__(self, layer: SelfAttention, images: Tensor) -> None:
+        heads, channels = layer.heads, layer.in_channels
+        total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
+        for part in images.split(max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)):
+            pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
+            mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
+            flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
+            total += flat.mT @ flat
+        self.covariance = total.reshape(heads, channels, heads, channels)  # E[Y^T Y], up to a factor
+        values, vectors = torch.linalg.eigh(torch.stack([self.covariance[h, :, h] for h in range(heads)]))
+        kept = values > _CUT * values[:, -1:].clamp_min(0)
+        roots = torch.where(kept, values, 1).sqrt()
+        self._root = torch.where(kept, roots, 0)[:, :, None] * vectors.mT  # (h, c, c): C^1/2 up to a rotation
+        self._inverse = vectors * torch.where(kept, 1 / roots, 0)[:, None]
+
+    def fit(self, weight: Float[Tensor, "h c d"], rank: int) -> Float[Tensor, "h c d"]:
+        """The W' of a rank, updated one head after the other."""
+        found = torch.stack([self._truncated(h, weight[h], rank) for h in range(weight.shape[0])])
+        error = self._error(weight - found)
+        for _ in range(_ROUNDS):
+            for h in range(weight.shape[0]):
+                lost = weight - found
+                lost[h] = 0
+                owed = torch.einsum("cgi,gid->cd", self.covariance[h], lost)  # error of the others, for this one to fix
+                found[h] = self._truncated(h, weight[h] + self._inverse[h] @ (self._inverse[h].mT @ owed), rank)
+            before, error = error, self._error(weight - found)
+            if before - error <= _GAIN * before:
+                break
+        return found
+
+    def _truncated(self, head: int, matrix: Tensor, rank: int) -> Tensor:
+        left, values, right = torch.linalg.svd(self._root[head] @ matrix, full_matrices=False)
+        return self._inverse[head] @ (left[:, :rank] * values[:rank] @ right[:rank])
+
+    def _error(self, lost: Float[Tensor, "h c d"]) -> float:
+        return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
+
+
+def _merged(layer: Any) -> nn.Parameter:
+    if not isinstance(layer, SelfAttention):
+        raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
+    if next(layer.parameters()).is_meta:
+        raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
+    if layer.weight is None:
+        raise ValueError(bad("layer", "must have merged weights", "factored ones"))
+    if layer.groups > 1:
+        raise ValueError(bad("layer", "must have one group: factored weights have no others", layer.groups))
+    return layer.weight
+
+
+def _factors(weight: Float[Tensor, "h c d"], rank: int) -> tuple[Float[Tensor, "h c e"], Float[Tensor, "h e d"]]:
+    """The best products through `rank` channels, with equal norms of both factors, padded with zeros."""
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    roots = values[:, :rank].sqrt()
+    missing = rank - roots.shape[1]
+    value, output = left[:, :, :rank] * roots[:, None], roots[:, :, None] * right[:, :rank]
+    return F.pad(value, (0, missing)), F.pad(output, (0, 0, 0, missing))
+
+
+def _with_factors(layer: SelfAttention, value: Tensor, output: Tensor) -> SelfAttention:
+    """Put factors in place of the merged weights."""
+    weight = _merged(layer)
+    layer.weight = None
+    layer.value_weight = nn.Parameter(value.to(weight), weight.requires_grad)
+    layer.output_weight = nn.Parameter(output.to(weight), weight.requires_grad)
+    layer.unplan()
+    return layer
+
+
+def place_heads(
+    conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
+) -> SelfAttention:
+    """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
+
+    It has the convolution's geometry, and is never further from it than hard heads at the taps with the largest
+    weights; `imitation_error` measures the rest.
+
+    Args:
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
+        heads: Number of heads, below the number of kernel positions.
+        diagonal: Give every head a width per axis instead of one.
+        restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
+        seed: Of these starts.
+
+    Raises:
+        TypeError: conv is no convolution, or a transposed one.
+        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
+            is on the meta device.
+
+    Example:
+        >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
+        >>> _ = blur.weight.data.copy_(torch.exp(-0.7 * torch.arange(-3.0, 4).square()))
+        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # a Gaussian is one head
+        0.7
+    """
+    check_convolution(conv)
+    if not isinstance(conv, Forward):
+        raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
+    if conv.weight.is_meta:
+        raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
+    heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
+    positions = math.prod(conv.kernel_size)
+    if heads >= positions:
+        fix = "With a head per position from_conv is exact."
+        raise ValueError(bad("heads", f"must lie between 1 and {positions - 1}", heads, fix))
+    with torch.no_grad(), torch.device("cpu"):
+        shifts = torch.tensor(taps(conv), dtype=torch.float64)
+        problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
+        found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
+        # Weights that nearly cancel lose more by rounding than the search has gained.
+        centres, alpha = min(found, key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype))
+        encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
+        encoding.centres.copy_(centres)
+        encoding.spread.copy_((2 * alpha).sqrt())
+        return layer_for(conv, encoding, problem.weights(centres, alpha))
+
+
+@final
+class _Problem:
+    """The error of heads with given centres and alphas, and its minimum."""
+
+    def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
+        self.shifts, self.kernel = shifts, kernel
+        self.widths = shifts.shape[1] if diagonal else 1
+        flat = kernel.flatten(1)
+        self.gram = flat @ flat.mT
+        low, high = shifts.amin(0).long() - _BEYOND, shifts.amax(0).long() + _BEYOND
+        self.axes = [torch.arange(int(a), int(b) + 1, dtype=shifts.dtype) for a, b in zip(low, high, strict=True)]
+        self.places = torch.zeros(len(shifts), dtype=torch.long)  # of the taps among all shifts, row-major
+        for dim, axis in enumerate(self.axes):
+            self.places = self.places * len(axis) + (shifts[:, dim].long() - low[dim])
+
+    def attention(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "s h"]:
+        """Phi: softmax over all shifts, a product over axes."""
+        rows = centres.new_ones(len(centres), 1)
+        for dim, axis in enumerate(self.axes):
+            scores = -alpha[:, dim % self.widths, None] * (axis - centres[:, dim, None]).square()
+            rows = (rows[..., None] * torch.softmax(scores, -1)[:, None]).flatten(1)
+        return rows.mT
+
+    def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
+        """The squared error of the best weights, relative to the kernel."""
+        phi = self.attention(centres, alpha)
+        factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
+        reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
+        return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
+
+    def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
+        """The best weights."""
+        inverse = torch.linalg.pinv(self.attention(centres, alpha), rtol=1e-8)  # (h, s)
+        return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
+
+    def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
+        """The squared error with all parameters rounded to a layer's dtype."""
+        weights = self.weights(centres, alpha).to(dtype).double()
+        spread = (2 * alpha).sqrt().to(dtype).double()
+        left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
+        left[self.places] += self.kernel
+        return float(left.square().sum())
+
+    def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """Centres and alphas: the best of all starts, and hard heads at the taps with the largest weights."""
+        energy = self.gram.diagonal()
+        likely = energy.clamp_min(1e-12 * float(energy.max()) + 1e-300)
+        largest = self.shifts[energy.argsort(descending=True, stable=True)[:heads]]
+        starts = [(largest, 3.0)]
+        for _ in range(restarts):
+            chosen = torch.multinomial(likely, heads, generator=generator)
+            jitter = torch.randn(heads, self.shifts.shape[1], generator=generator, dtype=torch.float64) / 3
+            starts.append((self._clustered(self.shifts[chosen] + jitter, energy), 1.0))
+        hard = largest, torch.full((heads, self.widths), _SHARPEST, dtype=torch.float64)
+        found = [hard, *(self._descend(centres, alpha) for centres, alpha in starts)]
+        return [min(found, key=lambda place: float(self.error(*place))), hard]
+
+    def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
+        """Five rounds of k-means over the taps, weighted by the kernel's energy."""
+        for _ in range(5):
+            nearest = torch.cdist(self.shifts, centres).argmin(1)
+            share = torch.nn.functional.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
+            mass = share.sum(0)
+            moved = share.mT @ self.shifts / mass.clamp_min(1e-300)[:, None]
+            centres = torch.where(mass[:, None] > 0, moved, centres)
+        return centres
+
+    def _descend(self, centres: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        """L-BFGS over centres and, within their bounds, the logarithms of alpha."""
+        low, high = math.log(_BLUNTEST), math.log(_SHARPEST)
+        part = (math.log(alpha) - low) / (high - low)
+        place = centres.clone().requires_grad_()
+        width = torch.full((len(centres), self.widths), math.log(part / (1 - part)), dtype=torch.float64)
+        width.requires_grad_()
+
+        def alphas() -> Tensor:
+            return torch.exp(low + (high - low) * torch.sigmoid(width))
+
+        optimiser = torch.optim.LBFGS([place, width], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            loss = self.error(place, alphas())
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimiser.step(closure)
+        return place.detach(), alphas().detach()
