@@ -29,8 +29,7 @@ from attnconv.encodings import (
     encoding_named,
 )
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content_scores import sinusoids
-from attnconv.encodings.transformer_xl import TERMS
+from attnconv.encodings.content import TERMS, sinusoids
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.value_checks import whole
-from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding, SeparableEncoding
+from attnconv.encodings.content import check_head_channels, position_scores, products, split_heads
 from attnconv.grid import Grid
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
@@ -73,7 +73,7 @@ class LearnedRelativeContent(Encoding):
         self, in_channels: int, heads: int, dims: int = 2, *, head_channels: int | None = None, max_shift: int = 15
     ) -> None:
         super().__init__(heads, dims)
-        self.head_channels = content_scores.check_head_channels(in_channels, head_channels, multiple_of=dims)
+        self.head_channels = check_head_channels(in_channels, head_channels, multiple_of=dims)
         self.scale = 1 / math.sqrt(self.head_channels)
         self.max_shift = whole("max_shift", max_shift, 0)
         self.query = nn.Linear(in_channels, heads * self.head_channels)
@@ -87,16 +87,16 @@ class LearnedRelativeContent(Encoding):
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
         query, key, biases = self._parts(grid, x)
-        return {"content-content": content_scores.products(query, key), "content-position": axis_sum(biases)}
+        return {"content-content": products(query, key), "content-position": axis_sum(biases)}
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Scaled queries, keys, and the scores of positions along each axis."""
-        query = content_scores.split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+        query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
         biases = []
         for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
             rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            biases.append(content_scores.position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
-        return query, content_scores.split_heads(self.key(grid.extend(x)), self.heads), biases
+            biases.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
+        return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
 def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding, gaussians_of
-from attnconv.encodings.gaussians import Gaussians
+from attnconv.encodings.base import Encoding, Gaussians, JointEncoding, SeparableEncoding, gaussians_of
 from attnconv.operators.base import score_dtype
 
 
