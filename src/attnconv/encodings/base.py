@@ -51,6 +51,15 @@ class Gaussians:
         return root @ root.mT
 
     @property
+    def covariance(self) -> Float64[Tensor, "h dims dims"]:
+        """P^-1 in pixel^2; ValueError where a head has none."""
+        inverse, info = torch.linalg.inv_ex(self.precision)
+        if bool(info.any()):
+            got = f"singular heads {info.nonzero().flatten().tolist()}"
+            raise ValueError(bad("root_precision", "must be invertible to have a covariance", got))
+        return inverse
+
+    @property
     def alpha(self) -> Float64[Tensor, "h dims"] | None:
         """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
         precision = self.precision

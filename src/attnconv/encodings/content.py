@@ -218,8 +218,8 @@ class Relative(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
         if not self.reads_content:
-            scores = partial(self._factor_scores, grid, x)
-            return separable_operator(grid, x, self.heads, scores, partial(self._tables, grid, x, widest(x.device)))
+            tables = partial(self._factor_tables, grid, widest(x.device))
+            return separable_operator(grid, x, self.heads, partial(self._factor_scores, grid, x), tables)
         left = self._left(grid, x)
         by_content, by_position = (
             [vectors for term, vectors in left.items() if term.endswith(key)] for key in ("-content", "-position")
@@ -260,53 +260,47 @@ class Relative(Encoding):
 
     def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
         """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
-        with full_precision(left.device):
-            folded = left @ self._position_matrix(left.dtype)  # (b, h, n, D_p): W^T q meets r directly
-        scores = []
-        for dim, axis in enumerate(grid.axes):
-            shifts = axis.all_shifts(left.device)
-            vectors = self.features.along(dim, shifts.to(left.dtype))
-            scores.append(position_scores(folded, vectors, axis.shifts(left.device) - shifts[0], dim, grid))
-        return scores
-
-    def _tables(self, grid: Grid, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        """v . W^_key phi_a(delta_a), scaled, one (h, shifts) for each axis."""
-        assert self.position_bias is not None
-        with full_precision(x.device):
-            bias = self.position_bias.to(dtype)[:, None] * self.scale
-            folded = (bias @ self._position_matrix(dtype))[:, 0]  # (h, D_p)
-            shifts = [axis.all_shifts(x.device).to(dtype) for axis in grid.axes]
-            return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
+        places = zip(self._tables(grid, left), _places(grid, left.device), strict=True)
+        return [scores_at(table, rows, dim, grid) for dim, (table, rows) in enumerate(places)]
 
     def _factor_scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        """The same of every query and lattice point, one (h, n_a, lattice_a) for each axis."""
-        tables = zip(grid.axes, self._tables(grid, x, score_dtype(x.dtype)), strict=True)
-        return [table[:, axis.shifts(x.device) - axis.all_shifts(x.device)[0]] for axis, table in tables]
+        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) for each axis."""
+        places = zip(self._factor_tables(grid, score_dtype(x.dtype)), _places(grid, x.device), strict=True)
+        return [table[:, rows] for table, rows in places]
 
-    def _position_matrix(self, dtype: torch.dtype) -> Tensor:
-        """W^_key as (h, e, D_p)."""
+    def _factor_tables(self, grid: Grid, dtype: torch.dtype) -> list[Tensor]:
+        """The same of each shift, one (h, shifts) for each axis."""
+        assert self.position_bias is not None
+        left = self.position_bias.to(dtype)[None, :, None] * self.scale
+        return [table[0, :, 0] for table in self._tables(grid, left)]
+
+    def _tables(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
+        """left . W^_key phi_a(delta_a) of each shift, one (b, h, n, shifts) for each axis."""
         assert self.position_key is not None
-        return self.position_key.weight.to(dtype).unflatten(0, (self.heads, self.head_channels))
+        shifts = [axis.all_shifts(left.device).to(left.dtype) for axis in grid.axes]
+        with full_precision(left.device):
+            matrix = self.position_key.weight.to(left.dtype).unflatten(0, (self.heads, self.head_channels))
+            folded = left @ matrix  # (b, h, n, D_p): W^T q meets r directly
+            return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
 
 
-def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "#b h lattice e"]) -> Float[Tensor, "b h n lattice"]:
-    """q . k for every scaled query and lattice point."""
+def _places(grid: Grid, device: torch.device) -> list[Int[Tensor, "n lattice"]]:
+    """Per axis, the places in `Axis.all_shifts` of what its queries see."""
+    return [axis.windows(torch.arange(axis.queries, device=device)) for axis in grid.axes]
+
+
+def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "*keys lattice e"]) -> Float[Tensor, "b h n lattice"]:
+    """q . k for every scaled query and lattice point, or row of a table."""
     with full_precision(query.device):
         return query @ key.mT
 
 
-def position_scores(
-    query: Float[Tensor, "#b h n e"],
-    vectors: Float[Tensor, "t e"],
-    rows: Int[Tensor, "axis_n lattice"],
-    dim: int,
-    grid: Grid,
+def scores_at(
+    table: Float[Tensor, "#b h n t"], rows: Int[Tensor, "axis_n lattice"], dim: int, grid: Grid
 ) -> Float[Tensor, "#b h n lattice"]:
-    """q . vectors[row] for every (query, lattice point), with their `rows` along axis `dim`."""
-    with full_precision(query.device):
-        products = query @ vectors.mT  # (b, h, n, t)
-        picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)
-        return products.gather(-1, picked.expand(*products.shape[:2], -1, -1))
+    """For every (query, lattice point) its score in the query's own table, whose `rows` along axis `dim` are given."""
+    picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)
+    return table.gather(-1, picked.expand(*table.shape[:2], -1, -1))
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
-from attnconv.encodings.content import check_head_channels, position_scores, products, split_heads
+from attnconv.encodings.content import check_head_channels, products, scores_at, split_heads
 from attnconv.grid import Grid
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
@@ -95,7 +95,7 @@ class LearnedRelativeContent(Encoding):
         biases = []
         for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
             rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            biases.append(position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
+            biases.append(scores_at(products(part, self.tables[dim].to(query.dtype)), rows, dim, grid))
         return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 

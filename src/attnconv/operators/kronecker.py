@@ -77,11 +77,9 @@ class Kronecker(AttentionOperator):
         return mix_values(values, self.factors)
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        queries = query_indices(queries, self.grid, self.device)
-        indices = self.grid.unravel(queries)
-        rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
-        for factor, index in zip(self.factors[1:], indices[1:], strict=True):
-            rows = (rows[..., None] * factor.index_select(1, index)[..., None, :]).flatten(2)
+        rows, *others = self._at(queries, self.factors)  # (h, r, m_1), ..
+        for factor in others:
+            rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return _without_denormals(rows, len(self.factors))[None]
 
     def to_dense(self) -> Float[Tensor, "1 h n m"]:
@@ -91,12 +89,15 @@ class Kronecker(AttentionOperator):
         return _without_denormals(matrix, len(self.factors))[None]
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
-        queries = query_indices(queries, self.grid, self.device)
-        indices = self.grid.unravel(queries)
-        mass = self.padding_masses[0].index_select(1, indices[0])
-        for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
-            mass = mass + (1 - mass) * factor.index_select(1, index)
+        mass, *others = self._at(queries, self.padding_masses)
+        for other in others:
+            mass = mass + (1 - mass) * other
         return mass[None]
+
+    def _at(self, queries: Queries, along: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of the queries, from those of each axis."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        return [rows.index_select(1, index) for rows, index in zip(along, indices, strict=True)]
 
 
 def _without_denormals(rows: Tensor, axes: int) -> Tensor:

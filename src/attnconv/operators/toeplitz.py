@@ -38,7 +38,7 @@ from attnconv.operators.base import (
 from attnconv.operators.dense import Dense
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest, project, project_heads
-from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing
+from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, pulled, recomputing, recorded
 
 PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
 SPECTRUM = 2.5e9
@@ -160,13 +160,9 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
         return window_gradients(grid, runs, values, table, gradient, wanted)
     totals = [torch.zeros_like(tensor) for tensor in inputs]
     for images, channels in _columns(grid, values):
-        part = values[images, ..., channels].detach().requires_grad_()
-        scores = table.detach().requires_grad_()
-        with torch.enable_grad():
-            out = _mix_spectrum(grid, part, scores)
-        found = torch.autograd.grad(out, [part, scores], gradient[images, ..., channels])
-        totals[0][images, ..., channels] = found[0]
-        totals[1] += found[1]
+        graph = recorded(functools.partial(_mix_spectrum, grid), (values[images, ..., channels], table), (True, True))
+        totals[0][images, ..., channels], to_table = pulled(graph, gradient[images, ..., channels])
+        totals[1] += to_table
     return tuple(total if want else None for total, want in zip(totals, wanted, strict=True))
 
 
@@ -219,9 +215,7 @@ def shift_rows(
     """Rows of A over the lattice; scores are compared in the table's dtype, which may be finer than `dtype`."""
     windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=table.device)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
-        start = axis.stride * (axis.queries - 1 - index)  # where this query's window of the table begins
-        window = start[:, None] + torch.arange(axis.lattice_size, device=table.device)
-        windows = (windows[:, :, None] * axis.shift_count + window[:, None, :]).flatten(1)  # (r, points so far)
+        windows = (windows[:, :, None] * axis.shift_count + axis.windows(index)[:, None, :]).flatten(1)
     return banded_softmax(below_largest(table.flatten(1)[:, windows]).to(dtype))
 
 
