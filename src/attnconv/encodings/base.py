@@ -251,11 +251,6 @@ def mass_off_nearest(
     alpha: Float64[Tensor, "*heads dims"], offset: Float64[Tensor, "*#heads #dims"]
 ) -> Float64[Tensor, "*heads"]:
     """1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / pixel^2 and `offset` f between -1/2 and 1/2 pixel."""
-    return -torch.expm1(-torch.log1p(_others(alpha, offset)).sum(-1))
-
-
-def _others(alpha: Tensor, offset: Tensor) -> Tensor:
-    """S(alpha, f) - 1 without cancellation."""
     # From alpha = 1 on, eight terms on either side reach float64; below, three of Poisson's formula.
     steps = torch.arange(1, 9, device=alpha.device, dtype=alpha.dtype)
     sharp, beside = alpha.clamp_min(1)[..., None], offset[..., None]
@@ -263,7 +258,8 @@ def _others(alpha: Tensor, offset: Tensor) -> Tensor:
     blunt, waves = alpha.clamp_max(1), steps[:3]
     ripples = torch.exp(-(math.pi**2) * waves.square() / blunt[..., None]) * torch.cos(2 * math.pi * waves * beside)
     poisson = torch.exp(blunt * offset.square()) * (math.pi / blunt).sqrt() * (1 + 2 * ripples.sum(-1)) - 1
-    return torch.where(alpha < 1, poisson, direct.sum(-1))
+    others = torch.where(alpha < 1, poisson, direct.sum(-1))  # S - 1 without cancellation
+    return -torch.expm1(-torch.log1p(others).sum(-1))
 
 
 def separable_operator(

@@ -28,7 +28,7 @@ from attnconv._util.errors import bad
 from attnconv.grid import Grid, per_axis
 from attnconv.operators.base import Images, LatticeOperator, Outputs, Weights, full_precision, score_dtype
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import attend_plainly, axis_sum, project, project_heads
+from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 Buffers: TypeAlias = dict[int, Tensor]
@@ -295,11 +295,13 @@ def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return high, (bias - high.to(bias.dtype)).to(dtype)
 
 
-def _exactly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """All scores at once, at least in float32: differentiable any number of times."""
-    exact = (part.to(score_dtype(values.dtype)) for part in (queries, keys, values, *biases))
-    return attend_plainly(*exact).to(values.dtype)
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """All scores at once, at least in float32: differentiable any number of times, also by compilers and transforms."""
+    exact = score_dtype(values.dtype)
+    scores = queries.to(exact) @ keys.to(exact).mT
+    scores = scores + axis_sum([bias.to(exact) for bias in biases]) if biases else scores
+    return (torch.softmax(scores, -1) @ values.to(exact)).to(values.dtype)
 
 
 _attention = recomputing(attend_plainly, _forward, _gradients)
-attend_folded = recomputing(_exactly, _folded)  # fused kernels have no second derivative
+attend_folded = recomputing(attend_plainly, _folded)  # fused kernels have no second derivative

@@ -257,7 +257,8 @@ def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> 
         for other in range(grid.dims):
             if other != dim:
                 reach = _per_tile(_per_query(reach, other, grid.axes[other]), other, length, 1)
-        found.append(_axis_runs(axis, _axis_first(reach, dim), _axis_first(floors, dim), length))
+        along = (part.movedim(dim, 0).reshape(part.shape[dim], -1) for part in (reach, floors))
+        found.append(_axis_runs(axis, *along, length=length))
     return found
 
 
@@ -367,7 +368,7 @@ def _tiled(image: Tensor, box: Sequence[Run]) -> Tensor:
 
 
 def _axis_runs(
-    axis: Axis, reach: Float[Tensor, "shifts others"], floors: Float[Tensor, "tiles others"], length: int
+    axis: Axis, reach: Float[Tensor, "shifts others"], floors: Float[Tensor, "tiles others"], *, length: int
 ) -> list[Run]:
     """The tiles of an axis, neighbours with the same relative keys joined.
 
@@ -383,18 +384,13 @@ def _axis_runs(
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
         made = Run(first, 1, queries, start, stop - start)
-        last = runs[-1] if runs else None
-        move = 0 if last is None else first - last.first
-        if last is not None and made == replace(last, first=first, tiles=1, start=last.start + axis.stride * move):
+        last = runs[-1] if runs else made
+        joins = replace(last, first=first, tiles=1, start=last.start + axis.stride * (first - last.first))
+        if runs and made == joins:
             runs[-1] = replace(last, tiles=last.tiles + 1)
         else:
             runs.append(made)
     return runs
-
-
-def _axis_first(table: Tensor, dim: int) -> Tensor:
-    """An axis first, all others in one."""
-    return table.movedim(dim, 0).reshape(table.shape[dim], -1)
 
 
 def _per_query(table: Tensor, dim: int, axis: Axis) -> Tensor:

@@ -81,7 +81,10 @@ def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[T
     part, steps = images[:, view.keys], []
     for dim, (factor, place, tiles) in enumerate(zip(factors, view.places, view.tiles, strict=True), start=1):
         steps.append(part)
-        part = _along(part, factor[place], tiles, dim)
+        matrix, flat = factor[place], _flat(part, dim)
+        mixed = [_each(matrix[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
+        whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
+        part = whole.view(*part.shape[:dim], len(matrix), *part.shape[dim + 1 :])
     return part.flatten(0, -2), steps
 
 
@@ -97,13 +100,21 @@ def _unmix(
     matrices = [factor[place] for factor, place in zip(factors, view.places, strict=True)]
     part = gradient.view(-1, *(len(matrix) for matrix in matrices), gradient.shape[-1])
     for dim in range(len(factors), 0, -1):
-        tiles, total = view.tiles[dim - 1], to_factors[dim - 1]
+        matrix, tiles, total = matrices[dim - 1], view.tiles[dim - 1], to_factors[dim - 1]
+        flat = _flat(part, dim)
         if total is not None:
-            into, slopes, keys = total[view.places[dim - 1]], _flat(part, dim), _flat(steps[dim - 1], dim)
+            into, keys = total[view.places[dim - 1]], _flat(steps[dim - 1], dim)
             for tile in tiles:
-                _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
-        if dim > 1 or to_images is not None:
-            part = _back_along(part, matrices[dim - 1], tiles, dim)
+                _add_products(into[tile.queries, tile.keys], flat[:, tile.queries], keys[:, tile.keys])
+        if dim == 1 and to_images is None:
+            return
+        if len(tiles) == 1 and tiles[0].keys == slice(0, matrix.shape[1]):
+            back = _each(matrix.mT, flat)
+        else:
+            back = flat.new_zeros((len(flat), matrix.shape[1], flat.shape[2]))
+            for tile in tiles:
+                back[:, tile.keys].add_(_each(matrix[tile.queries, tile.keys].mT, flat[:, tile.queries]))
+        part = back.view(*part.shape[:dim], -1, *part.shape[dim + 1 :])
     if to_images is not None:
         to_images[:, view.keys].add_(part)
 
@@ -116,26 +127,6 @@ def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Flo
 def _flat(part: Tensor, dim: int) -> Float[Tensor, "p k rest"]:
     """An axis between all before it and all behind it."""
     return part.flatten(dim + 1).flatten(0, dim - 1)
-
-
-def _along(part: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
-    """One more axis mixed: (.., k, ..) -> (.., q, ..)."""
-    flat = _flat(part, dim)
-    mixed = [_each(factor[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
-    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
-    return whole.view(*part.shape[:dim], len(factor), *part.shape[dim + 1 :])
-
-
-def _back_along(gradient: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
-    """The adjoint of `_along`."""
-    flat = _flat(gradient, dim)
-    shape = (*gradient.shape[:dim], factor.shape[1], *gradient.shape[dim + 1 :])
-    if len(tiles) == 1 and tiles[0].keys == slice(0, factor.shape[1]):
-        return _each(factor.mT, flat).view(shape)
-    back = flat.new_zeros((len(flat), factor.shape[1], flat.shape[2]))
-    for tile in tiles:
-        back[:, tile.keys].add_(_each(factor[tile.queries, tile.keys].mT, flat[:, tile.queries]))
-    return back.view(shape)
 
 
 def _add_products(
