@@ -82,8 +82,7 @@ class Absolute(Encoding):
 
     Args:
         in_channels: Channels of the image and of the position vectors.
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         positions: The vectors: `SinusoidalPositions` or `LearnedPositions`, with in_channels channels.
         head_channels: Length e of a head's query and key; None for in_channels.
 
@@ -170,8 +169,7 @@ class Relative(Encoding):
 
     Args:
         in_channels: Channels of the image.
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         head_channels: Length e of a head's query and key; None for in_channels.
         features: The vectors r_delta; None for sinusoids of in_channels numbers, or the next multiple of 2 * dims.
         terms: Which of the four terms to use; parameters of the others do not exist.

@@ -26,8 +26,7 @@ class LearnedRelative(SeparableEncoding):
     """Learned relative encoding without content: a fixed map of attention per head, the same for every image.
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         channels: Length of the table's vectors.
         max_shift: Largest shift with a row of its own, in pixels; 15 for the paper's 16 x 16 positions.
 

@@ -27,8 +27,7 @@ class Quadratic(SeparableEncoding):
     """The paper's quadratic encoding, one centre and one width per head (per axis if diagonal).
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         diagonal: One width per axis instead of one per head.
         centre_std: Standard deviation of the initial centres, in pixels. The paper writes N(0, 2 I), a variance; its
             code draws with standard deviation 2, the default here.
@@ -74,8 +73,7 @@ class GeneralizedQuadratic(JointEncoding):
     """The paper's generalised quadratic encoding: a full covariance per head (appendix E).
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         centre_std: Standard deviation of the initial centres, in pixels.
         spread_std: Standard deviation of the entries of the initial S around the identity.
 

@@ -69,8 +69,21 @@ class Toeplitz(LatticeOperator):
         if (dense := self._all_rows()) is not None:
             return dense.contract(x, weight, groups)
         dtype = product_dtype(x)
+
+        def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:  # in the order that mixes fewer channels
+            values = wide.to(dtype)
+            if matrix.shape[2] < values.shape[-1]:
+                out = mix_by_shift(self.grid, project_heads(values, matrix, groups)[..., 0, :], table)
+            else:
+                out = project(mix_by_shift(self.grid, values, table)[..., None, :], matrix, groups)
+            return out.to(wide.dtype)
+
         with full_precision(x.device):
-            return contract_by_shift(self.grid, self.grid.extend(x.to(dtype)), weight.to(dtype), self.table, groups)
+            # Sums over heads, also of gradients, are at least float32.
+            wide = self.grid.extend(x.to(dtype)).to(score_dtype(dtype))
+            heads = zip(weight.to(dtype)[:, None], self.table, strict=True)
+            shares = (checkpointed(share, wide, matrix, table) for matrix, table in heads)
+            return functools.reduce(torch.add, shares).to(dtype)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         if (dense := self._all_rows()) is not None:
@@ -102,25 +115,6 @@ class Run:
 
 
 Runs: TypeAlias = Sequence[Sequence[Run]]
-
-
-def contract_by_shift(
-    grid: Grid, values: Float[Tensor, "b *lattice c"], weight: Weights, tables: Float[Tensor, "h *shifts"], groups: int
-) -> Outputs:
-    """sum_h A_h V W_h over all lattice points, head by head, each in the order that mixes fewer channels."""
-    dtype = values.dtype
-
-    def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:
-        values = wide.to(dtype)
-        if matrix.shape[2] < values.shape[-1]:
-            out = mix_by_shift(grid, project_heads(values, matrix, groups)[..., 0, :], table)
-        else:
-            out = project(mix_by_shift(grid, values, table)[..., None, :], matrix, groups)
-        return out.to(wide.dtype)
-
-    wide = values.to(score_dtype(dtype))  # sums over heads, also of gradients, are at least float32
-    shares = (checkpointed(share, wide, one[None], table) for one, table in zip(weight, tables, strict=True))
-    return functools.reduce(torch.add, shares).to(dtype)
 
 
 def mix_by_shift(
@@ -311,11 +305,10 @@ def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tenso
     """Indices of a tile's scores in the table: per axis (.., queries, .., keys, ..), to be broadcast."""
     found = []
     for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True)):
-        queries = torch.arange(run.first, run.first + run.queries, device=device)
-        keys = torch.arange(run.start, run.start + run.keys, device=device)
+        windows = axis.windows(torch.arange(run.first, run.first + run.queries, device=device))
         shape = [1] * (2 * grid.dims)
         shape[dim], shape[grid.dims + dim] = run.queries, run.keys
-        found.append((axis.stride * (axis.queries - 1 - queries)[:, None] + keys).view(shape))
+        found.append(windows[:, run.start : run.start + run.keys].view(shape))
     return tuple(found)
 
 
