@@ -188,23 +188,18 @@ class SeparableEncoding(Encoding):
 
     @final
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker | Toeplitz:
-        return separable_operator(grid, x, self.heads, lambda: self._scores(grid, x), lambda: self._tables(grid, x))
+        return separable_operator(grid, x, self.heads, self._scores)
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
         indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
-        scores = zip(self._scores(grid, x), indices, strict=True)
+        scores = zip(self._scores(grid, x.device, score_dtype(x.dtype)), indices, strict=True)
         return {"position-position": axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
-    def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        dtype = score_dtype(x.dtype)
-        with full_precision(x.device):
-            return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
-
-    def _tables(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        shifts = [axis.all_shifts(x.device)[None].to(widest(x.device)) for axis in grid.axes]
-        with full_precision(x.device):
-            return [self.axis_scores(axis, row)[:, 0] for axis, row in enumerate(shifts)]
+    def _scores(self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False) -> list[Tensor]:
+        shifts = [axis.all_shifts(device)[None] if table else axis.shifts(device) for axis in grid.axes]
+        with full_precision(device):
+            return [self.axis_scores(axis, along.to(dtype)) for axis, along in enumerate(shifts)]
 
 
 class JointEncoding(Encoding):
@@ -263,21 +258,17 @@ def mass_off_nearest(
 
 
 def separable_operator(
-    grid: Grid,
-    x: Float[Tensor, "b *sizes c"],
-    heads: int,
-    scores: Callable[[], list[Float[Tensor, "h _ _"]]],
-    tables: Callable[[], list[Float[Tensor, "h _"]]],
+    grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
     """The operator of scores that are a sum over axes: a Kronecker product of `scores`, (h, queries, lattice) per axis.
 
-    For one long axis, where a factor would be the whole matrix, a table over shifts from `tables`, in the widest dtype.
+    For one long axis, where a factor would be the whole matrix, they are wanted as a table, (h, 1, shifts).
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
     if few or not has_values(x):
-        return Kronecker.from_scores(grid, scores())
-    rows = tables()
+        return Kronecker.from_scores(grid, scores(grid, x.device, score_dtype(x.dtype)))
+    rows = [row[:, 0] for row in scores(grid, x.device, widest(x.device), table=True)]
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
 
 

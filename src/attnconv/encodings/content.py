@@ -15,7 +15,6 @@ Relative, equation (8): r_delta = sum_a phi_a(delta_a) is fixed. Each term can b
 
 import functools
 import math
-from functools import partial
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding, separable_operator, widest
+from attnconv.encodings.base import Encoding, separable_operator
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
 from attnconv.operators.content import Content
@@ -216,8 +215,7 @@ class Relative(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
         if not self.reads_content:
-            tables = partial(self._factor_tables, grid, widest(x.device))
-            return separable_operator(grid, x, self.heads, partial(self._factor_scores, grid, x), tables)
+            return separable_operator(grid, x, self.heads, self._factor_scores)
         left = self._left(grid, x)
         by_content, by_position = (
             [vectors for term, vectors in left.items() if term.endswith(key)] for key in ("-content", "-position")
@@ -261,16 +259,15 @@ class Relative(Encoding):
         places = zip(self._tables(grid, left), _places(grid, left.device), strict=True)
         return [scores_at(table, rows, dim, grid) for dim, (table, rows) in enumerate(places)]
 
-    def _factor_scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) for each axis."""
-        places = zip(self._factor_tables(grid, score_dtype(x.dtype)), _places(grid, x.device), strict=True)
-        return [table[:, rows] for table, rows in places]
-
-    def _factor_tables(self, grid: Grid, dtype: torch.dtype) -> list[Tensor]:
-        """The same of each shift, one (h, shifts) for each axis."""
+    def _factor_scores(
+        self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False
+    ) -> list[Tensor]:
+        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) or (h, 1, shifts) for each axis."""
         assert self.position_bias is not None
-        left = self.position_bias.to(dtype)[None, :, None] * self.scale
-        return [table[0, :, 0] for table in self._tables(grid, left)]
+        found = self._tables(grid, self.position_bias.to(dtype)[None, :, None] * self.scale)
+        if table:
+            return [scores[0] for scores in found]
+        return [scores[0, :, 0][:, rows] for scores, rows in zip(found, _places(grid, device), strict=True)]
 
     def _tables(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
         """left . W^_key phi_a(delta_a) of each shift, one (b, h, n, shifts) for each axis."""

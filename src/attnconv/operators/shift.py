@@ -6,7 +6,7 @@ depend on small changes of centre or width, so those get gradients of zero.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -21,8 +21,8 @@ from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries,
 from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @final
@@ -157,7 +157,7 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
             for dim, (axis, (first, step, count)) in enumerate(zip(grid.axes, route.taps, strict=True), start=1):
                 length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
                 x = _stretch(x, dim, axis, axis.offset + first, length, first + step * (count - 1))
-    out: Tensor = convolution(
+    out = convolution(
         _canonical(x.movedim(-1, 1), grid),
         _canonical(kernel, grid),
         stride=strides,

@@ -38,7 +38,7 @@ from attnconv.operators.base import (
 from attnconv.operators.dense import Dense
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest, project, project_heads
-from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, pulled, recomputing, recorded
+from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing, recorded
 
 PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
 SPECTRUM = 2.5e9
@@ -154,8 +154,9 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
         return window_gradients(grid, runs, values, table, gradient, wanted)
     totals = [torch.zeros_like(tensor) for tensor in inputs]
     for images, channels in _columns(grid, values):
-        graph = recorded(functools.partial(_mix_spectrum, grid), (values[images, ..., channels], table), (True, True))
-        totals[0][images, ..., channels], to_table = pulled(graph, gradient[images, ..., channels])
+        part = values[images, ..., channels]
+        out, leaves = recorded(functools.partial(_mix_spectrum, grid), (part, table), (True, True))
+        totals[0][images, ..., channels], to_table = torch.autograd.grad(out, leaves, gradient[images, ..., channels])
         totals[1] += to_table
     return tuple(total if want else None for total, want in zip(totals, wanted, strict=True))
 

@@ -43,11 +43,11 @@ def recomputing(
                 return found
             functorch = torch._C._functorch
             if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # many at once
-                return pulled(recorded(plain, inputs, wanted), gradient)
+                return _pulled(recorded(plain, inputs, wanted), gradient)
             if gradients is not None:
                 return gradients(inputs, gradient, wanted)
             graph, ctx.recorded = ctx.recorded or recorded(forward, inputs, wanted), None
-            return pulled(graph, gradient)
+            return _pulled(graph, gradient)
 
     apply: Callable[..., Tensor] = Recomputing.apply
 
@@ -84,7 +84,7 @@ def recorded(
         return function(*leaves), leaves
 
 
-def pulled(graph: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
+def _pulled(graph: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
     """The gradients of the leaves that want one."""
     out, leaves = graph
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
