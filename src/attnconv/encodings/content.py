@@ -256,8 +256,9 @@ class Relative(Encoding):
 
     def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
         """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
-        places = zip(self._tables(grid, left), _places(grid, left.device), strict=True)
-        return [scores_at(table, rows, dim, grid) for dim, (table, rows) in enumerate(places)]
+        indices = grid.unravel(all_queries(grid, left.device))
+        along = zip(self._tables(grid, left), grid.axes, indices, strict=True)
+        return [scores_at(table, axis.windows(index)) for table, axis, index in along]
 
     def _factor_scores(
         self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False
@@ -267,7 +268,8 @@ class Relative(Encoding):
         found = self._tables(grid, self.position_bias.to(dtype)[None, :, None] * self.scale)
         if table:
             return [scores[0] for scores in found]
-        return [scores[0, :, 0][:, rows] for scores, rows in zip(found, _places(grid, device), strict=True)]
+        rows = [axis.windows(torch.arange(axis.queries, device=device)) for axis in grid.axes]
+        return [scores[0, :, 0][:, each] for scores, each in zip(found, rows, strict=True)]
 
     def _tables(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
         """left . W^_key phi_a(delta_a) of each shift, one (b, h, n, shifts) for each axis."""
@@ -279,23 +281,15 @@ class Relative(Encoding):
             return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
 
 
-def _places(grid: Grid, device: torch.device) -> list[Int[Tensor, "n lattice"]]:
-    """Per axis, the places in `Axis.all_shifts` of what its queries see."""
-    return [axis.windows(torch.arange(axis.queries, device=device)) for axis in grid.axes]
-
-
 def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "*keys lattice e"]) -> Float[Tensor, "b h n lattice"]:
     """q . k for every scaled query and lattice point, or row of a table."""
     with full_precision(query.device):
         return query @ key.mT
 
 
-def scores_at(
-    table: Float[Tensor, "#b h n t"], rows: Int[Tensor, "axis_n lattice"], dim: int, grid: Grid
-) -> Float[Tensor, "#b h n lattice"]:
-    """For every (query, lattice point) its score in the query's own table, whose `rows` along axis `dim` are given."""
-    picked = rows[grid.unravel(all_queries(grid, rows.device))[dim]]  # (n, lattice)
-    return table.gather(-1, picked.expand(*table.shape[:2], -1, -1))
+def scores_at(table: Float[Tensor, "b h n t"], rows: Int[Tensor, "n lattice"]) -> Float[Tensor, "b h n lattice"]:
+    """Scores from each query's own table, at the rows of its lattice points."""
+    return table.gather(-1, rows.expand(*table.shape[:2], -1, -1))
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:

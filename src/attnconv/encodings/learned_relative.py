@@ -17,6 +17,7 @@ from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
 from attnconv.encodings.content import check_head_channels, products, scores_at, split_heads
 from attnconv.grid import Grid
+from attnconv.operators.base import all_queries
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
@@ -91,10 +92,11 @@ class LearnedRelativeContent(Encoding):
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Scaled queries, keys, and the scores of positions along each axis."""
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+        indices = grid.unravel(all_queries(grid, query.device))
         biases = []
-        for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
-            rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            biases.append(scores_at(products(part, self.tables[dim].to(query.dtype)), rows, dim, grid))
+        for part, table, axis, index in zip(query.chunk(self.dims, -1), self.tables, grid.axes, indices, strict=True):
+            rows = table_rows(axis.shifts(query.device), self.max_shift)[index]  # (n, lattice_a)
+            biases.append(scores_at(products(part, table.to(query.dtype)), rows))
         return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
