@@ -123,7 +123,7 @@ def _route(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> _Route:
     places = [0] * len(shifts)
     for dim, (first, step, count) in enumerate(taps):
         places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
-    positions, free = math.prod(count for _, _, count in taps), torch.compiler.is_compiling()  # free: sizes may be
+    positions, free = math.prod([count for _, _, count in taps]), torch.compiler.is_compiling()  # free: sizes may be
     far = not free and any(
         max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
         for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
