@@ -118,7 +118,7 @@ def _by_rank(layer: SelfAttention2d, images: Tensor) -> Tensor:
     sizes = pixels.shape[1:-1]
     middle = torch.tensor([(size - 1) / 2 for size in sizes])  # numbers around 0 lose fewer digits
     places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)) - middle  # (n, 2)
-    precision = layer.encoding.precision  # (h, 2, 2)
+    precision = layer.encoding.root_precision @ layer.encoding.root_precision.mT  # (h, 2, 2)
     turned = places @ precision  # (h, n, 2)
     last = -0.5 * (turned * places).sum(-1, keepdim=True)
     queries = (places + layer.encoding.centres[:, None]) @ precision

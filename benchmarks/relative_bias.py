@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnconv.operators.base import score_dtype
+from attnconv.operators.content import attend_folded, attention_with_relative_bias, axis_scores
 from attnconv.operators.kernels.contractions import axis_sum
-from attnconv.operators.kernels.relative_bias import attend_folded, attention_with_relative_bias, axis_scores
 from benchmarks.compare import Step, compare
 from benchmarks.results import Results, Row
 

@@ -74,10 +74,15 @@ class Axis:
         return self.lattice_size + self.stride * (self.queries - 1)
 
     def all_shifts(self, device: torch.device | None = None) -> Tensor:
-        """Every shift that occurs, ascending, int64; query i sees `lattice_size` of them from stride * (n - 1 - i)."""
+        """Every shift that occurs, ascending, int64."""
         first = 0 if self.border == "renormalise" else -self.padding[0]
         last_query = self.offset + self.stride * (self.queries - 1)
         return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
+
+    def windows(self, queries: Tensor) -> Tensor:
+        """Places in `all_shifts` of the shifts of queries (r,), (r, lattice): from stride * (n - 1 - query) on."""
+        starts = self.stride * (self.queries - 1 - queries)
+        return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
     def sources(self, positions: Tensor) -> Tensor:
         """The image key that each position of the lattice shows, int64, -1 where it holds zeros."""

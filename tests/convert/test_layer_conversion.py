@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnconv import SelfAttention1d, SelfAttention2d
 from attnconv.convert import conversion_error, equation_9, from_conv, to_conv
 from attnconv.convert.verify_conversions import Way, draw_convolution, perform, prove
-from attnconv.encodings.transformer_xl import Relative
+from attnconv.encodings.content import Relative
 from attnconv.grid import Border
 from tests.tolerances import tolerance
 

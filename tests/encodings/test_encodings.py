@@ -29,8 +29,7 @@ from attnconv.encodings import (
     encoding_named,
 )
 from attnconv.encodings.base import Encoding
-from attnconv.encodings.content_scores import sinusoids
-from attnconv.encodings.transformer_xl import TERMS
+from attnconv.encodings.content import TERMS, sinusoids
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
@@ -105,10 +104,10 @@ def test_generalised_is_equation_19_up_to_a_constant_and_extends_the_quadratic()
     points = torch.cartesian_prod(torch.arange(4), torch.arange(5)).double()
     shifts = points[None] - points[:, None]
     away = shifts[None] - encoding.centres.detach()[:, None, None]
-    expected = -0.5 * torch.einsum("hnmi,hij,hnmj->hnm", away, encoding.precision.detach(), away)
+    expected = -0.5 * torch.einsum("hnmi,hij,hnmj->hnm", away, encoding.gaussians().precision, away)
     torch.testing.assert_close(got, expected.softmax(-1), **tolerance(DOUBLE, scale=10))
-    inverse = torch.linalg.inv(encoding.precision.detach())
-    torch.testing.assert_close(encoding.covariance.detach(), inverse, **tolerance(DOUBLE, scale=10))
+    inverse = torch.linalg.inv(encoding.gaussians().precision)
+    torch.testing.assert_close(encoding.gaussians().covariance, inverse, **tolerance(DOUBLE, scale=10))
     plain = Quadratic(3).double()
     with torch.no_grad():
         encoding.centres.copy_(plain.centres)
@@ -118,7 +117,9 @@ def test_generalised_is_equation_19_up_to_a_constant_and_extends_the_quadratic()
         scores(plain, grid, image(grid)).softmax(-1),
         **tolerance(DOUBLE, scale=10),
     )
-    torch.testing.assert_close(encoding.covariance, plain.covariance, **tolerance(DOUBLE, scale=10))
+    torch.testing.assert_close(
+        encoding.gaussians().covariance, plain.gaussians().covariance, **tolerance(DOUBLE, scale=10)
+    )
 
 
 def test_singular_precisions_have_no_covariance_but_attend_all_the_same() -> None:
@@ -126,7 +127,7 @@ def test_singular_precisions_have_no_covariance_but_attend_all_the_same() -> Non
     with torch.no_grad():
         encoding.root_precision[1] = 0
     with pytest.raises(ValueError, match=r"root_precision: .*got singular heads \[1\]"):
-        _ = encoding.covariance
+        _ = encoding.gaussians().covariance
     rows = encoding.operator(grid, torch.zeros(1, 3, 3, 1)).to_dense()
     torch.testing.assert_close(rows[0, 1], torch.full((9, 9), 1 / 9))
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from attnconv import SelfAttention2d
-from attnconv.encodings.gaussians import mass_off_nearest
+from attnconv.encodings.base import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.explorer import attention_row, read_payload
 from attnconv.explorer.payload_format import PARTS

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.relative_bias import attend, attend_folded
+from attnconv.operators.content import attend, attend_folded, attend_plainly
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

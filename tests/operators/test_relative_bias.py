@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import attnconv
+from attnconv.operators.content import attend, attend_folded, attend_plainly, attention_with_relative_bias
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import attend_plainly
-from attnconv.operators.kernels.relative_bias import attend, attend_folded, attention_with_relative_bias
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

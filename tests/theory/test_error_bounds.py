@@ -11,7 +11,7 @@ from torch import nn
 from attnconv import SelfAttention1d, SelfAttention2d
 from attnconv.convert import from_conv
 from attnconv.convert.verify_conversions import draw_convolution, perform
-from attnconv.encodings.gaussians import mass_off_nearest
+from attnconv.encodings.base import mass_off_nearest
 from attnconv.grid import BORDERS, Border
 from attnconv.theory import alpha_for, error_bound, mass_off
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
 
 from attnconv._util.errors import bad, did_you_mean
 
-T = TypeVar("T")
 Fine: TypeAlias = Callable[..., bool]
 Natural = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]

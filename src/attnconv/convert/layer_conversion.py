@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_dense, is_real
 from attnconv.encodings.base import Encoding
+from attnconv.encodings.content import QuadraticFeatures, Relative
 from attnconv.encodings.quadratic import Quadratic
-from attnconv.encodings.transformer_xl import QuadraticFeatures, Relative
 from attnconv.grid import Border, per_axis
 from attnconv.layers.self_attention import SelfAttention, SelfAttention1d, SelfAttention2d, SelfAttention3d
 from attnconv.operators.base import score_dtype

@@ -1,8 +1,18 @@
-"""Base classes of positional encodings: scores of shifts, laid over a grid. See `docs/own-encoding.md`."""
+"""Base classes of positional encodings: scores of shifts, laid over a grid. See `docs/own-encoding.md`.
+
+The mass of Gaussian heads off the nearest key has a bound on every grid that holds it. With the centre f from that key,
+|f| <= 1/2, keys at distance k weigh exp(-alpha (k^2 - 2 k f)), so the nearest one gets at least 1 / S along an axis,
+whose second form is Poisson's formula:
+
+    S(alpha, f) = sum_k exp(-alpha (k^2 - 2 k f))
+                = exp(alpha f^2) sqrt(pi / alpha) (1 + 2 sum_{n >= 1} exp(-pi^2 n^2 / alpha) cos(2 pi n f))
+"""
 
 import abc
 import copy
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -11,13 +21,50 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.gaussians import Gaussians, mass_off_nearest
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, below_largest
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.toeplitz import Toeplitz
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """Heads whose score is -1/2 |S_h^T (delta - Delta_h)|^2: Gaussians over the shift.
+
+    Attributes:
+        centres: Delta, (h, dims) in pixels: the parameter itself.
+        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / pixel^2.
+        spread: The parameter that S is proportional to.
+    """
+
+    centres: nn.Parameter
+    root_precision: Float[Tensor, "h dims dims"]
+    spread: nn.Parameter
+
+    @property
+    def precision(self) -> Float64[Tensor, "h dims dims"]:
+        """P = S S^T, in float64 on the CPU."""
+        root = self.root_precision.detach().cpu().double()
+        return root @ root.mT
+
+    @property
+    def covariance(self) -> Float64[Tensor, "h dims dims"]:
+        """P^-1 in pixel^2; ValueError where a head has none."""
+        inverse, info = torch.linalg.inv_ex(self.precision)
+        if bool(info.any()):
+            got = f"singular heads {info.nonzero().flatten().tolist()}"
+            raise ValueError(bad("root_precision", "must be invertible to have a covariance", got))
+        return inverse
+
+    @property
+    def alpha(self) -> Float64[Tensor, "h dims"] | None:
+        """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
+        precision = self.precision
+        along = precision.diagonal(dim1=-2, dim2=-1)
+        return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
 
 
 class Encoding(nn.Module, abc.ABC):
@@ -141,23 +188,18 @@ class SeparableEncoding(Encoding):
 
     @final
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker | Toeplitz:
-        return separable_operator(grid, x, self.heads, lambda: self._scores(grid, x), lambda: self._tables(grid, x))
+        return separable_operator(grid, x, self.heads, self._scores)
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
         indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
-        scores = zip(self._scores(grid, x), indices, strict=True)
+        scores = zip(self._scores(grid, x.device, score_dtype(x.dtype)), indices, strict=True)
         return {"position-position": axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
-    def _scores(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        dtype = score_dtype(x.dtype)
-        with full_precision(x.device):
-            return [self.axis_scores(i, axis.shifts(x.device).to(dtype)) for i, axis in enumerate(grid.axes)]
-
-    def _tables(self, grid: Grid, x: Tensor) -> list[Tensor]:
-        shifts = [axis.all_shifts(x.device)[None].to(widest(x.device)) for axis in grid.axes]
-        with full_precision(x.device):
-            return [self.axis_scores(axis, row)[:, 0] for axis, row in enumerate(shifts)]
+    def _scores(self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False) -> list[Tensor]:
+        shifts = [axis.all_shifts(device)[None] if table else axis.shifts(device) for axis in grid.axes]
+        with full_precision(device):
+            return [self.axis_scores(axis, along.to(dtype)) for axis, along in enumerate(shifts)]
 
 
 class JointEncoding(Encoding):
@@ -200,22 +242,33 @@ def gaussians_of(encoding: object, argument: str) -> Gaussians:
     return heads
 
 
+def mass_off_nearest(
+    alpha: Float64[Tensor, "*heads dims"], offset: Float64[Tensor, "*#heads #dims"]
+) -> Float64[Tensor, "*heads"]:
+    """1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / pixel^2 and `offset` f between -1/2 and 1/2 pixel."""
+    # From alpha = 1 on, eight terms on either side reach float64; below, three of Poisson's formula.
+    steps = torch.arange(1, 9, device=alpha.device, dtype=alpha.dtype)
+    sharp, beside = alpha.clamp_min(1)[..., None], offset[..., None]
+    direct = torch.exp(-sharp * steps * (steps - 2 * beside)) + torch.exp(-sharp * steps * (steps + 2 * beside))
+    blunt, waves = alpha.clamp_max(1), steps[:3]
+    ripples = torch.exp(-(math.pi**2) * waves.square() / blunt[..., None]) * torch.cos(2 * math.pi * waves * beside)
+    poisson = torch.exp(blunt * offset.square()) * (math.pi / blunt).sqrt() * (1 + 2 * ripples.sum(-1)) - 1
+    others = torch.where(alpha < 1, poisson, direct.sum(-1))  # S - 1 without cancellation
+    return -torch.expm1(-torch.log1p(others).sum(-1))
+
+
 def separable_operator(
-    grid: Grid,
-    x: Float[Tensor, "b *sizes c"],
-    heads: int,
-    scores: Callable[[], list[Float[Tensor, "h _ _"]]],
-    tables: Callable[[], list[Float[Tensor, "h _"]]],
+    grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
     """The operator of scores that are a sum over axes: a Kronecker product of `scores`, (h, queries, lattice) per axis.
 
-    For one long axis, where a factor would be the whole matrix, a table over shifts from `tables`, in the widest dtype.
+    For one long axis, where a factor would be the whole matrix, they are wanted as a table, (h, 1, shifts).
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
     if few or not has_values(x):
-        return Kronecker.from_scores(grid, scores())
-    rows = tables()
+        return Kronecker.from_scores(grid, scores(grid, x.device, score_dtype(x.dtype)))
+    rows = [row[:, 0] for row in scores(grid, x.device, widest(x.device), table=True)]
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
 
 

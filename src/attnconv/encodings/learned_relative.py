@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.value_checks import whole
-from attnconv.encodings import content_scores
 from attnconv.encodings.base import Encoding, SeparableEncoding
+from attnconv.encodings.content import check_head_channels, products, scores_at, split_heads
 from attnconv.grid import Grid
+from attnconv.operators.base import all_queries
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
@@ -26,8 +27,7 @@ class LearnedRelative(SeparableEncoding):
     """Learned relative encoding without content: a fixed map of attention per head, the same for every image.
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         channels: Length of the table's vectors.
         max_shift: Largest shift with a row of its own, in pixels; 15 for the paper's 16 x 16 positions.
 
@@ -73,7 +73,7 @@ class LearnedRelativeContent(Encoding):
         self, in_channels: int, heads: int, dims: int = 2, *, head_channels: int | None = None, max_shift: int = 15
     ) -> None:
         super().__init__(heads, dims)
-        self.head_channels = content_scores.check_head_channels(in_channels, head_channels, multiple_of=dims)
+        self.head_channels = check_head_channels(in_channels, head_channels, multiple_of=dims)
         self.scale = 1 / math.sqrt(self.head_channels)
         self.max_shift = whole("max_shift", max_shift, 0)
         self.query = nn.Linear(in_channels, heads * self.head_channels)
@@ -87,16 +87,17 @@ class LearnedRelativeContent(Encoding):
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
         query, key, biases = self._parts(grid, x)
-        return {"content-content": content_scores.products(query, key), "content-position": axis_sum(biases)}
+        return {"content-content": products(query, key), "content-position": axis_sum(biases)}
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Scaled queries, keys, and the scores of positions along each axis."""
-        query = content_scores.split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+        query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+        indices = grid.unravel(all_queries(grid, query.device))
         biases = []
-        for dim, (part, axis) in enumerate(zip(query.chunk(self.dims, -1), grid.axes, strict=True)):
-            rows = table_rows(axis.shifts(query.device), self.max_shift)  # (n_a, lattice_a)
-            biases.append(content_scores.position_scores(part, self.tables[dim].to(query.dtype), rows, dim, grid))
-        return query, content_scores.split_heads(self.key(grid.extend(x)), self.heads), biases
+        for part, table, axis, index in zip(query.chunk(self.dims, -1), self.tables, grid.axes, indices, strict=True):
+            rows = table_rows(axis.shifts(query.device), self.max_shift)[index]  # (n, lattice_a)
+            biases.append(scores_at(products(part, table.to(query.dtype)), rows))
+        return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
 def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:

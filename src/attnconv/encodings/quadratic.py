@@ -17,10 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.encodings.base import Encoding, JointEncoding, SeparableEncoding, gaussians_of
-from attnconv.encodings.gaussians import Gaussians
+from attnconv.encodings.base import Encoding, Gaussians, JointEncoding, SeparableEncoding, gaussians_of
 from attnconv.operators.base import score_dtype
 
 
@@ -29,8 +27,7 @@ class Quadratic(SeparableEncoding):
     """The paper's quadratic encoding, one centre and one width per head (per axis if diagonal).
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         diagonal: One width per axis instead of one per head.
         centre_std: Standard deviation of the initial centres, in pixels. The paper writes N(0, 2 I), a variance; its
             code draws with standard deviation 2, the default here.
@@ -61,11 +58,6 @@ class Quadratic(SeparableEncoding):
         """How sharp each head is: s^2 / 2, in 1 / pixel^2."""
         return self.spread.to(score_dtype(self.spread.dtype)).square() / 2
 
-    @property
-    def covariance(self) -> Float[Tensor, "h dims dims"]:
-        """Covariance of the continuous Gaussian: 1 / (2 alpha) on the diagonal, in pixel^2."""
-        return torch.diag_embed((0.5 / self.alpha).expand(self.heads, self.dims))
-
     def gaussians(self) -> Gaussians:
         return Gaussians(self.centres, torch.diag_embed(self.spread.expand(self.heads, self.dims)), self.spread)
 
@@ -81,8 +73,7 @@ class GeneralizedQuadratic(JointEncoding):
     """The paper's generalised quadratic encoding: a full covariance per head (appendix E).
 
     Args:
-        heads: Number of heads.
-        dims: Number of axes.
+        heads, dims: Number of heads and of axes.
         centre_std: Standard deviation of the initial centres, in pixels.
         spread_std: Standard deviation of the entries of the initial S around the identity.
 
@@ -106,25 +97,6 @@ class GeneralizedQuadratic(JointEncoding):
         super().__init__(heads, dims)
         self.centres = nn.Parameter(torch.randn(heads, dims) * centre_std)
         self.root_precision = nn.Parameter(torch.eye(dims) + torch.randn(heads, dims, dims) * spread_std)
-
-    @property
-    def precision(self) -> Float[Tensor, "h dims dims"]:
-        """P = S S^T, the inverse covariance, in 1 / pixel^2."""
-        root = self.root_precision.to(score_dtype(self.root_precision.dtype))
-        return root @ root.mT
-
-    @property
-    def covariance(self) -> Float[Tensor, "h dims dims"]:
-        """P^-1 in pixel^2.
-
-        Raises:
-            ValueError: A head's precision has no inverse.
-        """
-        inverse, info = torch.linalg.inv_ex(self.precision)
-        if bool(info.any()):
-            got = f"singular heads {info.nonzero().flatten().tolist()}"
-            raise ValueError(bad("root_precision", "must be invertible to have a covariance", got))
-        return inverse
 
     def gaussians(self) -> Gaussians:
         return Gaussians(self.centres, self.root_precision, self.root_precision)

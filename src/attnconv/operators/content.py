@@ -1,21 +1,38 @@
 """Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
 
-score_h[q, k] = q_h . k_h  +  sum over axes a of  B_a,h[q, k_a]
+    A = softmax(Q K^T + sum_a B_a),    one bias B_a,h[q, k_a] per axis
 
-There is no n x n bias.
+It is applied a block of rows at a time, without an n x n array. The backward pass computes the probabilities P of a
+block again and uses, with G the gradient of the output,
+
+    dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
+
+On CUDA the biases are folded into longer vectors for `scaled_dot_product_attention`, which sums in float32:
+
+    Q' = [Q, B_1, .., B_a],    K' = [K, one-hot of k_1, .., one-hot of k_a],    Q' K'^T = Q K^T + sum_a B_a[q, k_a]
+
+In half precision each bias is folded as two numbers, its rounded value and the rest: 16 bits in bfloat16, 22 in
+float16. Flash kernels end at 256 channels, the folded ones included; beyond, torch has its memory-efficient kernel.
 """
 
-from collections.abc import Sequence
-from typing import final
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnconv.grid import Grid
-from attnconv.operators.base import Images, LatticeOperator, Outputs, Weights, full_precision
+from attnconv._util.errors import bad
+from attnconv.grid import Grid, per_axis
+from attnconv.operators.base import Images, LatticeOperator, Outputs, Weights, full_precision, score_dtype
+from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
-from attnconv.operators.kernels.relative_bias import attend
+from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
+
+Buffers: TypeAlias = dict[int, Tensor]
+ALIGNED = 8  # half-precision kernels take multiples of so many channels only
 
 
 @final
@@ -65,3 +82,226 @@ class Content(LatticeOperator):
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
             return torch.softmax(scores, -1)
+
+
+def attention_with_relative_bias(
+    q: Float[Tensor, "b h n e"],
+    k: Float[Tensor, "b h n e"],
+    v: Float[Tensor, "b h n f"],
+    row_table: Float[Tensor, "*h_rows rows e"],
+    column_table: Float[Tensor, "*h_columns columns e"],
+    *,
+    sizes: tuple[int, int],
+    scale: float | None = None,
+) -> Float[Tensor, "b h n f"]:
+    """Attention over an image with learned relative positions that meet the query: q . (k + r_row + r_column).
+
+        softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
+
+    Exact, differentiable in all five tensors, and without the n x n bias that `scaled_dot_product_attention` needs. It
+    keeps the inputs and height + width numbers per query and head.
+
+    Args:
+        q: Query vectors of all pixels, row-major.
+        k: Key vectors.
+        v: Values, of any length f.
+        row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
+            a shift beyond the table takes its outermost vector.
+        column_table: The same for column shifts.
+        sizes: Height and width of the image, height * width = n.
+        scale: Factor on all products; None for 1 / sqrt(e).
+
+    Raises:
+        ValueError: Shapes do not fit, or a table has no middle.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()  # two images of 3 x 4 pixels, four heads
+        >>> attention_with_relative_bias(q, k, v, torch.randn(5, 8), torch.randn(7, 8), sizes=(3, 4)).shape
+        torch.Size([2, 4, 12, 8])
+    """
+    height, width = per_axis("sizes", sizes, 2, least=1)
+    count = height * width
+    if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
+        raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
+    # In the scores' dtype, since biases are sums of products, and large where a head is sharp.
+    scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    biases = []
+    for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
+        fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
+        if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
+            requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
+            raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
+        with full_precision(q.device):
+            biases.append(axis_scores(scaled, table, dim, sizes))
+    return attend(scaled, k, v, biases)
+
+
+def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Float[Tensor, "b h n size"]:
+    """q . table[k_a - q_a] for every position k_a along an axis."""
+    most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
+    vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)
+    per_head = "h" if table.dim() == 3 else ""
+    along = "bhxye,{}xke->bhxyk" if dim == 0 else "bhxye,{}yke->bhxyk"
+    return torch.einsum(along.format(per_head), q.unflatten(2, sizes), vectors).flatten(2, 3)
+
+
+def attend(
+    queries: Float[Tensor, "#b h n e"],
+    keys: Float[Tensor, "#b h lattice e"],
+    values: Float[Tensor, "b #h lattice f"],
+    biases: Sequence[Float[Tensor, "#b h n _"]],
+) -> Float[Tensor, "b h n f"]:
+    """softmax(Q K^T + sum_a B_a) V for scaled queries: by fused kernels on CUDA, elsewhere a block of rows at a time.
+
+    Scores are at least float32; fused kernels multiply in the dtype of the values, and sum in float32.
+    """
+    exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
+    products = values.dtype if fused else exact
+    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(exact) for bias in biases)]
+    with full_precision(values.device):
+        out = attend_folded(*inputs) if fused else _attention(*inputs)
+        return out.to(values.dtype)
+
+
+def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """`attend` a block of rows at a time."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
+    out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+    held: Buffers = {}
+    for images, rows in _blocks(batch, queries, keys):
+        query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
+        weights = _rows(query, key, bias, held)
+        if value.shape[1] == 1:  # one for all heads
+            out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+        else:
+            out[images, :, rows] = weights @ value
+    return out
+
+
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    del wanted  # all but the last sums are needed for any of them
+    queries, keys, _, *biases = inputs
+    # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
+    totals = [
+        tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
+    ]
+    held: Buffers = {}
+    for images, rows in _blocks(gradient.shape[0], queries, keys):
+        query, key, value, *bias = _part(images, rows, *inputs)
+        into = _part(images, rows, *totals)
+        weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
+        # Of the probabilities, where the scores were.
+        slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
+        if value.shape[1] == 1:  # one for all heads
+            into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
+            torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
+        else:
+            _add_product(into[2], part.mT, weights)
+            torch.matmul(part, value.mT, out=slopes)
+        weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
+        torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
+        _add_product(into[0], descent, key)
+        _add_product(into[1], query.mT, descent)
+        if biases:
+            grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
+            for dim, total in enumerate(into[3:]):
+                others = [3 + axis for axis in range(len(biases)) if axis != dim]
+                _add(total, grid.sum(others) if others else grid)
+    return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
+
+
+def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor, not filled, in a buffer that all blocks share: a new one for each would cost page faults."""
+    size = math.prod(shape)
+    if place not in held or held[place].numel() < size:
+        held[place] = like.new_empty(size)
+    return held[place][:size].view(*shape)
+
+
+def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
+    """All images and rows of queries, in parts of about `SCORES_BLOCK` bytes of scores."""
+    heads, count = queries.shape[1:3]
+    most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
+    rows = min(max(most, block_sizes.LEAST_ROWS), count)
+    for images in block_sizes.spans(batch, max(most // count, 1)):
+        for some in block_sizes.spans(count, rows):
+            yield images, some
+
+
+def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
+    """Views of all inputs on a block; those that images share stay as they are."""
+    chosen = [part if part.shape[0] == 1 else part[images] for part in inputs]
+    return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
+
+
+def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
+    """The probabilities of a block, in the second buffer."""
+    batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
+    scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
+    if biases:  # they are written first: the product adds itself to what is there
+        grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
+        shapes = [[-1 if axis == dim else 1 for axis in range(len(biases))] for dim in range(len(biases))]
+        along = [bias.unflatten(-1, shape) for bias, shape in zip(biases, shapes, strict=True)]
+        grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
+        for bias in along[2:]:
+            grid += bias
+        left, right = (tensor.expand(batch, -1, -1, -1).flatten(0, 1) for tensor in (queries, keys))
+        flat = scores.flatten(0, 1)
+        torch.baddbmm(flat, left, right.mT, out=flat)  # torch counts the operations of this form, not of baddbmm_
+    else:
+        torch.matmul(queries, keys.mT, out=scores)
+    return torch.softmax(scores, -1, out=_buffer(held, 1, scores.shape, scores))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`_add` of a product, which adds itself where it may."""
+    if total.shape[0] == left.shape[0] == right.shape[0]:
+        flat = total.flatten(0, 1)
+        torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), out=flat)
+    else:
+        _add(total, left @ right)
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """Add to a view, summing over images where they share it."""
+    total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
+
+
+def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    batch, heads = values.shape[0], queries.shape[1]
+    sizes = [bias.shape[-1] for bias in biases]
+    left, right = [queries], [keys]
+    for dim, bias in enumerate(biases):
+        one_hot = torch.eye(sizes[dim], dtype=keys.dtype, device=keys.device)
+        one_hot = one_hot.repeat_interleave(math.prod(sizes[dim + 1 :]), 0).repeat(math.prod(sizes[:dim]), 1)
+        parts = _split(bias, queries.dtype)
+        left += parts
+        right += [one_hot] * len(parts)
+    query = torch.cat([part.expand(batch, -1, -1, -1) for part in left], -1)
+    key = torch.cat([part.expand(batch, heads, -1, -1) for part in right], -1)
+    channels = -(-max(query.shape[-1], values.shape[-1]) // ALIGNED) * ALIGNED
+    query, key, value = (F.pad(part, (0, channels - part.shape[-1])) for part in (query, key, values))
+    out = F.scaled_dot_product_attention(query, key, value.expand(-1, heads, -1, -1), scale=1.0)
+    return out[..., : values.shape[-1]]
+
+
+def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The bias as a sum of numbers of the queries' dtype: itself where it has it, else two."""
+    if torch.promote_types(bias.dtype, dtype) == dtype:
+        return (bias.to(dtype),)
+    high = bias.detach().to(dtype)  # both meet the same one-hot channels, so the rest carries the gradient
+    return high, (bias - high.to(bias.dtype)).to(dtype)
+
+
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
+    """All scores at once, at least in float32: differentiable any number of times, also by compilers and transforms."""
+    exact = score_dtype(values.dtype)
+    scores = queries.to(exact) @ keys.to(exact).mT
+    scores = scores + axis_sum([bias.to(exact) for bias in biases]) if biases else scores
+    return (torch.softmax(scores, -1) @ values.to(exact)).to(values.dtype)
+
+
+_attention = recomputing(attend_plainly, _forward, _gradients)
+attend_folded = recomputing(attend_plainly, _folded)  # fused kernels have no second derivative

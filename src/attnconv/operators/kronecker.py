@@ -4,9 +4,19 @@
 
 This is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys with a weight below eps^2 of the row's largest are
 left out: that changes less than rounding does, and avoids denormal numbers, which slow a CPU several times.
+
+The products keep no mixed pixels. Long axes go head by head (`kernels.kronecker_long_axes`). Short ones go for all
+heads at once, in an order that keeps products large:
+
+    Y_h = (F_h,2 (x) ..) X      all axes but the first; its keys lead, and images follow
+    U_h = Y_h W_h               one product per head
+    out = sum_h F_h,1 U_h       the first axis: one product over heads and its keys
+
+With G the gradient of out and V_h = G W_h^T,  dW_h = Y_h^T (F_h,1^T G),  dF_h,1 = V_h Y_h^T,  dY_h = F_h,1^T V_h.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -14,9 +24,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, Factor, Images, Outputs, Queries, Weights, query_indices
-from attnconv.operators.kernels.contractions import banded_softmax
-from attnconv.operators.kernels.kronecker_contraction import contract_factors, mix_values
+from attnconv.operators.base import (
+    AttentionOperator,
+    Factor,
+    Images,
+    Outputs,
+    Queries,
+    Weights,
+    full_precision,
+    product_dtype,
+    query_indices,
+    score_dtype,
+)
+from attnconv.operators.kernels import block_sizes, contractions
+from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
+from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 
 @final
@@ -43,7 +65,7 @@ class Kronecker(AttentionOperator):
         """softmax of one (h, n_a, lattice_a) for each axis, cut to the band and folded onto the image's keys."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
-            lattice = banded_softmax(score)
+            lattice = contractions.banded_softmax(score)
             factors.append(axis.fold(lattice))
             masses.append(axis.empty_mass(lattice))
         return Kronecker(grid, factors, masses)
@@ -55,11 +77,9 @@ class Kronecker(AttentionOperator):
         return mix_values(values, self.factors)
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        queries = query_indices(queries, self.grid, self.device)
-        indices = self.grid.unravel(queries)
-        rows = self.factors[0].index_select(1, indices[0])  # (h, r, m_1)
-        for factor, index in zip(self.factors[1:], indices[1:], strict=True):
-            rows = (rows[..., None] * factor.index_select(1, index)[..., None, :]).flatten(2)
+        rows, *others = self._at(queries, self.factors)  # (h, r, m_1), ..
+        for factor in others:
+            rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return _without_denormals(rows, len(self.factors))[None]
 
     def to_dense(self) -> Float[Tensor, "1 h n m"]:
@@ -69,14 +89,224 @@ class Kronecker(AttentionOperator):
         return _without_denormals(matrix, len(self.factors))[None]
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
-        queries = query_indices(queries, self.grid, self.device)
-        indices = self.grid.unravel(queries)
-        mass = self.padding_masses[0].index_select(1, indices[0])
-        for factor, index in zip(self.padding_masses[1:], indices[1:], strict=True):
-            mass = mass + (1 - mass) * factor.index_select(1, index)
+        mass, *others = self._at(queries, self.padding_masses)
+        for other in others:
+            mass = mass + (1 - mass) * other
         return mass[None]
+
+    def _at(self, queries: Queries, along: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of the queries, from those of each axis."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        return [rows.index_select(1, index) for rows, index in zip(along, indices, strict=True)]
 
 
 def _without_denormals(rows: Tensor, axes: int) -> Tensor:
     """Products of three weights may be denormal: eps^6 is, in float32."""
     return rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0) if axes > 2 else rows
+
+
+def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
+    """sum_h (F_h,1 (x) F_h,2 ..) X W_h. On long axes zeros of a factor get no gradient: a softmax passes none on."""
+    dtype = product_dtype(x)
+    cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
+    with full_precision(x.device):
+        return _contraction(*cast)
+
+
+def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    """The same in a few differentiable products, with all mixed values at once."""
+    groups = x.shape[-1] // weight.shape[1]
+    if _narrows(x, weight):
+        return mix_values(contractions.project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
+    return contractions.project(mix_values(x[:, None], factors).movedim(1, -2), weight, groups)
+
+
+def mix_values(
+    values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Factor]
+) -> Float[Tensor, "b h *queries c"]:
+    """A_h V_h, one axis after the other; `values` may be shared by all heads (second axis 1)."""
+    for dim, factor in enumerate(factors, start=2):
+        moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
+        matrix = factor.to(values.dtype).reshape(factor.shape[0], *(1,) * (dim - 2), *factor.shape[1:])
+        values = (matrix @ moved).unflatten(-1, values.shape[dim + 1 :])
+    return values
+
+
+def _forward(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    if not _narrows(x, weight):
+        return _contract(x, weight, *factors)
+    empty = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    swapped = _swapped(empty, weight, factors, x.shape[-1] // weight.shape[1])
+    out = _pull(swapped, x, (True, *[False] * (1 + len(factors))))[0]
+    assert out is not None
+    return out
+
+
+def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    x, weight, *factors = inputs
+    if not _narrows(x, weight):
+        return _pull(inputs, gradient, wanted)
+    groups = x.shape[-1] // weight.shape[1]
+    swapped = _swapped(gradient, weight, factors, groups)
+    _, to_weight, *to_factors = _pull(swapped, x, (False, *wanted[1:]))
+    return (
+        _contract(*swapped) if wanted[0] else None,
+        None if to_weight is None else contractions.transposed(to_weight, groups),
+        *(None if grad is None else grad.mT for grad in to_factors),
+    )
+
+
+def _narrows(x: Tensor, weight: Tensor) -> bool:
+    """Whether to mix after the projection, as it leaves fewer channels: the adjoint of the other order."""
+    return weight.shape[2] < x.shape[-1]
+
+
+def _swapped(x: Tensor, weight: Tensor, factors: Sequence[Tensor], groups: int) -> tuple[Tensor, ...]:
+    return x, contractions.transposed(weight, groups), *(factor.mT for factor in factors)
+
+
+def _contract(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    return (_contract_short if block_sizes.are_short(factors) else contract_long)(x, weight, *factors)
+
+
+def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    return (_pull_short if block_sizes.are_short(inputs[2:]) else pull_long)(inputs, gradient, wanted)
+
+
+def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
+    """The products of the module's docstring; c / i groups of channels."""
+    first, *inner = factors
+    out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
+    outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
+    for images, parts in _parts(x, weight, factors):
+        keys = x[images].transpose(0, 1).contiguous()
+        for columns in parts:
+            mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
+            projected = contractions.project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
+            made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
+            view = _of_image(out[images], columns)
+            view.copy_(made.transpose(0, 1).reshape(view.shape))
+            del mixed, projected
+    return out
+
+
+def _pull_short(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
+    """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    x, weight, first, *inner = inputs
+    exact = score_dtype(x.dtype)  # sums over parts lose nothing
+    to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
+    for images, parts in _parts(x, weight, inputs[2:]):
+        keys = x[images].transpose(0, 1).contiguous()
+        total: Tensor | None = None
+        for columns in parts:
+            part = _of_image(gradient[images], columns).transpose(0, 1).contiguous()  # (q, b, .., d)
+            chosen = (weight, first, *_of_columns(inner, columns))
+            into = (*totals[:2], *_of_columns(totals[2:], columns))
+            back = _pull_part(keys, chosen, part, into, wanted)
+            if back is not None:
+                total = back if len(parts) == 1 else back.to(exact) if total is None else total.add_(back)
+        if total is not None:
+            to_x[images] = total.view(keys.shape).transpose(0, 1)
+    totals.insert(0, to_x)
+    return tuple(total.to(x.dtype) if want else None for total, want in zip(totals, wanted, strict=True))
+
+
+def _pull_part(
+    keys: Float[Tensor, "k b *sizes c"],
+    inputs: Sequence[Tensor],
+    gradient: Float[Tensor, "q b *queries d"],
+    totals: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> Tensor | None:
+    """A part's gradient of its keys; those of weights and factors are added to the totals."""
+    weight, first, *inner = inputs
+    heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
+    mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
+    if mixed is not None and wanted[1]:
+        slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
+        totals[0].add_(contractions.project_gradient(mixed.flatten(1, -2), slopes, groups))
+        del slopes
+    if not (moving or wanted[0]):
+        return None
+    back = contractions.project_back(gradient.flatten(0, -2), weight, groups).reshape(heads, len(gradient), -1)  # V
+    if mixed is not None and moving:
+        totals[1].add_(back @ mixed.reshape(heads, first.shape[2], -1).mT)
+    mixed, back = None, first.mT @ back  # the gradient of Y
+    back = back.view(heads, -1, *(factor.shape[1] for factor in inner), keys.shape[-1])
+    return _unmix(back, keys, factors=inner, steps=steps, to_factors=totals[2:] if moving else (), wanted=wanted[0])
+
+
+def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
+    """Images, and spans of columns (queries of the last axis), for which Y or U fits in a block."""
+    middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
+    columns = factors[-1].shape[1] if len(factors) > 1 else 1
+    channels = max(x.shape[-1], weight.shape[2])
+    column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
+    most = max(block_sizes.block_bytes(x.device.type) // column, 1)
+    count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
+    for some in block_sizes.spans(x.shape[0], max(most // columns, 1)):
+        yield some, block_sizes.spans(columns, math.ceil(columns / count))  # of about the same width
+
+
+def _of_columns(inner: Sequence[Tensor], columns: slice) -> list[Tensor]:
+    return [*inner[:-1], inner[-1][:, columns]] if inner else []
+
+
+def _of_image(image: Tensor, columns: slice) -> Tensor:
+    return image[..., columns, :] if image.dim() > 3 else image
+
+
+def _mix(
+    keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Factor], heads: int
+) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
+    """Y, and the input of each axis but the last, in the order of axes."""
+    flat = keys.flatten(0, 1)
+    if not factors:
+        return flat.expand(heads, *flat.shape), []
+    *others, last = factors
+    lead = flat.shape[:-2]
+    # The last axis, all heads at once.
+    wide = torch.bmm(last.flatten(0, 1).expand(math.prod(lead), -1, -1), flat.flatten(0, -3))
+    part, steps = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
+    for dim, factor in reversed(list(enumerate(others, start=2))):
+        steps.append(part)
+        part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
+    return part, steps[::-1]
+
+
+def _unmix(
+    gradient: Float[Tensor, "h kb *queries c"],
+    keys: Float[Tensor, "k b *sizes c"],
+    *,
+    factors: Sequence[Factor],
+    steps: Sequence[Tensor],
+    to_factors: Sequence[Tensor],
+    wanted: bool,
+) -> Float[Tensor, "kb *sizes c"] | None:
+    """The adjoint of `_mix`, if wanted; adds to the gradients of the factors if there are any to add to."""
+    if not factors:
+        return gradient.sum(0) if wanted else None
+    *others, last = factors
+    for place, factor in enumerate(others):
+        dim = place + 2
+        flat = gradient.flatten(dim + 1)
+        if to_factors:
+            outer = flat @ steps[place].flatten(dim + 1).mT
+            to_factors[place].add_(outer.sum(tuple(range(1, dim)), dtype=to_factors[place].dtype))
+        gradient = (_beside(factor.mT, dim) @ flat).unflatten(-1, gradient.shape[dim + 1 :])
+    lead = gradient.shape[1:-2]
+    wide = gradient.movedim(0, -3).reshape(-1, last.shape[0] * last.shape[1], gradient.shape[-1])  # (.., h q, c)
+    if to_factors:
+        outer = torch.bmm(keys.view(len(wide), -1, wide.shape[-1]), wide.mT).sum(0, dtype=to_factors[-1].dtype)
+        to_factors[-1].add_(outer.mT.view(last.shape))
+    if not wanted:
+        return None
+    return torch.bmm(last.flatten(0, 1).mT.expand(math.prod(lead), -1, -1), wide).view(*lead, -1, wide.shape[-1])
+
+
+def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:
+    """A matrix per head that multiplies axis `dim` of (h, kb, .., k, rest)."""
+    return matrix.reshape(matrix.shape[0], *(1,) * (dim - 1), *matrix.shape[1:])
+
+
+_contraction = recomputing(contract_plainly, _forward, _gradients)

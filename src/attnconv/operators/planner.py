@@ -7,17 +7,18 @@ The defaults are those of a two-core x86 machine; `attnconv calibrate` measures 
 
 import functools
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
+import msgspec
 import torch
 from torch import Tensor
 
 from attnconv._util.atomic_write import write_atomically
+from attnconv._util.settings import Positive
 from attnconv.grid import Grid
 from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS, block_bytes
 
@@ -80,13 +81,9 @@ def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, tra
 @functools.lru_cache
 def machine_of(device: str) -> Machine:
     """The constants of a device: measured ones, or the defaults of its kind."""
-    default = Machine() if device == "cpu" else GPU
-    try:
-        known = _known()[device]
-        found = Machine(**{name: float(known[name]) for name in asdict(default)})
-    except (ValueError, KeyError, TypeError):
-        return default
-    return found if all(0 < value < math.inf for value in asdict(found).values()) else default
+    default = asdict(Machine() if device == "cpu" else GPU)
+    found = _known().get(device, {})
+    return Machine(**({name: found[name] for name in default} if found.keys() >= default.keys() else default))
 
 
 def calibration_file() -> Path:
@@ -125,10 +122,9 @@ def keep(machine: Machine, device: str = "cpu") -> Path:
     return path
 
 
-def _known() -> dict[str, Any]:
+def _known() -> dict[str, dict[str, float]]:
     """The file's contents; empty where it is missing or broken."""
     try:
-        known = json.loads(calibration_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return msgspec.json.decode(calibration_file().read_bytes(), type=dict[str, dict[str, Positive]])
+    except (OSError, msgspec.DecodeError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}

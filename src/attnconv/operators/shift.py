@@ -6,7 +6,7 @@ depend on small changes of centre or width, so those get gradients of zero.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -21,8 +21,8 @@ from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries,
 from attnconv.operators.kernels.contractions import project
 
 Taps: TypeAlias = tuple[tuple[int, int, int], ...]  # per axis: first shift, step, count
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @final
@@ -54,7 +54,7 @@ class Shift(AttentionOperator):
             raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        route = (_Route.of if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
+        route = (_route if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
         if route.apart or _is_unsafe(self.grid, route, x):
             out = project(self._shifted(x[:, None].expand(-1, self.heads, *x.shape[1:])).movedim(1, -2), weight, groups)
         else:
@@ -109,86 +109,69 @@ class Shift(AttentionOperator):
 @final
 @dataclass(frozen=True)
 class _Route:
-    """How heads at fixed shifts run as one convolution."""
+    """How heads at fixed shifts run as one convolution, whose kernel has the counts and the dilation of the taps."""
 
     apart: bool  # not as a convolution: its kernel, or the image padded for it, would be mostly empty
     transposed: bool
     taps: Taps  # the progression per axis on which the heads' shifts lie
-    counts: tuple[int, ...]  # the kernel's size
-    steps: tuple[int, ...]  # its dilation
     places: tuple[int, ...] | None  # each head's index in the kernel, row-major; None where heads fill it in order
     paddings: tuple[int, ...] | None  # see `_own_padding`
 
-    @staticmethod
-    def of(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> "_Route":
-        taps = tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(grid.dims))
-        places = [0] * len(shifts)
-        for dim, (first, step, count) in enumerate(taps):
-            places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
-        counts = tuple(count for _, _, count in taps)
-        positions, free = math.prod(counts), torch.compiler.is_compiling()  # free: sizes may be
-        far = not free and any(
-            max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
-            for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
-        )
-        return _Route(
-            apart=positions > 2 * len(shifts) or far,
-            transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
-            taps=taps,
-            counts=counts,
-            steps=tuple(step for _, step, _ in taps),
-            places=None if places == list(range(positions)) else tuple(places),
-            paddings=None if free else _own_padding(grid, taps),
-        )
+
+def _route(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> _Route:
+    taps = tuple(_progression(sorted({shift[dim] for shift in shifts})) for dim in range(grid.dims))
+    places = [0] * len(shifts)
+    for dim, (first, step, count) in enumerate(taps):
+        places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
+    positions, free = math.prod([count for _, _, count in taps]), torch.compiler.is_compiling()  # free: sizes may be
+    far = not free and any(
+        max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
+        for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
+    )
+    return _Route(
+        apart=positions > 2 * len(shifts) or far,
+        transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
+        taps=taps,
+        places=None if places == list(range(positions)) else tuple(places),
+        paddings=None if free else _own_padding(grid, taps),
+    )
 
 
-_known_route = functools.lru_cache(maxsize=256)(_Route.of)  # a compiler wants the plain one
+_known_route = functools.lru_cache(maxsize=256)(_route)  # a compiler wants the plain one
 
 
 def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int) -> Tensor:
     """One convolution whose kernel holds each head's weight at its shift."""
-    flat = weight
+    _, steps, counts = zip(*route.taps, strict=True)
     if route.places is not None:
-        empty = weight.new_zeros((math.prod(route.counts), *weight.shape[1:]))
-        flat = empty.index_add(0, torch.tensor(route.places, device=weight.device), weight)
+        empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
+        weight = empty.index_add(0, torch.tensor(route.places, device=weight.device), weight)
+    if route.transposed:  # without the zeros between keys: key k adds to spacing k - shift
+        grouped = weight.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
+        kernel = grouped.flatten(0, 1).flip(2).unflatten(2, counts)  # the largest shift first
+        strides, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
+    else:
+        kernel = weight.permute(2, 1, 0).reshape(weight.shape[2], weight.shape[1], *counts)
+        strides, convolution = [axis.stride for axis in grid.axes], _CONVOLUTIONS[grid.dims]
+        if route.paddings is None:
+            for dim, (axis, (first, step, count)) in enumerate(zip(grid.axes, route.taps, strict=True), start=1):
+                length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
+                x = _stretch(x, dim, axis, axis.offset + first, length, first + step * (count - 1))
+    out = convolution(
+        _canonical(x.movedim(-1, 1), grid),
+        _canonical(kernel, grid),
+        stride=strides,
+        padding=route.paddings or 0,  # no paddings where transposed
+        dilation=steps,
+        groups=groups,
+    )
     if route.transposed:
-        return _convolve_transposed(grid, route, x, flat, groups)
-    kernel = flat.permute(2, 1, 0).reshape(flat.shape[2], flat.shape[1], *route.counts)
-    paddings = route.paddings
-    if paddings is None:
-        paddings = (0,) * grid.dims
-        for dim, (axis, (first, step, count)) in enumerate(zip(grid.axes, route.taps, strict=True), start=1):
-            start = axis.offset + first
-            length = axis.stride * (axis.queries - 1) + step * (count - 1) + 1
-            x = _stretch(x, dim, axis, start, length, first + step * (count - 1))
-    out: Tensor = _CONVOLUTIONS[grid.dims](
-        _canonical(x.movedim(-1, 1), grid),
-        _canonical(kernel, grid),
-        stride=tuple(axis.stride for axis in grid.axes),
-        padding=paddings,
-        dilation=route.steps,
-        groups=groups,
-    )
-    return out.permute(0, *range(2, grid.dims + 2), 1)
-
-
-def _convolve_transposed(grid: Grid, route: _Route, x: Tensor, flat: Tensor, groups: int) -> Tensor:
-    """The same for spaced keys, without the zeros between them: key k adds to spacing k - shift."""
-    grouped = flat.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
-    kernel = grouped.flatten(0, 1).flip(2).unflatten(2, route.counts)  # the largest shift first
-    spacings, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
-    out: Tensor = convolution(
-        _canonical(x.movedim(-1, 1), grid),
-        _canonical(kernel, grid),
-        stride=spacings,
-        dilation=route.steps,
-        groups=groups,
-    )
-    edges: list[int] = []
-    for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
-        start = axis.offset + first + step * (count - 1)  # of the first query's output
-        edges = [-start, start + axis.queries - size, *edges]
-    return F.pad(out, edges).movedim(1, -1)
+        edges: list[int] = []
+        for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
+            start = axis.offset + first + step * (count - 1)  # of the first query's output
+            edges = [-start, start + axis.queries - size, *edges]
+        out = F.pad(out, edges)
+    return out.movedim(1, -1)
 
 
 def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:

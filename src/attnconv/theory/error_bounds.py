@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.encodings.gaussians import mass_off_nearest
+from attnconv.encodings.base import mass_off_nearest
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.kernels.contractions import project
 

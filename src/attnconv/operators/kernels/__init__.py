@@ -1,1 +1,1 @@
-"""How the operators are computed: tiles, bands, transforms, and their derivatives."""
+"""What operators are computed with: products, bands of long axes, sizes of blocks, derivatives."""

@@ -38,12 +38,6 @@ def project_gradient(
     return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
 
 
-def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """softmax(Q K^T + biases) V with all probabilities at once, as compilers and transforms run it."""
-    scores = queries @ keys.mT
-    return torch.softmax(scores + axis_sum(biases) if biases else scores, -1) @ values
-
-
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
     return tensor.unflatten(-1, (groups, -1))
 

@@ -8,7 +8,7 @@ With M_h = A_h X, out = sum_h M_h W_h and G the gradient of out,
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -18,13 +18,7 @@ from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtyp
 from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.recompute_in_backward import Gradients
 
-
-@dataclass(frozen=True)
-class Tile:
-    """Some queries of an axis, and the range of keys that holds all of their weights."""
-
-    queries: slice
-    keys: slice
+Tile: TypeAlias = tuple[slice, slice]  # some queries of an axis, and the range of keys that holds all of their weights
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,10 @@ def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[T
     part, steps = images[:, view.keys], []
     for dim, (factor, place, tiles) in enumerate(zip(factors, view.places, view.tiles, strict=True), start=1):
         steps.append(part)
-        part = _along(part, factor[place], tiles, dim)
+        matrix, flat = factor[place], _flat(part, dim)
+        mixed = [_each(matrix[queries, keys], flat[:, keys]) for queries, keys in tiles]
+        whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
+        part = whole.view(*part.shape[:dim], len(matrix), *part.shape[dim + 1 :])
     return part.flatten(0, -2), steps
 
 
@@ -97,13 +94,21 @@ def _unmix(
     matrices = [factor[place] for factor, place in zip(factors, view.places, strict=True)]
     part = gradient.view(-1, *(len(matrix) for matrix in matrices), gradient.shape[-1])
     for dim in range(len(factors), 0, -1):
-        tiles, total = view.tiles[dim - 1], to_factors[dim - 1]
+        matrix, tiles, total = matrices[dim - 1], view.tiles[dim - 1], to_factors[dim - 1]
+        flat = _flat(part, dim)
         if total is not None:
-            into, slopes, keys = total[view.places[dim - 1]], _flat(part, dim), _flat(steps[dim - 1], dim)
-            for tile in tiles:
-                _add_products(into[tile.queries, tile.keys], slopes[:, tile.queries], keys[:, tile.keys])
-        if dim > 1 or to_images is not None:
-            part = _back_along(part, matrices[dim - 1], tiles, dim)
+            into, mixed = total[view.places[dim - 1]], _flat(steps[dim - 1], dim)
+            for queries, keys in tiles:
+                _add_products(into[queries, keys], flat[:, queries], mixed[:, keys])
+        if dim == 1 and to_images is None:
+            return
+        if len(tiles) == 1 and tiles[0][1] == slice(0, matrix.shape[1]):
+            back = _each(matrix.mT, flat)
+        else:
+            back = flat.new_zeros((len(flat), matrix.shape[1], flat.shape[2]))
+            for queries, keys in tiles:
+                back[:, keys].add_(_each(matrix[queries, keys].mT, flat[:, queries]))
+        part = back.view(*part.shape[:dim], -1, *part.shape[dim + 1 :])
     if to_images is not None:
         to_images[:, view.keys].add_(part)
 
@@ -116,26 +121,6 @@ def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Flo
 def _flat(part: Tensor, dim: int) -> Float[Tensor, "p k rest"]:
     """An axis between all before it and all behind it."""
     return part.flatten(dim + 1).flatten(0, dim - 1)
-
-
-def _along(part: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
-    """One more axis mixed: (.., k, ..) -> (.., q, ..)."""
-    flat = _flat(part, dim)
-    mixed = [_each(factor[tile.queries, tile.keys], flat[:, tile.keys]) for tile in tiles]
-    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
-    return whole.view(*part.shape[:dim], len(factor), *part.shape[dim + 1 :])
-
-
-def _back_along(gradient: Tensor, factor: Float[Tensor, "q k"], tiles: Sequence[Tile], dim: int) -> Tensor:
-    """The adjoint of `_along`."""
-    flat = _flat(gradient, dim)
-    shape = (*gradient.shape[:dim], factor.shape[1], *gradient.shape[dim + 1 :])
-    if len(tiles) == 1 and tiles[0].keys == slice(0, factor.shape[1]):
-        return _each(factor.mT, flat).view(shape)
-    back = flat.new_zeros((len(flat), factor.shape[1], flat.shape[2]))
-    for tile in tiles:
-        back[:, tile.keys].add_(_each(factor[tile.queries, tile.keys].mT, flat[:, tile.queries]))
-    return back.view(shape)
 
 
 def _add_products(
@@ -152,15 +137,15 @@ def _add_products(
 
 def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
     """Columns of a wide image with the keys that they attend to; one strip of all where none would be narrow."""
-    whole = [Tile(slice(None), slice(None))]
+    whole = [(slice(None), slice(None))]
     if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * block_sizes.STRIP:
         return whole
     queries, keys = factors[1].shape[1:]
     bands, found = Bands.of(factors[1]), []
     for part in block_sizes.spans(queries, block_sizes.STRIP):
         seen = [bands.keys(head, part) for head in range(len(factors[1]))]
-        found.append(Tile(part, slice(min(one.start for one in seen), max(one.stop for one in seen))))
-    narrow = sum(strip.keys.stop - strip.keys.start for strip in found) < 1.25 * keys
+        found.append((part, slice(min(one.start for one in seen), max(one.stop for one in seen))))
+    narrow = sum(seen.stop - seen.start for _, seen in found) < 1.25 * keys
     return found if narrow else whole
 
 
@@ -171,7 +156,7 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
     first = Bands.of(factors[0])
     for strip in strips(factors):
-        around = [part[:, strip.queries, strip.keys] if dim == 0 else part for dim, part in enumerate(factors[1:])]
+        around = [part[:, strip[0], strip[1]] if dim == 0 else part for dim, part in enumerate(factors[1:])]
         per_row = math.prod(factor.shape[1] for factor in around) * channels
         images, height = max(most // (count * per_row), 1), count
         if count * per_row > 2 * most:
@@ -182,11 +167,11 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
             views = []
             for head in range(heads):
                 keys = first.keys(head, rows)
-                whole = Tile(slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
-                places = [(head, rows, keys), (head, strip.queries, strip.keys), head][: len(factors)]
+                whole = (slice(0, rows.stop - rows.start), slice(0, keys.stop - keys.start))
+                places = [(head, rows, keys), (head, *strip), head][: len(factors)]
                 views.append(View(head, keys, places, [[whole], *tiles[head]]))
             for some in block_sizes.spans(x.shape[0], images):
-                yield (some, rows, strip.queries), (some, slice(None), strip.keys), views
+                yield (some, rows, strip[0]), (some, slice(None), strip[1]), views
 
 
 @final
@@ -218,6 +203,6 @@ class Bands:
     def tiles(self, head: int) -> tuple[Tile, ...]:
         """Tiles of neighbouring queries; a single one where the head attends to most of the axis anyway."""
         queries = len(self.low[head])
-        found = tuple(Tile(part, self.keys(head, part)) for part in block_sizes.spans(queries, block_sizes.BAND_TILE))
-        area = sum((t.keys.stop - t.keys.start) * (t.queries.stop - t.queries.start) for t in found)
-        return found if area < queries * self.size / 2 else (Tile(slice(0, queries), slice(0, self.size)),)
+        found = tuple((part, self.keys(head, part)) for part in block_sizes.spans(queries, block_sizes.BAND_TILE))
+        area = sum((keys.stop - keys.start) * (part.stop - part.start) for part, keys in found)
+        return found if area < queries * self.size / 2 else ((slice(0, queries), slice(0, self.size)),)

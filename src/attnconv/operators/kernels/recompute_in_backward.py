@@ -31,7 +31,7 @@ def recomputing(
             ctx.save_for_backward(*inputs)
             if gradients is not None:
                 return forward(*inputs)
-            ctx.recorded = _recorded(forward, inputs, ctx.needs_input_grad)
+            ctx.recorded = recorded(forward, inputs, ctx.needs_input_grad)
             out: Tensor = ctx.recorded[0].detach()
             return out
 
@@ -43,11 +43,11 @@ def recomputing(
                 return found
             functorch = torch._C._functorch
             if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # many at once
-                return _pulled(_recorded(plain, inputs, wanted), gradient)
+                return _pulled(recorded(plain, inputs, wanted), gradient)
             if gradients is not None:
                 return gradients(inputs, gradient, wanted)
-            recorded, ctx.recorded = ctx.recorded or _recorded(forward, inputs, wanted), None
-            return _pulled(recorded, gradient)
+            graph, ctx.recorded = ctx.recorded or recorded(forward, inputs, wanted), None
+            return _pulled(graph, gradient)
 
     apply: Callable[..., Tensor] = Recomputing.apply
 
@@ -75,7 +75,7 @@ def _is_transformed() -> bool:
     return forward_ad._current_level >= 0 or states != [None, None]
 
 
-def _recorded(
+def recorded(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A function's output with a graph of its own, and the leaves of that graph."""
@@ -84,9 +84,9 @@ def _recorded(
         return function(*leaves), leaves
 
 
-def _pulled(recorded: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
+def _pulled(graph: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
     """The gradients of the leaves that want one."""
-    out, leaves = recorded
+    out, leaves = graph
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, gradient))
     return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)

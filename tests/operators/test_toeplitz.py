@@ -8,9 +8,9 @@ from torch import Tensor
 
 from attnconv.encodings import GeneralizedQuadratic
 from attnconv.grid import Grid
-from attnconv.operators import Toeplitz
-from attnconv.operators.kernels import block_sizes, toeplitz_mixing
-from attnconv.operators.kernels.toeplitz_mixing import mix_by_shift, mix_plainly
+from attnconv.operators import Toeplitz, toeplitz
+from attnconv.operators.kernels import block_sizes
+from attnconv.operators.toeplitz import mix_by_shift, mix_plainly
 from tests.laws import CHANNELS, HEADS, contracted, images
 from tests.tolerances import tolerance
 
@@ -78,7 +78,7 @@ def test_windows_equal_the_matrix(name: str, head: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("head", HEADS_OF)
 @pytest.mark.parametrize("name", GRIDS)
 def test_spectrum_equals_the_matrix(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz_mixing, "_prefers_spectrum", lambda *_: True)
+    monkeypatch.setattr(toeplitz, "_prefers_spectrum", lambda *_: True)
     monkeypatch.setattr(block_sizes, "SPECTRUM_BLOCK", 24000)
     monkeypatch.setattr(block_sizes, "ROWS_BLOCK", 80000)
     grid = GRIDS[name]
@@ -92,25 +92,19 @@ def test_each_head_goes_the_cheaper_way() -> None:
     ways = {}
     for name in HEADS_OF:
         table = table_of(grid, name)
-        ways[name] = toeplitz_mixing._prefers_spectrum(
-            grid, toeplitz_mixing.runs_of(grid, table, values.dtype), values, table
-        )
+        ways[name] = toeplitz._prefers_spectrum(grid, toeplitz.runs_of(grid, table, values.dtype), values, table)
     assert ways == {"local": False, "sharp": False, "wide": True, "beyond": False, "far beyond": False}
     wide = table_of(grid, "wide")
-    runs = toeplitz_mixing.runs_of(grid, wide, DOUBLE)
-    assert not toeplitz_mixing._prefers_spectrum(
-        grid, runs, values.double(), wide
-    )  # a spectrum is no finer than float64
-    assert not toeplitz_mixing._prefers_spectrum(grid, runs, values, wide.float())
+    runs = toeplitz.runs_of(grid, wide, DOUBLE)
+    assert not toeplitz._prefers_spectrum(grid, runs, values.double(), wide)  # a spectrum is no finer than float64
+    assert not toeplitz._prefers_spectrum(grid, runs, values, wide.float())
 
 
 def test_windows_cost_the_same_per_pixel_on_any_image() -> None:
     costs = []
     for side in (128, 512):
         grid = Grid.make((side, side))
-        costs.append(
-            toeplitz_mixing.work_of(toeplitz_mixing.runs_of(grid, table_of(grid, "local"), torch.float32)) / side**2
-        )
+        costs.append(toeplitz.work_of(toeplitz.runs_of(grid, table_of(grid, "local"), torch.float32)) / side**2)
     assert costs[1] < 1.1 * costs[0]
     assert costs[1] < 1000  # of 65,536 keys
 

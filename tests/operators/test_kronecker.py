@@ -12,8 +12,8 @@ from attnconv.grid import BORDERS, Border, Grid
 from attnconv.operators import Kronecker
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import contract_rows
-from attnconv.operators.kernels.kronecker_contraction import contract_factors, contract_plainly
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long, strips
+from attnconv.operators.kronecker import contract_factors, contract_plainly
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64

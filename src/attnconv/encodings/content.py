@@ -1,0 +1,324 @@
+"""Encodings with queries and keys of the image: absolute positions, and the four terms of Transformer-XL.
+
+Absolute, equations (3) and (7): a vector per position is added to the pixel before queries and keys; values stay x. The
+vectors are sinusoids of any real position, or a learned table over an image's positions.
+
+    score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
+
+Relative, equation (8): r_delta = sum_a phi_a(delta_a) is fixed. Each term can be left out, with its parameters.
+
+    score_h(q, k) = scale * (   x_q W_qry . x_k W_key          content-content
+                              + x_q W_qry . W^_key r_delta     content-position
+                              + u_h . x_k W_key                position-content
+                              + v_h . W^_key r_delta )         position-position
+"""
+
+import functools
+import math
+from typing import Literal, TypeAlias, final, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
+from attnconv.encodings.base import Encoding, separable_operator
+from attnconv.grid import Grid
+from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
+from attnconv.operators.content import Content
+from attnconv.operators.kernels.contractions import axis_sum
+
+Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
+TERMS: tuple[Term, ...] = get_args(Term)
+WAVELENGTH = 10_000.0  # of the slowest sinusoid, in units of 2 pi pixels
+_INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@final
+class SinusoidalPositions(nn.Module):
+    """Fixed sinusoids: one equal part of the channels for each axis."""
+
+    def __init__(self, channels: int, dims: int) -> None:
+        super().__init__()
+        self.channels = check_sinusoidal("in_channels", channels, dims)
+
+    def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
+        """The vectors at the product of one list of positions per axis (int64, any position of the lattice)."""
+        parts = []
+        for dim, positions in enumerate(points):
+            part = sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
+            shape = (*(1,) * dim, positions.shape[0], *(1,) * (grid.dims - 1 - dim), part.shape[-1])
+            parts.append(part.reshape(shape).expand(*(p.shape[0] for p in points), -1))
+        return torch.cat(parts, -1)
+
+
+@final
+class LearnedPositions(nn.Module):
+    """A learned vector for each position of an image of `sizes`, resampled linearly to other image sizes.
+
+    A position outside the image has the vector of the nearest pixel.
+    """
+
+    def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
+        super().__init__()
+        if not sizes or any(size < 1 for size in sizes):
+            raise ValueError(bad("sizes", "must be at least 1 for every axis", sizes))
+        self.table = nn.Parameter(torch.randn(1, channels, *sizes) * std)
+
+    def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
+        mode = _INTERPOLATION[grid.dims]
+        table = F.interpolate(self.table.to(dtype), size=grid.sizes, mode=mode, align_corners=False)[0].movedim(0, -1)
+        for dim, (axis, positions) in enumerate(zip(grid.axes, points, strict=True)):
+            table = table.index_select(dim, positions.clamp(0, axis.size - 1))
+        return table
+
+
+@final
+class Absolute(Encoding):
+    """Attention by content with absolute positions.
+
+    Args:
+        in_channels: Channels of the image and of the position vectors.
+        heads, dims: Number of heads and of axes.
+        positions: The vectors: `SinusoidalPositions` or `LearnedPositions`, with in_channels channels.
+        head_channels: Length e of a head's query and key; None for in_channels.
+
+    Attributes:
+        query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias.
+        positions: The module that gives the vectors.
+    """
+
+    by_head = ("query", "key")
+
+    def __init__(
+        self,
+        in_channels: int,
+        heads: int,
+        dims: int = 2,
+        *,
+        positions: SinusoidalPositions | LearnedPositions,
+        head_channels: int | None = None,
+    ) -> None:
+        super().__init__(heads, dims)
+        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.scale = 1 / math.sqrt(self.head_channels)
+        self.query = nn.Linear(in_channels, heads * self.head_channels, bias=False)
+        self.key = nn.Linear(in_channels, heads * self.head_channels, bias=False)
+        self.positions = positions
+
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
+        at_queries, at_lattice = self._positions(grid, x)
+        query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self.scale
+        key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
+        return Content(grid, query, key)
+
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
+        at_queries, at_lattice = self._positions(grid, x)
+        queries = {"content": grid.at_queries(x), "position": at_queries[None]}
+        keys = {"content": grid.extend(x), "position": at_lattice[None]}
+        return {
+            f"{left}-{right}": products(
+                split_heads(self.query(query), self.heads) * self.scale,
+                split_heads(self.key(key), self.heads),
+            )
+            for left, query in queries.items()
+            for right, key in keys.items()
+        }
+
+    def _positions(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = score_dtype(x.dtype)
+        at_queries = self.positions(grid, [axis.query_positions(x.device) for axis in grid.axes], dtype)
+        at_lattice = self.positions(grid, [axis.lattice_positions(x.device) for axis in grid.axes], dtype)
+        return at_queries.to(x.dtype), at_lattice.to(x.dtype)
+
+
+@final
+class SinusoidalFeatures:
+    """One equal part of the vector for each axis, made of sines and cosines of the shift at geometric wavelengths."""
+
+    def __init__(self, channels: int, dims: int) -> None:
+        self.channels = check_sinusoidal("position_channels", channels, dims)
+        self.dims = dims
+
+    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        """phi_a: what the shift along one axis adds to r_delta."""
+        part = self.channels // self.dims
+        return F.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
+
+
+@final
+class QuadraticFeatures:
+    """``r_delta = (|delta|^2, delta_1, .., delta_dims)`` of equation (9): D_p = dims + 1 numbers."""
+
+    def __init__(self, dims: int) -> None:
+        self.channels = dims + 1
+        self.dims = dims
+
+    def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
+        zero = torch.zeros_like(shifts)
+        others = [shifts if axis == other else zero for other in range(self.dims)]
+        return torch.stack([shifts.square(), *others], -1)
+
+
+@final
+class Relative(Encoding):
+    """Equation (8), term by term.
+
+    Args:
+        in_channels: Channels of the image.
+        heads, dims: Number of heads and of axes.
+        head_channels: Length e of a head's query and key; None for in_channels.
+        features: The vectors r_delta; None for sinusoids of in_channels numbers, or the next multiple of 2 * dims.
+        terms: Which of the four terms to use; parameters of the others do not exist.
+        scaled: Divide the score by sqrt(e), as Transformer-XL does; equation (8) itself has no such factor.
+
+    Attributes:
+        query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias, or None where no used term has them.
+        position_key: W^_key, Linear(D_p, heads * e) without bias, or None.
+        content_bias: u, (heads, e), or None.
+        position_bias: v, (heads, e), or None.
+    """
+
+    by_head = ("query", "key", "position_key", "content_bias", "position_bias")
+
+    def __init__(
+        self,
+        in_channels: int,
+        heads: int,
+        dims: int = 2,
+        *,
+        head_channels: int | None = None,
+        features: SinusoidalFeatures | QuadraticFeatures | None = None,
+        terms: tuple[Term, ...] = TERMS,
+        scaled: bool = True,
+    ) -> None:
+        super().__init__(heads, dims)
+        if not terms or any(term not in TERMS for term in terms):
+            raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
+        self.used = frozenset(terms)
+        self.reads_content = self.used != {"position-position"}
+        self.head_channels = check_head_channels(in_channels, head_channels)
+        self.features = features or SinusoidalFeatures(-(-in_channels // (2 * dims)) * 2 * dims, dims)
+        self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
+        width, vector = heads * self.head_channels, (heads, self.head_channels)
+
+        def linear(inputs: int, *of: Term) -> nn.Linear | None:
+            return nn.Linear(inputs, width, bias=False) if self.used.intersection(of) else None
+
+        self.query = linear(in_channels, "content-content", "content-position")
+        self.key = linear(in_channels, "content-content", "position-content")
+        self.position_key = linear(self.features.channels, "content-position", "position-position")
+        self.content_bias = nn.Parameter(torch.randn(vector)) if "position-content" in self.used else None
+        self.position_bias = nn.Parameter(torch.randn(vector)) if "position-position" in self.used else None
+
+    def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
+        if not self.reads_content:
+            return separable_operator(grid, x, self.heads, self._factor_scores)
+        left = self._left(grid, x)
+        by_content, by_position = (
+            [vectors for term, vectors in left.items() if term.endswith(key)] for key in ("-content", "-position")
+        )
+        biases = self._position_scores(grid, functools.reduce(torch.add, by_position)) if by_position else []
+        if self.key is not None:
+            key = split_heads(self.key(grid.extend(x)), self.heads)
+            return Content(grid, functools.reduce(torch.add, by_content), key, biases=biases)
+        nothing = by_position[0][..., :0]  # vectors without numbers, whose products are 0
+        empty = nothing.new_zeros((nothing.shape[0], self.heads, grid.lattice_count, 0))
+        return Content(grid, nothing, empty, biases=biases)
+
+    def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
+        key = None if self.key is None else split_heads(self.key(grid.extend(x)), self.heads)
+        found: dict[str, Tensor] = {}
+        for term, vectors in self._left(grid, x).items():
+            if term.endswith("-position"):
+                found[term] = axis_sum(self._position_scores(grid, vectors))
+            else:
+                assert key is not None
+                found[term] = products(vectors, key)
+        return found
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, dims={self.dims}, terms={tuple(t for t in TERMS if t in self.used)}"
+
+    def _left(self, grid: Grid, x: Tensor) -> dict[Term, Float[Tensor, "#b h n e"]]:
+        """The scaled left vectors of the terms: those of the pixels under the queries, u or v."""
+        found: dict[str, Tensor] = {}
+        if self.query is not None:
+            query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
+            found = {"content-content": query, "content-position": query}
+        for name, bias in (("position-content", self.content_bias), ("position-position", self.position_bias)):
+            if bias is not None:
+                scaled = bias.to(score_dtype(x.dtype))[None, :, None] * self.scale
+                found[name] = scaled.expand(-1, -1, grid.query_count, -1)
+        return {term: found[term] for term in TERMS if term in self.used}
+
+    def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
+        """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
+        indices = grid.unravel(all_queries(grid, left.device))
+        along = zip(self._tables(grid, left), grid.axes, indices, strict=True)
+        return [scores_at(table, axis.windows(index)) for table, axis, index in along]
+
+    def _factor_scores(
+        self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False
+    ) -> list[Tensor]:
+        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) or (h, 1, shifts) for each axis."""
+        assert self.position_bias is not None
+        found = self._tables(grid, self.position_bias.to(dtype)[None, :, None] * self.scale)
+        if table:
+            return [scores[0] for scores in found]
+        rows = [axis.windows(torch.arange(axis.queries, device=device)) for axis in grid.axes]
+        return [scores[0, :, 0][:, each] for scores, each in zip(found, rows, strict=True)]
+
+    def _tables(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
+        """left . W^_key phi_a(delta_a) of each shift, one (b, h, n, shifts) for each axis."""
+        assert self.position_key is not None
+        shifts = [axis.all_shifts(left.device).to(left.dtype) for axis in grid.axes]
+        with full_precision(left.device):
+            matrix = self.position_key.weight.to(left.dtype).unflatten(0, (self.heads, self.head_channels))
+            folded = left @ matrix  # (b, h, n, D_p): W^T q meets r directly
+            return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
+
+
+def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "*keys lattice e"]) -> Float[Tensor, "b h n lattice"]:
+    """q . k for every scaled query and lattice point, or row of a table."""
+    with full_precision(query.device):
+        return query @ key.mT
+
+
+def scores_at(table: Float[Tensor, "b h n t"], rows: Int[Tensor, "n lattice"]) -> Float[Tensor, "b h n lattice"]:
+    """Scores from each query's own table, at the rows of its lattice points."""
+    return table.gather(-1, rows.expand(*table.shape[:2], -1, -1))
+
+
+def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
+    """The length of a head's query and key, by default in_channels or the next multiple above."""
+    in_channels = whole("in_channels", in_channels, 1)
+    if head_channels is None:
+        return -(-in_channels // multiple_of) * multiple_of
+    channels = whole("head_channels", head_channels, 1)
+    if channels % multiple_of:
+        raise ValueError(bad("head_channels", f"must be a multiple of {multiple_of}", channels))
+    return channels
+
+
+def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
+    """Channels of all heads -> one vector per head and point, in the dtype of scores."""
+    split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
+    return split.transpose(1, 2).to(score_dtype(flat.dtype), memory_format=torch.contiguous_format)
+
+
+def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:
+    """[sin(p w_i), cos(p w_i)] with w_i = WAVELENGTH^(-2 i / channels), i = 0 .. channels / 2 - 1."""
+    exponents = torch.arange(channels // 2, device=positions.device, dtype=positions.dtype) * (2 / channels)
+    angles = positions[..., None] * WAVELENGTH**-exponents
+    return torch.cat((angles.sin(), angles.cos()), -1)
+
+
+def check_sinusoidal(name: str, channels: int, dims: int) -> int:
+    """Sinusoids need a sine and a cosine for each axis."""
+    if channels < 1 or channels % (2 * dims):
+        requirement = f"must be a positive multiple of {2 * dims} for sinusoids over {dims} axes"
+        raise ValueError(bad(name, requirement, channels))
+    return channels
