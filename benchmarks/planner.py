@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from attnconv.layers import SelfAttention2d
-from attnconv.layers.self_attention import Backend
+from attnconv.layers.planning import Backend
 from benchmarks.measure import Ratio, interleaved, precision
 from benchmarks.results import Results, Row
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnconv.layers import SelfAttention2d
-from attnconv.layers.self_attention import Backend
+from attnconv.layers.planning import Backend
 from benchmarks.compare import Step, compare
 from benchmarks.measure import precision
 from benchmarks.results import Results, Row

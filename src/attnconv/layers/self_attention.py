@@ -5,13 +5,10 @@
 Images are (b, c, *sizes) outside and channels last inside; those in channels-last memory format are not copied.
 """
 
-import abc
-import functools
 import inspect
 import math
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, final, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,21 +19,16 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_real, whole
 from attnconv.encodings.base import Encoding
 from attnconv.encodings.registry import encoding_named
-from attnconv.grid import Border, Grid, Padding, check_border, padding_pairs, per_axis
-from attnconv.layers.checks import check_device_dtype, check_finite, check_loaded, traced_node
-from attnconv.operators.base import AttentionOperator, product_dtype
+from attnconv.grid import Border, Padding
+from attnconv.layers.checks import check_device_dtype, check_loaded, traced_node
+from attnconv.layers.planning import Backend, PlannedLayer
+from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
-from attnconv.operators.kronecker import Kronecker
-from attnconv.operators.planner import fastest
-from attnconv.operators.shift import Shift
 
-Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
-Plan: TypeAlias = Literal["dense", "structured", "shift"]
-_known_grid = functools.lru_cache(Grid.make)
 _AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
 
 
-class SelfAttention(nn.Module, abc.ABC):
+class SelfAttention(PlannedLayer):
     """Multi-head self-attention over a grid; abstract, use `SelfAttention1d`, `SelfAttention2d` or `SelfAttention3d`.
 
     Args:
@@ -75,8 +67,6 @@ class SelfAttention(nn.Module, abc.ABC):
         ValueError: An argument is out of range, or the encoding has another number of heads or axes.
     """
 
-    dims: ClassVar[int]
-
     def __init_subclass__(cls) -> None:
         """Give each class the arguments' documentation, which `help` and editors show."""
         super().__init_subclass__()
@@ -107,19 +97,18 @@ class SelfAttention(nn.Module, abc.ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            border=border,
+            window=window,
+            transposed=transposed,
+            output_padding=output_padding,
+        )
         self.in_channels, self.heads = whole("in_channels", in_channels, 1), whole("heads", heads, 1)
         self.out_channels, self.groups = whole("out_channels", out_channels, 1), whole("groups", groups, 1)
         check_device_dtype(device, dtype)
-        check_border(border)
-        self.stride = per_axis("stride", stride, self.dims, least=1)
-        self.padding = padding_pairs(padding, self.dims)
-        self.dilation = per_axis("dilation", dilation, self.dims, least=1)
-        self.output_padding = per_axis("output_padding", output_padding, self.dims, least=0)
-        self.window = None if window is None else per_axis("window", window, self.dims, least=1)
-        self.border: Border = border
-        self.transposed = transposed
-        self._check_borders()
         if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
             requirement = "must be a number of at least 0 and below 1"
             raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
@@ -131,22 +120,11 @@ class SelfAttention(nn.Module, abc.ABC):
         self._make_weights(head_channels)
         self.bias = nn.Parameter(torch.empty(self.out_channels)) if bias else None
         self.called = ""
-        self._plan: Plan | None = None
-        self._shifts: tuple[tuple[int, ...], ...] = ()
         self.reset_parameters()
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
-
-    def _check_borders(self) -> None:
-        if self.border == "renormalise" and self.window is None and any(pad != (0, 0) for pad in self.padding):
-            warnings.warn("padding has no effect under border='renormalise': it adds no points.", stacklevel=3)
-        if not self.transposed and any(self.output_padding):
-            raise ValueError(bad("output_padding", "is for transposed layers only", self.output_padding))
-        if self.transposed and (self.border != "zero" or self.window is None):
-            got = f"border={self.border!r}, window={self.window}"
-            raise ValueError(bad("transposed", "needs border 'zero' and the window of a kernel", got))
 
     def _make_weights(self, width: int | None) -> None:
         heads, inputs, outputs, groups = self.heads, self.in_channels, self.out_channels, self.groups
@@ -163,13 +141,6 @@ class SelfAttention(nn.Module, abc.ABC):
     if TYPE_CHECKING:  # nn.Module says Any
 
         def __call__(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor: ...  # noqa: A002
-
-    @property
-    def kernel_size(self) -> tuple[int, ...] | None:
-        """Kernel size per axis of the window; None without a window."""
-        if self.window is None:
-            return None
-        return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding is left as it is."""
@@ -227,68 +198,6 @@ class SelfAttention(nn.Module, abc.ABC):
         pixels = self._pixels(x)
         return self.encoding.terms(self.grid(pixels.shape[1:-1]), pixels)
 
-    @final
-    def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """The grid of this layer over an image of `sizes`; `output_size` as in `forward`.
-
-        Raises:
-            ValueError: The window exceeds the padded image, or the output size cannot be reached.
-        """
-        if not self.transposed:
-            if output_size is not None:
-                raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
-            known = not torch.compiler.is_compiling() and all(type(size) is int for size in sizes)
-            make = _known_grid if known else Grid.make
-            return make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
-        assert self.window is not None
-        spread = functools.partial(Grid.transposed, sizes, stride=self.stride, padding=self.padding, window=self.window)
-        if output_size is None:
-            return spread(output_padding=self.output_padding)
-        least, wanted = spread().query_sizes, tuple(output_size)[-self.dims :]
-        extra = tuple(want - have for want, have in zip(wanted, least, strict=False))
-        if len(wanted) < self.dims or not all(0 <= more < step for more, step in zip(extra, self.stride, strict=True)):
-            most = tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))
-            raise ValueError(bad("output_size", f"must lie between {least} and {most}", tuple(output_size)))
-        return spread(output_padding=extra)
-
-    @final
-    def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Fix, and return, how the layer runs on images of about `sizes`, also when traced or exported.
-
-        A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
-        heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
-        changes of the centres; `unplan`, or loading a state dict, discards the plan.
-
-        Args:
-            sizes: Pixels per axis.
-            choose: `auto`, `dense`, `structured`, or `shift`.
-
-        Raises:
-            ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.
-        """
-        if choose not in ("auto", *get_args(Plan)):
-            raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
-        check_finite(self.named_parameters())
-        sizes = per_axis("sizes", sizes, self.dims, least=1)
-        shifts = self.hard_shifts()
-        if choose == "shift" and shifts is None:
-            fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
-            raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
-        if choose == "auto":
-            choose = self._form(self.grid(sizes), 1, self._dtype) if shifts is None else "shift"
-        self._plan, self._shifts = choose, shifts or ()
-        return choose
-
-    @final
-    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The only shift that each head attends to, to its dtype's precision; None where a head is soft."""
-        return self.encoding.hard_shifts()
-
-    @final
-    def unplan(self) -> None:
-        """Discard the plan: choose anew at every call."""
-        self._plan, self._shifts = None, ()
-
     def extra_repr(self) -> str:
         text = (
             f"{self.in_channels}, {self.out_channels}, heads={self.heads}, stride={self.stride}, border={self.border}"
@@ -317,34 +226,6 @@ class SelfAttention(nn.Module, abc.ABC):
             requirement = f"must have heads={self.heads} and dims={self.dims} as the layer does"
             raise ValueError(bad("encoding", requirement, got))
         return encoding
-
-    def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
-        try:
-            grid = self.grid(pixels.shape[1:-1], output_size)
-        except ValueError as error:
-            raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
-        if self._plan == "shift":
-            parameters = list(self.encoding.parameters())
-            trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-            # What gets zero gradients: every parameter where one is trained, else any one.
-            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
-            return Shift(grid, self._shifts, anchor)
-        if self.backend == "reference":
-            terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
-            return Dense.from_scores(grid, torch.stack(terms).sum(0))
-        operator = self.encoding.operator(grid, pixels)
-        dense = self._plan == "dense" or self.backend == "dense"
-        known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
-        if self._plan is None and self.backend == "auto" and known and isinstance(operator, Kronecker):
-            dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"
-        return Dense.of(operator) if dense else operator
-
-    def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
-        """What the planner predicts to be fastest."""
-        channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
-        low = dtype in (torch.bfloat16, torch.float16)
-        training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
-        return fastest(grid, self.heads, channels, batch, low=low, training=training, device=device)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -1,0 +1,105 @@
+"""Which operator a layer runs: that of its encoding, its stored matrix, or the shifts of hard heads."""
+
+import abc
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, final, get_args
+
+import torch
+from torch import Tensor
+
+from attnconv._util.errors import bad
+from attnconv.encodings.base import Encoding
+from attnconv.grid import Grid, per_axis
+from attnconv.layers.checks import check_finite
+from attnconv.layers.geometry import GridLayer
+from attnconv.operators.base import AttentionOperator, product_dtype
+from attnconv.operators.dense import Dense
+from attnconv.operators.kronecker import Kronecker
+from attnconv.operators.planner import fastest
+from attnconv.operators.shift import Shift
+
+Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
+Plan: TypeAlias = Literal["dense", "structured", "shift"]
+
+
+class PlannedLayer(GridLayer, abc.ABC):
+    """A layer over a grid that chooses its operator at every call, or once by `plan`."""
+
+    in_channels: int
+    out_channels: int
+    heads: int
+    encoding: Encoding
+    backend: Backend
+    called: str
+    _plan: Plan | None = None
+    _shifts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    @abc.abstractmethod
+    def _dtype(self) -> torch.dtype: ...
+
+    @final
+    def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
+        """Fix, and return, how the layer runs on images of about `sizes`, also when traced or exported.
+
+        A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
+        heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
+        changes of the centres; `unplan`, or loading a state dict, discards the plan.
+
+        Args:
+            sizes: Pixels per axis.
+            choose: `auto`, `dense`, `structured`, or `shift`.
+
+        Raises:
+            ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.
+        """
+        if choose not in ("auto", *get_args(Plan)):
+            raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
+        check_finite(self.named_parameters())
+        sizes = per_axis("sizes", sizes, self.dims, least=1)
+        shifts = self.hard_shifts()
+        if choose == "shift" and shifts is None:
+            fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
+            raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
+        if choose == "auto":
+            choose = self._form(self.grid(sizes), 1, self._dtype) if shifts is None else "shift"
+        self._plan, self._shifts = choose, shifts or ()
+        return choose
+
+    @final
+    def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
+        """The only shift that each head attends to, to its dtype's precision; None where a head is soft."""
+        return self.encoding.hard_shifts()
+
+    @final
+    def unplan(self) -> None:
+        """Discard the plan: choose anew at every call."""
+        self._plan, self._shifts = None, ()
+
+    def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
+        try:
+            grid = self.grid(pixels.shape[1:-1], output_size)
+        except ValueError as error:
+            raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
+        if self._plan == "shift":
+            parameters = list(self.encoding.parameters())
+            trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+            # What gets zero gradients: every parameter where one is trained, else any one.
+            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
+            return Shift(grid, self._shifts, anchor)
+        if self.backend == "reference":
+            terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
+            return Dense.from_scores(grid, torch.stack(terms).sum(0))
+        operator = self.encoding.operator(grid, pixels)
+        dense = self._plan == "dense" or self.backend == "dense"
+        known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
+        if self._plan is None and self.backend == "auto" and known and isinstance(operator, Kronecker):
+            dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"
+        return Dense.of(operator) if dense else operator
+
+    def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
+        """What the planner predicts to be fastest."""
+        channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
+        low = dtype in (torch.bfloat16, torch.float16)
+        training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
+        return fastest(grid, self.heads, channels, batch, low=low, training=training, device=device)
