@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
-from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error
+from attnconv.convert import from_conv, head_ranks, low_rank, low_rank_error, low_rank_heads
 from attnconv.convert.low_rank_heads import _Regression
 
 
@@ -79,6 +79,48 @@ def test_turns_never_raise_the_error_and_no_neighbour_is_better(layer: SelfAtten
             for parameter in (made.get_parameter("value_weight"), made.get_parameter("output_weight")):
                 parameter.add_(0.03 * torch.randn_like(parameter))
         assert low_rank_error(layer, made, x) > best
+
+
+def fitted(layer: SelfAttention2d, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
+    """The error of heads of width 2, and how often each was updated."""
+    with torch.no_grad():
+        regression = _Regression(layer, x)
+    calls, truncated = [], regression._truncated
+
+    def counted(head: int, matrix: Tensor, rank: int) -> Tensor:
+        calls.append(head)
+        return truncated(head, matrix, rank)
+
+    monkeypatch.setattr(regression, "_truncated", counted)
+    weight = layer.get_parameter("weight").detach()
+    error = regression._error(weight - regression.fit(weight, 2))
+    return error, calls.count(0) - 1  # the first is the start
+
+
+def test_heads_are_updated_until_little_is_left_to_gain(
+    layer: SelfAttention2d, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = correlated(4, 6)
+    error, updates = fitted(layer, x, monkeypatch)
+    monkeypatch.setattr(low_rank_heads, "_ROUNDS", 500)
+    monkeypatch.setattr(low_rank_heads, "_GAIN", 0.0)
+    least, many = fitted(layer, x, monkeypatch)
+    assert error < 1.03 * least
+    assert updates < many / 2
+
+
+def test_heads_that_have_nothing_to_do_with_each_other_are_soon_done(
+    layer: SelfAttention2d, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, updates = fitted(layer, torch.randn(64, 6, 16, 16, dtype=torch.float64), monkeypatch)
+    assert updates <= 3
+
+
+def test_blunt_heads_that_gain_little_for_long_are_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = from_conv(nn.Conv2d(6, 8, 3, padding=1, dtype=torch.float64), alpha=0.2)
+    assert isinstance(layer, SelfAttention2d)
+    _, updates = fitted(layer, correlated(4, 6), monkeypatch)
+    assert updates < 100
 
 
 def test_everything_else_is_kept() -> None:
