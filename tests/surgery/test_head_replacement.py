@@ -130,6 +130,18 @@ class TestErrors:
             changed = replace_heads(model, images(16), heads={entry.layer: [entry.head]})
             assert changed.output_error == pytest.approx(entry.cost, rel=0.6)
 
+    def test_costs_are_averages_over_enough_directions(self) -> None:
+        """The same image throughout, so that costs and errors are of the same; the changes are of first order."""
+        model, image = sharp(0), images(1).expand(8, -1, -1, -1)
+        for block in model.blocks:
+            block.attn.proj.weight.data.mul_(1e-3)
+        off = []
+        for name in (NAME, "blocks.1.attn"):
+            for head in range(4):
+                changed = replace_heads(model, image, heads={name: [head]})
+                off.append(changed.replaced[0].cost / changed.output_error - 1)
+        assert torch.tensor(off).square().mean().sqrt() < 0.15
+
     def test_the_last_layer_costs_nothing_where_class_tokens_alone_are_read(self) -> None:
         candidates = replace_heads(sharp(1), images(), count=0).candidates
         assert {entry.layer for entry in candidates[:4]} == {"blocks.1.attn"}
