@@ -235,6 +235,21 @@ class TestContent:
         exact = layers[0].operator(batch).rows(queries)
         torch.testing.assert_close(found["0"].tensors["probabilities"].float(), exact, rtol=2**-11, atol=1e-7)
 
+    @pytest.mark.parametrize("lowest", [-4910.0, -1e6])
+    def test_position_scores_far_below_others_are_stored(self, lowest: float) -> None:
+        """Content makes up for most of them, or they are beyond half precision."""
+        queries, keys = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
+        queries[..., 0], keys[..., 1, 0] = 70.0, 70.0
+        columns = torch.zeros(1, 1, 3, 3)
+        columns[..., 1] = lowest
+        operator = Content(Grid.make((1, 3)), queries, keys, biases=(torch.zeros(1, 1, 3, 1), columns))
+        found = content_tensors(operator, budget=10**6)
+        assert found is not None
+        tensors, rounding = found
+        stored = tensors["query"].float() @ tensors["key"].float().mT + tensors["column_scores"].float()
+        assert rounding <= 1
+        torch.testing.assert_close(stored.softmax(-1), operator.to_dense(), rtol=0, atol=1e-4)
+
     def test_images_are_needed(self) -> None:
         with pytest.raises(ValueError, match="images: must be given, since attention depends on what they show, got"):
             payload(own(LearnedRelativeContent(8, 4)))
