@@ -171,7 +171,7 @@ class TestTimm:
         ("name", "act", "message"),
         [
             ("swinv2_tiny_window8_256", replace_heads, r"layers.0.blocks.0.attn: .*scores by cosines"),
-            ("vit_relpos_small_patch16_224", replace_heads, r"blocks.0.attn: .*rel_pos .a bias by relative positions"),
+            ("vit_relpos_small_patch16_224", replace_heads, r"blocks.0.attn: .*rel_pos .a bias"),
             ("convit_tiny", replace_heads, r"blocks.0.attn: .*got GPSA"),
             ("cait_xxs24_224", replace_heads, r"blocks.0.attn.*TalkingHeadAttn.*mixes its heads"),
             ("swin_tiny_patch4_window7_224", start_as_convolution, "model: must be .*got SwinTransformer"),
@@ -270,5 +270,5 @@ class TestTorch:
         model = torchvision.models.VisionTransformer(SIZE, 8, 2, 3, 48, 48, num_classes=5)
         assert_replaces(sharpen(model))
         swin = torchvision.models.swin_transformer.SwinTransformer([4, 4], 24, [2], [3], [7, 7])
-        with pytest.raises(ValueError, match=r"model.features.1.0.attn.x: must be tokens in sequences, 3 axes"):
+        with pytest.raises(ValueError, match=r"model.features.1.0.attn.x: .*3 axes"):
             replace_heads(swin, images(), count=1)
