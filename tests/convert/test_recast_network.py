@@ -64,7 +64,7 @@ def test_outputs_are_equal_and_come_back_bit_for_bit(network: Network, fast: boo
 
 def test_through_the_softmax_no_convolution_runs() -> None:
     attention, x = recast(nn.Conv2d(1, 1, 3)), torch.zeros(1, 1, 4, 4)
-    forbidden = pytest.raises(RuntimeError, match=r"aten::convolution was run where convolutions are forbidden")
+    forbidden = pytest.raises(RuntimeError, match=r"aten::convolution was run")
     with forbidden, no_convolutions():
         attention(x)  # planned as a shift, which is a convolution
     with no_convolutions():
@@ -260,7 +260,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
             return super()._conv_forward(input, weight - weight.mean(), bias)
 
-    message = r"0: must compute what nn.Conv2d does, got Odd with its own _conv_forward\..* Nor can 2 be converted\."
+    message = r"0: .*got Odd with its own _conv_forward\..* Nor can 2 be converted\."
     with pytest.raises(TypeError, match=message):
         recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
     patched = nn.Conv2d(1, 1, 1)
@@ -275,7 +275,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
 def test_weights_that_are_shared_across_geometries_have_no_one_nearest() -> None:
     first, second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=2, dilation=2)
     second.weight = first.weight
-    with pytest.raises(ValueError, match=r"1: weights: 'nearest' must find the same for layers that share a weight"):
+    with pytest.raises(ValueError, match=r"1: weights: 'nearest' .*share a weight"):
         recast(nn.Sequential(first, second), alpha=1.0, weights="nearest")
     recast(nn.Sequential(first, second), alpha=1.0)
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_recast_is_refused_with_its_place() -> None:
         recast(tied)
     with pytest.raises(ValueError, match=r"1: .*got 0"):
         recast(nn.Sequential(tied[0], tied[1]), only=["0"])
-    with pytest.raises(ValueError, match=r"0: conv: must have taps at shifts that its dtype can hold"):
+    with pytest.raises(ValueError, match=r"0: conv: .*dtype"):
         recast(nn.Sequential(nn.Conv1d(1, 1, 2, dilation=301, dtype=torch.bfloat16)))
     with pytest.raises(ValueError, match=r"0: .*got soft heads"):
         restore(nn.Sequential(SelfAttention2d(1, 1, 1)))

@@ -143,12 +143,12 @@ class TestMissing:
     def test_a_half_unpacked_archive_is_not_replaced_silently(self, facts: Cifar, tmp_path: Path) -> None:
         put_folder(tmp_path / "cifar-10-batches-py")
         (tmp_path / "cifar-10-batches-py" / "test_batch").unlink()
-        with pytest.raises(ValueError, match=r"got a folder without test_batch"):
+        with pytest.raises(ValueError, match=r"got .*test_batch"):
             read_cifar(facts, settings_for(tmp_path, download=True))
 
     def test_labels_beyond_the_classes(self, facts: Cifar, tmp_path: Path) -> None:
         put_archive(tmp_path)
-        with pytest.raises(ValueError, match=r"must have labels of 0 to 1 in train, got 0 to 9"):
+        with pytest.raises(ValueError, match=r"labels .*0 to 1 .*train, got 0 to 9"):
             read_cifar(dataclasses.replace(facts, classes=("airplane", "bird")), settings_for(tmp_path))
 
 
@@ -194,9 +194,7 @@ class TestWhatIsNotWhole:
         whole = archive.read_bytes()
         archive.write_bytes(whole[:5000])
         got = hashlib.sha256(whole[:5000]).hexdigest()
-        with pytest.raises(
-            ValueError, match=rf"cifar-10-python\.tar\.gz: must have the SHA-256 .*, got {got}\. Remove"
-        ):
+        with pytest.raises(ValueError, match=rf"cifar-10-python\.tar\.gz: .*SHA-256 .*, got {got}\..*Remove"):
             read_archive(archive, facts)
 
     def test_a_longer_archive(self, archive: Path, facts: Cifar) -> None:
@@ -215,7 +213,7 @@ class TestWhatIsNotWhole:
 
     def test_a_folder_without_a_file(self, folder: Path, facts: Cifar) -> None:
         (folder / "data_batch_2").unlink()
-        with pytest.raises(ValueError, match=r"must hold data_batch_1, .*, got a folder without data_batch_2\. Unpack"):
+        with pytest.raises(ValueError, match=r"data_batch_1, .*, got .*data_batch_2\. Unpack"):
             read_archive(folder, facts)
 
     def test_a_folder_with_a_damaged_file(self, folder: Path, facts: Cifar) -> None:

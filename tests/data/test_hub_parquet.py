@@ -97,7 +97,7 @@ class TestDamaged:
         good, file = png(pixels(1)[0]), io.BytesIO()
         Image.new(mode, size).save(file, "PNG")
         write_parquet(tmp_path / TEST, [file.getvalue()] + [good] * 9, [0] * 10)
-        expected = rf"row 0 of .*: must be an RGB image of 32 x 32 pixels, got {mode} of {size[0]} x {size[1]}"
+        expected = rf"row 0 of .*: .*32 x 32 pixels, got {mode} of {size[0]} x {size[1]}"
         with pytest.raises(ValueError, match=expected):
             read(tmp_path)
 
@@ -108,7 +108,7 @@ class TestDamaged:
         with pytest.raises(ValueError, match=r"row 9 of .*: must be a whole image"):
             read(tmp_path)
         write_parquet(tmp_path / TEST, [good] * 10, [0] * 8 + [None, None])
-        with pytest.raises(ValueError, match=r"must have a label in every row of 'label', got 2 without"):
+        with pytest.raises(ValueError, match=r"'label', got 2 "):
             read(tmp_path)
 
 
@@ -133,7 +133,7 @@ class TestColumns:
     def test_a_column_of_another_type(self, columns: dict[str, pa.Array], tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         pq.write_table(pa.table(columns), tmp_path / TEST)
-        with pytest.raises(ValueError, match=rf"{TEST}: must be a whole parquet file .*'img'.*'label'"):
+        with pytest.raises(ValueError, match=rf"{TEST}: .*parquet file .*'img'.*'label'"):
             read(tmp_path)
 
 
@@ -154,7 +154,7 @@ class TestBombs:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
-        with pytest.raises(ValueError, match=r"10 rows of test that unpack to 81,920 bytes at most, got 8\d,\d+ in"):
+        with pytest.raises(ValueError, match=r"10 rows .*81,920 bytes.*got 8\d,\d+ in"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_one_value_of_many_rows_is_not_unpacked_for_all_at_once(

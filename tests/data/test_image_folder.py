@@ -173,10 +173,10 @@ class TestOneImage:
 
 class TestBadFolders:
     def test_no_classes(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=rf"must hold at least two folders, .* got no folder in {tmp_path}"):
+        with pytest.raises(ValueError, match=rf"two folders, .* got no folder in {tmp_path}"):
             read_folders(settings_for(tmp_path))
         put(tmp_path / "only" / "0.png")
-        with pytest.raises(ValueError, match=r"must hold at least two folders, one per class, got only in"):
+        with pytest.raises(ValueError, match=r"two folders, .* got only in"):
             read_folders(settings_for(tmp_path))
 
     def test_an_empty_class(self, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ class TestBadFolders:
         two_classes(tmp_path / "train")
         two_classes(tmp_path / "test")
         put(tmp_path / "test" / "blue" / "0.png")
-        with pytest.raises(ValueError, match=r"must hold the classes of the training images only, got blue in .*test"):
+        with pytest.raises(ValueError, match=r"training images .*got blue in .*test"):
             read_folders(settings_for(tmp_path))
 
     def test_broken_files_are_all_named(self, tmp_path: Path) -> None:

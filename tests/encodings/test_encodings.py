@@ -254,17 +254,17 @@ def test_wavelengths_of_sinusoids_run_from_2_pi_to_10_000_times_as_long() -> Non
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Quadratic(0), "heads: must be a whole number of at least 1, got 0"),
+        (lambda: Quadratic(0), "heads: .*got 0"),
         (lambda: Quadratic(1, 4), "dims: must be .*, got 4"),
-        (lambda: LearnedRelative(1, channels=0), "channels: must be a whole number of at least 1, got 0"),
-        (lambda: LearnedRelative(1, max_shift=-1), "max_shift: must be a whole number of at least 0, got -1"),
-        (lambda: LearnedRelativeContent(0, 1), "in_channels: must be a whole number of at least 1, got 0"),
-        (lambda: LearnedRelativeContent(5, 1, head_channels=5), "head_channels: must be a multiple of 2, got 5"),
+        (lambda: LearnedRelative(1, channels=0), "channels: .*got 0"),
+        (lambda: LearnedRelative(1, max_shift=-1), "max_shift: .*got -1"),
+        (lambda: LearnedRelativeContent(0, 1), "in_channels: .*got 0"),
+        (lambda: LearnedRelativeContent(5, 1, head_channels=5), "head_channels: .*got 5"),
         (lambda: LearnedRelativeContent(4, 1, head_channels=0), "head_channels: must be .*, got 0"),
-        (lambda: SinusoidalFeatures(6, 2), "position_channels: must be a positive multiple of 4 .* got 6"),
-        (lambda: SinusoidalPositions(2, 2), "in_channels: must be a positive multiple of 4 .* got 2"),
-        (lambda: LearnedPositions(4, (3, 0)), r"sizes: must be at least 1 for every axis, got \(3, 0\)"),
-        (lambda: Relative(4, 1, terms=()), r"terms: must be some of content-content, .* got \(\)"),
+        (lambda: SinusoidalFeatures(6, 2), "position_channels: .*got 6"),
+        (lambda: SinusoidalPositions(2, 2), "in_channels: .*got 2"),
+        (lambda: LearnedPositions(4, (3, 0)), r"sizes: .*got \(3, 0\)"),
+        (lambda: Relative(4, 1, terms=()), r"terms: .*got \(\)"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:

@@ -198,7 +198,7 @@ class TestExport:
         part = target / "one.safetensors.part-01"
         content = part.read_bytes()
         part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(ValueError, match=r"must hold one\.safetensors as it was exported, got other bytes"):
+        with pytest.raises(ValueError, match=r"one\.safetensors .*got other bytes"):
             join(target, tmp_path / "again")
         part.unlink()
         with pytest.raises(ValueError, match=r"all parts of one\.safetensors, got none of one\.safetensors\.part-01"):

@@ -132,13 +132,13 @@ class TestPositions:
     @pytest.mark.parametrize(
         ("model", "words"),
         [
-            (SelfAttention3d(3, 4, heads=4), "whose first layer takes more than two axes, got none for 3 axes"),
-            (nn.Conv3d(3, 4, 3), "whose first layer takes more than two axes, got none for 3 axes"),
-            (nn.Linear(3, 4), "without a convolution or an attention layer of this library, got none for Linear"),
+            (SelfAttention3d(3, 4, heads=4), "more than two axes, got none for 3 axes"),
+            (nn.Conv3d(3, 4, 3), "more than two axes, got none for 3 axes"),
+            (nn.Linear(3, 4), "got none for Linear"),
         ],
     )
     def test_models_for_which_no_image_can_be_made(self, model: nn.Module, words: str) -> None:
-        with pytest.raises(ValueError, match=f"images: must be given for a model {words}"):
+        with pytest.raises(ValueError, match=f"images: must be given .*{words}"):
             payload(model)
 
     def test_moments_are_stacked_before_the_present(self) -> None:
@@ -235,8 +235,23 @@ class TestContent:
         exact = layers[0].operator(batch).rows(queries)
         torch.testing.assert_close(found["0"].tensors["probabilities"].float(), exact, rtol=2**-11, atol=1e-7)
 
+    @pytest.mark.parametrize("lowest", [-4910.0, -1e6])
+    def test_position_scores_far_below_others_are_stored(self, lowest: float) -> None:
+        """Content makes up for most of them, or they are beyond half precision."""
+        queries, keys = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
+        queries[..., 0], keys[..., 1, 0] = 70.0, 70.0
+        columns = torch.zeros(1, 1, 3, 3)
+        columns[..., 1] = lowest
+        operator = Content(Grid.make((1, 3)), queries, keys, biases=(torch.zeros(1, 1, 3, 1), columns))
+        found = content_tensors(operator, budget=10**6)
+        assert found is not None
+        tensors, rounding = found
+        stored = tensors["query"].float() @ tensors["key"].float().mT + tensors["column_scores"].float()
+        assert rounding <= 1
+        torch.testing.assert_close(stored.softmax(-1), operator.to_dense(), rtol=0, atol=1e-4)
+
     def test_images_are_needed(self) -> None:
-        with pytest.raises(ValueError, match="images: must be given, since attention depends on what they show, got"):
+        with pytest.raises(ValueError, match=r"images: must be given, .*got"):
             payload(own(LearnedRelativeContent(8, 4)))
 
     def test_fewer_channels_are_exact_where_the_rank_allows(self) -> None:
@@ -278,7 +293,7 @@ class TestArguments:
     @pytest.mark.parametrize("budget", [5e6, 2.5, "3", True, None])
     @pytest.mark.usefixtures("unhooked")
     def test_a_budget_that_is_no_whole_number(self, budget: Any) -> None:
-        words = f"budget: must be a whole number of at least 1, got {re.escape(repr(budget))}"
+        words = f"budget: .*got {re.escape(repr(budget))}"
         with pytest.raises(TypeError, match=words):
             payload(own(Quadratic(4)), images(), budget=budget)
 
@@ -317,7 +332,7 @@ class TestBroken:
     def test_every_cut_is_refused(self) -> None:
         content = whole()
         for length in {0, 1, 7, 8, 9, 100, *range(200, len(content), 997), len(content) - 1}:
-            with pytest.raises(ValueError, match="payload: must be a whole safetensors file, got"):
+            with pytest.raises(ValueError, match="payload: must be a whole safetensors"):
                 read_payload(content[:length])
 
     def test_foreign_files(self) -> None:
@@ -332,7 +347,7 @@ class TestBroken:
                 read_payload(other)
         with pytest.raises(ValueError, match=r"payload: .*got none"):
             read_payload(save({"x": torch.zeros(1)}))
-        with pytest.raises(ValueError, match="payload: must hold a manifest of format 1"):
+        with pytest.raises(ValueError, match="payload: must hold a manifest"):
             read_payload(save({"x": torch.zeros(1)}, {"attnconv": "{"}))
         with pytest.raises(ValueError, match=r"payload: .*\b2\b"):
             read_payload(altered(content, lambda manifest, _: manifest.update(format=2)))
@@ -344,14 +359,14 @@ class TestBroken:
             (lambda m, t: m.update(layers=[]), r"got .*\$.layers"),
             (lambda m, t: m.update(title=3), r"got .*int.*\$.title"),
             (lambda m, t: m.update(patch=[1]), r"got .*\$.patch"),
-            (lambda m, t: m.update(images=[]), "tensor images must be uint8 of 0 x 5 x 7 x 3, got .*2, 5, 7, 3"),
+            (lambda m, t: m.update(images=[]), "images .*uint8 of 0 x 5 x 7 x 3, got .*2, 5, 7, 3"),
             (lambda m, t: m["layers"][0].update(kind="magic"), r"got .*'magic'.*\$.layers\[0\].kind"),
             (lambda m, t: m["layers"][0].update(heads=True), r"got .*bool.*\$.layers\[0\].heads"),
             (lambda m, t: m["layers"][0].update(heads=5), "statistics.heads.best row must be"),
             (lambda m, t: m["layers"][0].update(tensors={"key": 3}), r"got .*int.*\$.layers\[0\].tensors"),
             (
                 lambda m, t: m["layers"][0].update(heads=5, statistics={"heads": {}, "layer": {}}),
-                "tensor 0.query must be float16 of 2 x 5 x 35 x 8, got .*2, 4, 35, 8",
+                "0.query .*float16 of 2 x 5 x 35 x 8, got .*2, 4, 35, 8",
             ),
             (lambda m, t: m["layers"][0].update(sizes=[5, -7]), r"got .*\$.layers\[0\].sizes\[1\]"),
             (lambda m, t: m["layers"][0].update(statistics=[]), r"got .*\$.layers\[0\].statistics"),

@@ -95,5 +95,5 @@ def test_rows_of_no_image() -> None:
 
 def test_stored_queries_outside_of_the_grid() -> None:
     content = payload(SmallViT(size=16), images(1, 3, (16, 16)))
-    with pytest.raises(ValueError, match=r"0\.queries must be as the format says"):
+    with pytest.raises(ValueError, match=r"0\.queries must be"):
         read_payload(altered(content, lambda _, tensors: tensors["0.queries"].fill_(16)))

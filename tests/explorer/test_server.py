@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import random
+import re
 import socket
 import threading
 import tracemalloc
@@ -123,10 +124,8 @@ class TestRoutes:
         status, _, content = running.ask("POST", "/image", picture(), Content_Type="image/png")
         assert (status, content) == (200, b"60.0")
         status, _, content = empty.ask("POST", "/image", picture(), Content_Type="image/png")
-        assert (status, words(content)) == (
-            400,
-            "image: there is no model here to show it to. Name one: attnconv explore MODEL.",
-        )
+        assert status == 400
+        assert re.fullmatch(r"image: .*no model.* attnconv explore MODEL\.", words(content))
 
     def test_every_answer_has_the_headers_of_safety(self, running: Running) -> None:
         asked = [("GET", "/"), ("GET", "/payload"), ("GET", "/none"), ("POST", "/payload"), ("POST", "/image")]
@@ -152,7 +151,8 @@ class TestFailures:
             for _ in range(2):
                 status, headers, content = running.ask("POST", "/image", picture(), Content_Type="image/png")
                 assert (status, headers["content-type"]) == (500, "application/json")
-                assert words(content) == "the explorer failed (RuntimeError). It goes on; another picture may do."
+                assert "(RuntimeError)" in words(content)
+                assert "/some/path" not in words(content)
                 assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS
             assert running.ask("GET", "/payload")[2] == PAYLOAD
 
@@ -175,7 +175,7 @@ class TestOrigin:
     def test_foreign_origins(self, running: Running, origin: str) -> None:
         origin = origin.format(port=running.port)
         status, _, content = running.ask("POST", "/image", picture(), Content_Type="image/png", Origin=origin)
-        assert (status, words(content)) == (403, "origin: this server answers to its own page only.")
+        assert (status, words(content).startswith("origin: ")) == (403, True)
 
     def test_own_origins(self, running: Running) -> None:
         origin = f"http://localhost:{running.port}"
@@ -196,18 +196,21 @@ class TestUploads:
 
     def test_a_hundred_megapixels(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", png_of(10_000, 10_000), Content_Type="image/png")
-        assert (status, words(content)) == (413, "image: must have at most 50,000,000 pixels, got 10000 x 10000.")
+        assert status == 413
+        assert re.fullmatch(r"image: .*50,000,000 pixels, got 10000 x 10000\.", words(content))
 
     def test_broken_and_missing(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", picture()[:-30], Content_Type="image/png")
         assert status == 400
         assert "image: " in words(content)
         status, _, content = running.ask("POST", "/image", b"", Content_Type="image/png")
-        assert (status, words(content)) == (400, "image: must be the bytes of a picture, got nothing.")
+        assert status == 400
+        assert re.fullmatch(r"image: .*got nothing\.", words(content))
 
     def test_too_many_bytes_declared_or_sent(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", b"x", Content_Type="image/png", Content_Length="20000001")
-        assert (status, words(content)) == (413, "image: must have at most 20,000,000 bytes, got 20000001.")
+        assert status == 413
+        assert re.fullmatch(r"image: .*20,000,000 bytes, got 20000001\.", words(content))
         chunks = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
         head = f"POST /image HTTP/1.1\r\nHost: localhost:{running.port}\r\nContent-Type: image/png\r\n"
         found = running.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 21 + b"0\r\n\r\n")

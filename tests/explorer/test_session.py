@@ -181,7 +181,7 @@ def test_exif_that_cannot_be_read_is_ignored(exif: bytes) -> None:
 
 @pytest.mark.parametrize("declared", ["", "text/html", "image/svg+xml", "image/tiff", "image", "\udcff"])
 def test_other_declared_types(declared: str) -> None:
-    with pytest.raises(UnsupportedTypeError, match=r"image: must be one of image/png, image/jpeg, .* got"):
+    with pytest.raises(UnsupportedTypeError, match=r"image: .*image/png, image/jpeg, .* got"):
         read_upload(saved(halves(), "PNG"), declared, (4, 4))
 
 

@@ -183,7 +183,7 @@ class TestRefusals:
 
     def test_heads_in_the_axis_of_images_are_refused(self) -> None:
         model = Headless(repeats=3)
-        with pytest.raises(ValueError, match=r"got Headless.*it attends in 6 sequences for 2 images"):
+        with pytest.raises(ValueError, match=r"got Headless.* 6 sequences for 2 images"):
             only_operator(model, torch.randn(2, 2, 3, 4))
 
     def test_scores_of_five_axes_are_refused(self) -> None:
@@ -192,7 +192,7 @@ class TestRefusals:
                 tokens = x.flatten(2).mT[:, None, None]
                 return (tokens @ tokens.mT).softmax(-1)
 
-        with pytest.raises(ValueError, match=r"got Many.*its scores have the shape \(1, 1, 1, 9, 9\)"):
+        with pytest.raises(ValueError, match=r"got Many.*shape \(1, 1, 1, 9, 9\)"):
             only_operator(Many(), torch.randn(1, 2, 3, 3))
 
     def test_a_softmax_over_classes_is_no_attention(self) -> None:
@@ -202,7 +202,7 @@ class TestRefusals:
     def test_an_attention_that_is_not_seen(self) -> None:
         model, images = nn.Sequential(Kernel(), LinearAttention()), torch.randn(1, 2, 3, 3)
         model[0].register_forward_hook(lambda module, args, out: args[0])
-        with pytest.raises(ValueError, match="the attention of module '1' must be readable, got LinearAttention"):
+        with pytest.raises(ValueError, match="module '1' must be readable, got LinearAttention"):
             only_operator(model, images)
         assert only_operator(model, images, layers=["0"]).grid.sizes == (3, 3)
         assert not any(module._forward_pre_hooks for module in model.modules())
@@ -213,15 +213,15 @@ class TestRefusals:
                 channels = x.flatten(2)[:, None]  # 16 of them, as many as 4 x 4 tokens would be
                 return (channels @ channels.mT).softmax(-1)
 
-        with pytest.raises(ValueError, match=r"the attention of module '' .* among channels, not among tokens"):
+        with pytest.raises(ValueError, match=r"module '' .* among channels"):
             only_operator(ChannelAttention(), torch.randn(1, 16, 8, 8))
 
     def test_tokens_without_a_grid(self) -> None:
         images = torch.randn(1, 2, 3, 4)
         model = nn.Sequential(nn.AdaptiveAvgPool2d((1, 7)), Kernel())
-        with pytest.raises(ValueError, match=r"module '1' .* its 7 tokens make no grid of the input \(1, 2, 3, 4\)"):
+        with pytest.raises(ValueError, match=r"module '1' .* 7 tokens .*input \(1, 2, 3, 4\)"):
             only_operator(model, images)
-        with pytest.raises(ValueError, match=r"its 7 tokens make no grid of grid=\(2, 3\), prefix=2, which has 8"):
+        with pytest.raises(ValueError, match=r"7 tokens .*grid=\(2, 3\), prefix=2, which has 8"):
             only_operator(model, images, grid=(2, 3), prefix=2)
         operator = only_operator(model, images, grid=(2, 3))
         assert (operator.grid.sizes, operator.prefix) == ((2, 3), 1)
@@ -232,7 +232,7 @@ class TestRefusals:
 
     def test_of_inputs_that_are_no_images_the_grid_is_asked_for(self) -> None:
         tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, or a line, or a sentence
-        with pytest.raises(ValueError, match=r"its 16 tokens make no grid of the input \(2, 16, 8\); pass grid="):
+        with pytest.raises(ValueError, match=r"16 tokens .*input \(2, 16, 8\); pass grid="):
             only_operator(Attends(), tokens)
         assert only_operator(Attends(), tokens, grid=(2, 8)).grid.sizes == (2, 8)
 
@@ -242,7 +242,7 @@ class TestRefusals:
                 tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch
                 return (tokens @ tokens.mT).softmax(-1)
 
-        with pytest.raises(ValueError, match=r"it attends in 6 sequences for the input \(3, 16, 8\)"):
+        with pytest.raises(ValueError, match=r"6 sequences for the input \(3, 16, 8\)"):
             only_operator(Folded(), torch.randn(3, 16, 8), grid=(4, 4))
 
     def test_keys_that_are_no_tokens(self) -> None:
@@ -255,7 +255,7 @@ class TestRefusals:
                 tokens = x.flatten(2).mT.reshape(4, 1, 4, 2)
                 return F.scaled_dot_product_attention(tokens, tokens, tokens)
 
-        with pytest.raises(ValueError, match=r"got Cut.*it attends in 4 sequences for 1 images"):
+        with pytest.raises(ValueError, match=r"got Cut.* 4 sequences for 1 images"):
             only_operator(Cut(), torch.randn(1, 2, 4, 4))
 
     def test_a_scripted_module(self) -> None:

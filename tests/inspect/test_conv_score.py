@@ -298,6 +298,28 @@ class TestTapResidual:
         assert tap_residual(profile) == pytest.approx(exact, abs=0.005)
         assert exact < 0.9
 
+    def test_copies_that_float32_rounds_apart_are_one_head(self) -> None:
+        """Scores that differ by a constant are the same attention, to the last bit but one."""
+        grid = Grid.make((SIDE, SIDE), padding=SIDE // 2, border="circular")
+        encoding = Quadratic(1, dims=2)
+        with torch.no_grad():
+            encoding.centres.zero_()
+            encoding.spread.fill_(1.0)
+        rows = encoding.operator(grid, torch.zeros(1, SIDE, SIDE, 1)).to_dense()
+        copies = (rows.clamp_min(1e-38).log() + torch.linspace(0, 50, HEADS)[:, None, None]).softmax(-1)
+        profile = shift_profile(Dense(grid, copies))
+        head = profile.mass[0].flatten().square()
+        within = head[(profile.shifts.abs() <= 1).all(-1)].sum() / head.sum()
+        assert tap_residual(profile) == pytest.approx(math.sqrt(1 - float(within) / 9), abs=1e-6)
+
+    @pytest.mark.parametrize("part", [1e-2, 1e-4])
+    def test_a_trace_of_convolution_that_is_no_rounding_counts(self, part: float) -> None:
+        """Taps above the same uniform attention span all but the sum of the taps."""
+        grid = Grid.make((SIDE, SIDE), padding=1, border="circular")
+        exact = Shift(grid, TAPS, torch.zeros(())).to_dense().double()
+        found = tap_residual(shift_profile(Dense(grid, part * exact + (1 - part) / PIXELS)))
+        assert found == pytest.approx(math.sqrt(1 / 9), abs=0.02)
+
 
 def test_one_key() -> None:
     assert score(Dense(Grid.make((1, 1)), torch.ones(1, 1, 1, 1))) == 1

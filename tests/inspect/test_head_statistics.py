@@ -120,6 +120,12 @@ class TestKnownLayers:
         assert got.receptive_field == pytest.approx(math.sqrt(2), rel=1e-3)
         assert got.convolution_score == pytest.approx(1 / (2 * math.pi), rel=0.05)
 
+    @pytest.mark.parametrize("shift", [(0, 0), (5, -3)])
+    def test_the_gaussian_of_a_single_tap_is_that_tap(self, shift: tuple[int, int]) -> None:
+        """It has no width, and neither divides by it nor is given one that reaches the pixels beside."""
+        profile = shift_profile(Shift(Grid.make((12, 12), padding=5, border="zero"), [shift], torch.zeros(())))
+        assert float(gaussian_overlap(profile)) == pytest.approx(1, abs=1e-12)
+
     def test_two_far_taps_are_no_gaussian(self) -> None:
         grid = Grid.make((20,), padding=5, border="zero")
         taps = Shift(grid, [(-5,), (5,)], torch.zeros(())).to_dense().double()

@@ -87,7 +87,7 @@ def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> N
 def test_parts_of_no_known_attention_are_refused(name: str, value: Any, words: str) -> None:
     module = Attention(24, 3)
     setattr(module, name, value)
-    with pytest.raises(ValueError, match=f"attention: must be softmax attention of known parts, .*{words}"):
+    with pytest.raises(ValueError, match=f"attention: must be softmax attention .*{words}"):
         attention_parts(module)
 
 
@@ -124,7 +124,7 @@ def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
     rows, values = parts.maps_and_values(X)
     torch.testing.assert_close(parts.finish(rows @ values), module(X, X, X)[0], **tolerance(torch.float32))
     for more in ({"add_bias_kv": True}, {"add_zero_attn": True}):
-        with pytest.raises(ValueError, match="got MultiheadAttention with keys beside those of its tokens"):
+        with pytest.raises(ValueError, match="got MultiheadAttention with keys beside"):
             attention_parts(nn.MultiheadAttention(24, 3, **more))
     with pytest.raises(ValueError, match="with no qkv or q_proj"):
         attention_parts(nn.MultiheadAttention(24, 3, kdim=12))
@@ -150,5 +150,5 @@ def test_dropout_is_a_module_a_number_or_nothing(drop: Any, expected: float) -> 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     module = Tabled()
-    with pytest.raises(ValueError, match=r"attention: .*got Tabled, of parts that do"):
+    with pytest.raises(ValueError, match=r"attention: .*got Tabled, "):
         refuse_other_formula(layer_tokens(module, X[:, :7], (1, 7)))

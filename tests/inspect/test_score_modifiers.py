@@ -66,7 +66,7 @@ class TestMasks:
         assert found is not None
         torch.testing.assert_close(found, mask)
         _, odd = FORM.read((X, None, torch.randn(4, 1, 6, 6)), {})
-        with pytest.raises(ValueError, match=r"model.attn: must add the same to the scores of every image"):
+        with pytest.raises(ValueError, match=r"model.attn: .*scores of every image"):
             odd.per_image(2, "model.attn")
 
     def test_truth_is_what_may_be_looked_at_but_for_torch_s_own(self) -> None:
@@ -98,11 +98,11 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("args", "named", "message"),
         [
-            ((X[0],), {}, r"x: must be tokens in sequences, 3 axes, got shape \(6, 8\)"),
+            ((X[0],), {}, r"x: .*got shape \(6, 8\)"),
             ((X, None, None, True), {}, "is_causal: must be False, got True"),
             ((X,), {"head_mask": torch.ones(3)}, "head_mask: must be None, got a tensor"),
-            ((X,), {"attn_mask": torch.ones(3)}, r"attn_mask: must have 2 to 4 axes.*got shape \(3,\)"),
-            ((X,), {"rope": torch.ones(4, 1, 5, 8)}, r"rotary positions: must be those of every image"),
+            ((X,), {"attn_mask": torch.ones(3)}, r"attn_mask: .*got shape \(3,\)"),
+            ((X,), {"rope": torch.ones(4, 1, 5, 8)}, r"rotary positions: must be"),
         ],
     )
     def test_what_is_not_known_is_refused(self, args: Any, named: Any, message: str) -> None:
@@ -122,7 +122,7 @@ class TestCalls:
         out = form.give(x)
         assert isinstance(out, tuple)
         torch.testing.assert_close(out[0], X)
-        with pytest.raises(ValueError, match="key, value: must be the queries, got others"):
+        with pytest.raises(ValueError, match=r"key, value: .*got others"):
             form.read((X, X.clone(), X), {})
         with pytest.raises(ValueError, match="key_padding_mask: must be None"):
             form.read((X, X, X, torch.ones(4, 6)), {})

@@ -270,5 +270,5 @@ class TestTorch:
         model = torchvision.models.VisionTransformer(SIZE, 8, 2, 3, 48, 48, num_classes=5)
         assert_replaces(sharpen(model))
         swin = torchvision.models.swin_transformer.SwinTransformer([4, 4], 24, [2], [3], [7, 7])
-        with pytest.raises(ValueError, match=r"model.features.1.0.attn.x: must be tokens in sequences, 3 axes"):
+        with pytest.raises(ValueError, match=r"model.features.1.0.attn.x: .*3 axes"):
             replace_heads(swin, images(), count=1)

@@ -61,7 +61,7 @@ class TestTokensAfterTheImage:
         torch.testing.assert_close(before, model.seen[:, :, :1, 1:13], **tolerance(torch.float32))
 
     def test_of_several_surplus_tokens_the_prefix_is_asked_for(self) -> None:
-        words = r"its 18 tokens are 6 more than those of grid=\(3, 4\); pass prefix= .* how many of the 6 stand before"
+        words = r"18 tokens are 6 more .*grid=\(3, 4\); pass prefix="
         with pytest.raises(ValueError, match=words):
             operator_of(Among(1, 5), pictures(), grid=(3, 4))
 
@@ -74,12 +74,12 @@ class TestTokensAfterTheImage:
         operator, rows = operator_of(model, pictures(), grid=(3, 4))
         assert (operator.prefix, operator.suffix) == (4, 0)
         torch.testing.assert_close(rows, model.seen[:, :, 4:, 4:], **tolerance(torch.float32))
-        with pytest.raises(ValueError, match=r"its 16 tokens are 6 more than those of grid=\(2, 5\); pass prefix="):
+        with pytest.raises(ValueError, match=r"16 tokens are 6 more .*grid=\(2, 5\); pass prefix="):
             operator_of(model, pictures(), grid=(2, 5))
 
     def test_a_grid_that_contradicts_a_model_which_has_no_others(self) -> None:
         model = Among(1, 0, patch_size=4)
-        with pytest.raises(ValueError, match=r"leave 6 of its 13 tokens over, while the model .* a grid of \(3, 4\)"):
+        with pytest.raises(ValueError, match=r"6 of its 13 tokens .*grid of \(3, 4\)"):
             operator_of(model, pictures(), grid=(2, 3), prefix=1)
         assert operator_of(model, pictures(), grid=(4, 3), prefix=1)[0].grid.sizes == (4, 3)
 
@@ -104,5 +104,5 @@ class TestYolos:
         transformers = pytest.importorskip("transformers")
         sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
         config = transformers.YolosConfig(**sizes, image_size=[32, 48], patch_size=8, num_detection_tokens=10)
-        with pytest.raises(ValueError, match=r"must be given 1 tokens before 4 x 6 and none after, got 35"):
+        with pytest.raises(ValueError, match=r"1 tokens before 4 x 6 and none after, got 35"):
             replace_heads(transformers.YolosModel(config).eval(), pictures(32, 48), count=1)

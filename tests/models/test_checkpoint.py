@@ -85,7 +85,7 @@ def test_tensors_that_are_not_contiguous_are_written(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_preset_is_refused(tmp_path: Path) -> None:
     path, _ = written(tmp_path)
-    message = r"checkpoint: must hold the tensors of its model, got .*Missing.*stem\.weight.*Unexpected"
+    message = r"checkpoint: .*got .*Missing.*stem\.weight.*Unexpected"
     with pytest.raises(ValueError, match=message):
         load_weights(build(TINY_RESNET), read_checkpoint(path))
     wider = build(replace(TINY, mlp_width=16))
@@ -128,7 +128,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     ("about", "message"),
     [
         ({"classes": ("a",)}, r"classes: must be 2 names, got \['a'\]"),
-        ({"mean": (0.0,) * 3, "std": (1.0, 1.0, float("nan"))}, r"std: must be 3 finite numbers above 0.*nan"),
+        ({"mean": (0.0,) * 3, "std": (1.0, 1.0, float("nan"))}, r"std: .*above 0.*nan"),
     ],
 )
 def test_classes_and_normalisation_that_do_not_fit_are_not_written(
@@ -199,16 +199,16 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: str) ->
         ({"settings": "{"}, "under 'settings', got '{'"),
         ({"settings": None}, "under 'settings', got ''"),
         ({"settings": '{"kind": "attention", "heads": 0}'}, "got 0 (from"),
-        ({"settings": '{"kind": "attention", "tails": 0}'}, "model.tails: must be a known setting, got 0 (from"),
+        ({"settings": '{"kind": "attention", "tails": 0}'}, "model.tails: ... got 0 (from"),
         ({"classes": "{}"}, "under 'classes', got '{}'"),
         ({"classes": "[" * 100_000}, "under 'classes', got '[[[["),
         ({"classes": "[1, 2]"}, "classes: must be 2 names, got [1, 2]"),
         ({"classes": '["a"]'}, "classes: must be 2 names, got ['a']"),
-        ({"mean": '["x"]'}, "mean: must be 3 finite numbers, one for each channel of the images, got ['x']"),
-        ({"mean": "[0, 0, NaN]", "std": "[1, 1, 1]"}, "mean: must be 3 finite numbers, one for each"),
-        ({"mean": "[0, 0, 0]", "std": "[1, 1, Infinity]"}, "std: must be 3 finite numbers above 0, one for each"),
+        ({"mean": '["x"]'}, "mean: ... got ['x']"),
+        ({"mean": "[0, 0, NaN]", "std": "[1, 1, 1]"}, "mean: ... got [0, 0, nan]"),
+        ({"mean": "[0, 0, 0]", "std": "[1, 1, Infinity]"}, "std: ... got [1, 1, inf]"),
         ({"mean": "[0, 0, 0]", "std": "[1, 1, 0]"}, "got [1, 1, 0]"),
-        ({"mean": "[0]", "std": "[1]"}, "mean: must be 3 finite numbers, one for each channel of the images, got [0]"),
+        ({"mean": "[0]", "std": "[1]"}, "mean: ... got [0]"),
         ({"mean": "[0, 0, 0]"}, "mean: must be 3 finite numbers"),
         ({"settings": '{"kind": "attention", "layers": 100000}'}, "got 100000 (from"),
         ({"settings": '{"kind": "attention", "width": 1000000000}'}, "got 1000000000 (from"),
@@ -219,7 +219,7 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: str) ->
 def test_metadata_that_is_not_what_it_should_be_is_refused(tmp_path: Path, metadata: Any, message: str) -> None:
     path, _ = written(tmp_path)
     rewrite(path, metadata=metadata)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\.\.", ".*")):  # dots stand for any words
         read_checkpoint(path)
 
 

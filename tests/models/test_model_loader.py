@@ -118,9 +118,9 @@ def test_a_function(module_folder: Path) -> None:
     assert (found.settings, found.source) == (None, "function users_models:small")
     with pytest.raises(TypeError, match=r"model: .*got int"):
         load("users_models:number")
-    with pytest.raises(ValueError, match=r"must name a function of users_models, got 'smal'\. Did you mean small"):
+    with pytest.raises(ValueError, match=r"users_models, got 'smal'\. .* small"):
         load("users_models:smal")
-    with pytest.raises(ValueError, match="must name a function of users_models, got 'value'"):
+    with pytest.raises(ValueError, match="users_models, got 'value'"):
         load("users_models:value")
 
 
@@ -150,7 +150,7 @@ def test_a_users_own_error_is_named_with_its_line(module_folder: Path) -> None:
         "def library():\n    return torch.nn.MultiheadAttention(5, 2)\n"
     )
     where = re.escape(str(file))
-    words = r"users_errors:boom must run without an error, got KeyError: 'my own'\. It was raised at "
+    words = r"users_errors:boom .*got KeyError: 'my own'\. .* at "
     with pytest.raises(ValueError, match=rf"{words}{where}:3: raise KeyError\('my own'\)$"):
         load("users_errors:boom")
     with pytest.raises(ValueError, match=rf"got RuntimeError: .* raised at {where}:5: return torch.zeros"):
@@ -196,7 +196,7 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", fake)
     found = load("timm:vit_tiny.in1k", pretrained=True)
     assert (found.mean, found.std, found.source) == ((0.1, 0.2), (0.3, 0.4), "timm:vit_tiny.in1k, pretrained")
-    with pytest.raises(ValueError, match=r"must be the name of a timm model, got 'vit_tin'\. Did you mean vit_tiny"):
+    with pytest.raises(ValueError, match=r"timm model, got 'vit_tin'\. .* vit_tiny"):
         load("timm:vit_tin")
 
 
@@ -260,7 +260,7 @@ def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [None, best]
     assert (fresh.classes, fresh.mean, fresh.source) == ((), (), "torchvision:resnet18, fresh parameters")
     assert (trained.classes, trained.mean, trained.std) == (("cat", "dog"), (0.1,), (0.2,))
-    with pytest.raises(ValueError, match="must be the name of a torchvision model, got 'alexnot'"):
+    with pytest.raises(ValueError, match="torchvision model, got 'alexnot'"):
         load("torchvision:alexnot")
 
 

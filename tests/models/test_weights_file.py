@@ -104,7 +104,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None
 def test_a_file_of_torch_save_is_refused_and_nothing_of_it_runs(tmp_path: Path, zipped: bool) -> None:
     path, trace = tmp_path / "weights.safetensors", tmp_path / "trace"
     torch.save({"a": Bomb(trace)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ValueError, match="a pickle can execute anything, got a pickle, which was not read"):
+    with pytest.raises(ValueError, match="got a pickle, which was not read"):
         read_weights(path)
     assert not trace.exists()
     torch.load(io.BytesIO(path.read_bytes()), weights_only=False)

@@ -161,3 +161,25 @@ def test_half_precision_follows_float32(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.autocast("cpu", torch.bfloat16):
         auto = operator.contract(x, weight)
     assert auto.dtype == torch.bfloat16
+
+
+def line_of(root: float, centre: float, size: int) -> Tensor:
+    """Scores of a Gaussian head on a line."""
+    return -0.5 * (root * (torch.arange(1.0 - size, size, dtype=DOUBLE) - centre)).square()
+
+
+def test_a_bright_pixel_that_no_query_sees_leaves_the_spectrums_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transform spreads its rounding over all rows, and those of a head that points outside have tiny sums."""
+    monkeypatch.setattr(toeplitz, "_prefers_spectrum", lambda *_: True)
+    values = torch.randn(1, 400, 1)
+    values[:, 0] = 1e5
+    grid, table = Grid.make((400,)), line_of(0.05, 300.0, 400)
+    plain = mix_plainly(grid, values, table)
+    assert plain.abs().max() < 10
+    torch.testing.assert_close(mix_by_shift(grid, values, table), plain, **tolerance(torch.float32))
+
+
+def test_a_wide_head_that_points_to_one_side_needs_no_row_of_its_own() -> None:
+    line = line_of(0.05, 40.0, 96)
+    _, _, trusted = toeplitz._weights(Grid.make((96, 96)), line[:, None] + line)
+    assert bool(trusted.all())

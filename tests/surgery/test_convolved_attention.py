@@ -172,6 +172,17 @@ def test_without_contrast_the_kernel_is_the_mean_attention() -> None:
     assert missing.norm() < 1e-4 * given.norm()
 
 
+def test_contrast_of_the_size_of_half_precisions_rounding_does_not_move_the_kernel() -> None:
+    part = tokens_of(sharp(0))
+    flat = part.inputs.mean(1, keepdim=True)
+    moved = []
+    for contrast in (1e-3, 1e-1):
+        low = replace(part, inputs=flat + contrast * (part.inputs - flat))
+        fitted, mean = fit_mixing(low, 3), fit_mixing(low, 3, fit="mean")
+        moved.append(float((fitted.weights - mean.weights).abs().max()))
+    assert moved[0] < 0.02 < 0.1 < moved[1]
+
+
 def test_with_contrast_the_fit_is_the_least_squares() -> None:
     part = tokens_of(sharp(0))
     fitted, mean = fit_mixing(part, 3), fit_mixing(part, 3, fit="mean")

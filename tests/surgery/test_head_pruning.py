@@ -135,7 +135,7 @@ class TestPruneHeads:
 
     def test_what_is_refused(self) -> None:
         model = nn.Sequential(SelfAttention2d(3, 4, 2))
-        with pytest.raises(ValueError, match=r"heads\['0'\]: must leave at least one of the 2 heads, got \[1, 0\]"):
+        with pytest.raises(ValueError, match=r"heads\['0'\]: .*got \[1, 0\]"):
             prune_heads(model, {"0": [1, 0]})
         with pytest.raises(ValueError, match=r"heads\['0'\]: .*from 0 to 1, got \[-1\]"):
             prune_heads(model, {"0": [-1]})

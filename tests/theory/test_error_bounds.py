@@ -1,6 +1,7 @@
 """Bounds on what soft heads leave beside their target, held against sums written out and against worst-case images."""
 
 import math
+import operator
 import random
 
 import pytest
@@ -99,3 +100,35 @@ def test_rounding_is_in_the_bound_and_is_not_overrated(dtype: torch.dtype, alpha
         apart = float((layer(x).double() - conv.double()(x.double())).abs().amax((0, 2, 3)).max())
     bound = float(error_bound(layer, float(x[0, 0, 0, 0]), float(x[0, 0, 0, 0])).max())
     assert bound / 10000 < apart <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("alpha", [0.01, 46.0])
+@pytest.mark.parametrize(
+    ("make", "channels", "groups"),
+    [(nn.Conv1d, 1, 1), (nn.Conv1d, 64, 1), (nn.Conv2d, 1, 1), (nn.Conv2d, 12, 3), (nn.Conv3d, 1, 1)],
+)
+def test_rounding_counts_keys_scores_and_the_projections_sum(
+    make: type[nn.Conv2d], channels: int, groups: int, alpha: float, dtype: torch.dtype
+) -> None:
+    """Without a range of inputs nothing but rounding is left: the formula of the module, part by part."""
+    conv = make(channels, groups, 2, padding=1, padding_mode="replicate", bias=False, groups=groups, dtype=dtype)
+    nn.init.ones_(conv.weight)
+    layer = from_conv(conv, alpha=alpha)
+    unit, dims = torch.finfo(dtype).eps / 2, layer.dims
+    size = layer.heads * channels // groups  # ones, summed by each output
+    reach = math.sqrt(-math.log(unit) / alpha)
+    for keys, compare in (((2 * math.floor(reach) + 1) ** dims, operator.ge), ((2 * reach + 3) ** dims, operator.le)):
+        counted = keys + 16 * dims + 2 * layer.heads * channels / groups + 8
+        assert compare(float(error_bound(layer, 1.0, 1.0).max()), unit * counted * size)
+
+
+def test_a_sum_that_rounds_down_at_every_step_is_within_the_bound() -> None:
+    """One and 1023 numbers that it swallows one by one: the sum's length times the unit roundoff is really lost."""
+    channels, unit = 1024, torch.finfo(torch.float32).eps / 2
+    conv = nn.Conv1d(channels, 1, 1, bias=False)
+    with torch.no_grad():
+        conv.weight.fill_(0.99 * unit)[:, 0] = 1
+        out = from_conv(conv)(torch.ones(1, channels, 3)).double()
+    apart = float((out - conv.weight.detach().double().sum()).abs().max())
+    assert apart <= float(error_bound(from_conv(conv), 1.0, 1.0))

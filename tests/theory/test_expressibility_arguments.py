@@ -18,15 +18,15 @@ def rows(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"x: or sizes must say how large the image is, got None"),
-        ({"x": torch.zeros(1, 1, 4, 4).double(), "sizes": (4, 4)}, r"sizes: must be left out beside x.*got \(4, 4\)"),
-        ({"sizes": (4,)}, r"sizes: must be a whole number .* for each of 2 axes, got \(4,\)"),
-        ({"sizes": (4, 4), "stride": 2}, r"stride: must be left out or equal the layer's \(1, 1\), got 2"),
-        ({"sizes": (4, 4), "dilation": 0}, r"dilation: must be a whole number of at least 1.*got 0"),
-        ({"sizes": (4, 4), "padding": "full"}, r"padding: must be a whole number.*got 'full'"),
-        ({"sizes": (4, 4), "padding_mode": "zero"}, r"padding_mode: must be one of zeros, replicate.*got 'zero'"),
-        ({"sizes": (4, 4), "tolerance": -1.0}, r"tolerance: must be finite and at least 0, got -1\.0"),
-        ({"sizes": (4, 4), "tolerance": math.nan}, r"tolerance: must be finite and at least 0, got nan"),
+        ({}, r"x: .*got None"),
+        ({"x": torch.zeros(1, 1, 4, 4).double(), "sizes": (4, 4)}, r"sizes: .*got \(4, 4\)"),
+        ({"sizes": (4,)}, r"sizes: .*got \(4,\)"),
+        ({"sizes": (4, 4), "stride": 2}, r"stride: .*got 2"),
+        ({"sizes": (4, 4), "dilation": 0}, r"dilation: .*got 0"),
+        ({"sizes": (4, 4), "padding": "full"}, r"padding: .*got 'full'"),
+        ({"sizes": (4, 4), "padding_mode": "zero"}, r"padding_mode: .*got 'zero'"),
+        ({"sizes": (4, 4), "tolerance": -1.0}, r"tolerance: .*got -1\.0"),
+        ({"sizes": (4, 4), "tolerance": math.nan}, r"tolerance: .*got nan"),
     ],
 )
 @pytest.mark.usefixtures("unhooked")
@@ -45,7 +45,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         (rows(0, 4, 4), {"sizes": (2, 2)}, r"attention: .*got shape \(0, 4, 4\)"),
         (rows(2, 4, 4), {"sizes": (2, 2), "stride": 2}, r"attention: must end in \(1, 4\).*got shape \(2, 4, 4\)"),
         (rows(2, 4, 4) / 0, {"sizes": (2, 2)}, r"attention: must have finite rows, got NaN or infinite"),
-        (rows(2, 4, 4), {"sizes": (2, 2), "kernel_size": 0}, r"kernel_size: must be a whole number.*got 0"),
+        (rows(2, 4, 4), {"sizes": (2, 2), "kernel_size": 0}, r"kernel_size: .*got 0"),
     ],
 )
 @pytest.mark.usefixtures("unhooked")

@@ -156,7 +156,7 @@ def test_content_layers_imitate_on_the_images_given() -> None:
     expected = torch.linalg.lstsq(left, target, driver="gelsd").solution.unflatten(1, (4, 3))
     torch.testing.assert_close(made.weight, nn.Parameter(expected), rtol=1e-7, atol=1e-7)
     assert imitation_error(made, conv, x=x).everywhere < imitation_error(layer, conv, x=x).everywhere
-    with pytest.raises(ValueError, match="x: must be given where attention depends on content"):
+    with pytest.raises(ValueError, match=r"x: .*content.*got"):
         imitate(layer, conv, sizes=(5, 5))
 
 
@@ -203,35 +203,35 @@ CONV = nn.Conv2d(2, 3, 3, padding=1, dtype=DOUBLE)
             {},
             r"layer: must have merged weights, got factored ones\. Make the layer without",
         ),
-        (soft(3), CONV, {}, r"conv: must have the layer's channels \(3, 3\), got \(2, 3\)"),
-        (soft(bias=False), CONV, {}, r"layer: must have a bias, as the convolution has, got None\. Make it with"),
-        (soft(stride=2), CONV, {}, r"conv: must have the layer's stride \(2, 2\), got \(1, 1\)"),
+        (soft(3), CONV, {}, r"conv: .*channels.*got \(2, 3\)"),
+        (soft(bias=False), CONV, {}, r"layer: .*bias.*got None"),
+        (soft(stride=2), CONV, {}, r"conv: .*stride \(2, 2\), got \(1, 1\)"),
         (
             soft(),
             CONV,
             {"sizes": (2, 2), "where": "inside"},
             r"where: 'inside' needs a query .* got none on .*\(2, 2\)",
         ),
-        (soft(), CONV, {"where": "border"}, r"where: must be 'all' or 'inside', got 'border'"),
-        (soft(), CONV, {"sizes": None}, r"x: or sizes must say how large the image is, got None"),
+        (soft(), CONV, {"where": "border"}, r"where: .*got 'border'"),
+        (soft(), CONV, {"sizes": None}, r"x: .*got None"),
         (
             soft(),
             nn.Conv2d(2, 3, 3, dtype=DOUBLE),
             {},
-            r"conv: must have the layer's outputs, \(5, 5\) on an image of \(5, 5\), got \(3, 3\)",
+            r"conv: .*outputs.*\(5, 5\), got \(3, 3\)",
         ),
         (
             soft(),
             nn.ConvTranspose2d(2, 3, 3, padding=1, dtype=DOUBLE),
             {},
-            r"conv: must be plain and of 2 dimensions, as the layer is, got ConvTranspose2d",
+            r"conv: .*got ConvTranspose2d",
         ),
-        (soft(), nn.Conv1d(2, 3, 3, dtype=DOUBLE), {}, r"conv: must be plain and of 2 dimensions.* got Conv1d"),
+        (soft(), nn.Conv1d(2, 3, 3, dtype=DOUBLE), {}, r"conv: .*got Conv1d"),
         (
             soft(4, 4, groups=2),
             nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=DOUBLE),
             {},
-            r"conv: must have the layer's 2 groups, got 4",
+            r"conv: .*2 groups, got 4",
         ),
     ],
 )

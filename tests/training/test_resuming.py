@@ -92,7 +92,7 @@ def test_a_state_of_another_run_is_refused(copy: RunFolder, tmp_path: Path) -> N
     refused(copy, tiny(epochs=3), SettingsError, r"model\.width: .* 32 .* 16 \(state .*state\.ckpt\)")
     twin = cut_after_one(tmp_path / "twin", tiny(epochs=3))
     shutil.copy(twin.state_file, copy.state_file)
-    refused(copy, tiny(epochs=3), ValueError, rf"state: must be of the run in {copy.path}, got .*state\.ckpt")
+    refused(copy, tiny(epochs=3), ValueError, rf"state: .*{copy.path}, got .*state\.ckpt")
 
 
 def test_a_state_that_names_no_run_is_refused(copy: RunFolder) -> None:
@@ -105,7 +105,7 @@ def test_a_state_that_names_no_run_is_refused(copy: RunFolder) -> None:
 def test_a_state_of_an_earlier_version_is_refused(copy: RunFolder) -> None:
     state = read_state(copy.state_file)
     save_state(copy.state_file, {"run": state["run"], "epoch": 0, "state_dict": state["model"]})
-    refused(copy, tiny(epochs=3), ValueError, r"state: must be of this version, got .*state\.ckpt")
+    refused(copy, tiny(epochs=3), ValueError, r"state: .*version, got .*state\.ckpt")
 
 
 def test_a_damaged_state_is_refused(copy: RunFolder) -> None:

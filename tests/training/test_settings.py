@@ -1,6 +1,7 @@
 """Every wrong setting is found, all at once; recipes are legal, the paper's is the paper's."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_batch_is_shared_evenly_among_the_processes_of_torchrun(monkeypatch: p
     monkeypatch.setenv("WORLD_SIZE", "4")
     wrong = replace(BASE, train=TrainSettings(batch_size=100, accumulate=3))
     (found,) = machine_problems(wrong)
-    assert str(found) == "train.batch_size: must be a multiple of 12 (processes x accumulate), got 100. Take 108."
+    assert re.fullmatch(r"train\.batch_size: .* 12 .*got 100\..* 108\.", str(found))
 
 
 def test_mps_has_no_64_bit_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     (found,) = machine_problems(BASE)
-    assert str(found) == "torchrun --nproc-per-node: must be at most the 1 GPUs of this machine, got 2 or more."
+    assert re.fullmatch(r"torchrun --nproc-per-node: .* 1 .*got 2 .*", str(found))
     assert machine_problems(replace(BASE, train=TrainSettings(accelerator="cpu"))) == []
 
 

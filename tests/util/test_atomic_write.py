@@ -39,9 +39,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    message = (
-        r"path: must take 3 bytes, got No space left on device for .*weights\. The file that was there is unchanged"
-    )
+    message = r"path: .*3 bytes, got No space left on device for .*weights\..*unchanged"
     with pytest.raises(OSError, match=message) as caught:
         write_atomically(path, b"new")
     assert caught.value.errno == errno.ENOSPC
