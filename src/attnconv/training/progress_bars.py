@@ -63,22 +63,15 @@ def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
     console = Console(stderr=True, quiet=not shown)
     columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
     tenths = -1
 
     def report(there: int, total: int) -> None:
         nonlocal tenths
-        if console.is_terminal:
-            if not bar.tasks:
-                bar.add_task("downloading", total=total)
-                bar.start()
-            bar.update(bar.tasks[0].id, completed=there)
-        elif 10 * there // total > tenths:  # a log file gets ten lines, not thousands
+        bar.update(task, completed=there, total=total, visible=True)
+        if bar.disable and 10 * there // total > tenths:  # a log file gets ten lines, not thousands
             tenths = 10 * there // total
             console.print(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB", highlight=False, soft_wrap=True)
 
-    try:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)
         yield report
-    finally:
-        if bar.tasks:  # otherwise nothing was shown, and there is nothing to take away
-            bar.stop()
