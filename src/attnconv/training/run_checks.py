@@ -99,13 +99,10 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
 
 
 def _refuse_changes(before: RunSettings, now: RunSettings, *, origin: str) -> None:
-    """Reject other settings than before, except those that change nothing about what a run computes."""
-    old, new = _flat(before), _flat(now)
     fix = "Leave it as it was, or start anew in another folder."
     changed = [
-        Problem(name, f"must stay {old.get(name)!r} when a run is resumed", repr(new.get(name)), fix, origin)
-        for name in {**old, **new}
-        if name not in _FREE and old.get(name) != new.get(name)
+        Problem(name, f"must stay {old!r} when a run is resumed", repr(new), fix, origin)
+        for name, old, new in differences(before, now)
     ]
     if changed:
         raise SettingsError(changed)
@@ -142,6 +139,13 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
         raise ValueError(bad("start_from", requirement, str(start_from)))
     checkpoint = read_checkpoint(checkpoint_file(Path(start_from)))
     check_tensors(checkpoint.tensors, settings.model, argument="start_from", origin=checkpoint.source)
+
+
+def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
+    """List settings in which two runs differ, as (name, before, now), except those that change nothing about a run."""
+    old, new = _flat(before), _flat(now)
+    names = [name for name in {**old, **new} if name not in _FREE]
+    return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
 def _flat(settings: RunSettings) -> dict[str, Any]:
