@@ -4,16 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from attnconv.training.run_folder import MetricsLine
 
@@ -23,12 +15,12 @@ class TrainingProgress:
     """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere."""
 
     def __init__(self, epochs: int, steps_per_epoch: int, *, shown: bool = True) -> None:
-        self._console = Console(stderr=True, quiet=not shown)
+        self._console = console = Console(stderr=True, quiet=not shown)
         self._epochs, self._steps = epochs, steps_per_epoch
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        texts = TextColumn("{task.description}"), TextColumn("{task.fields[news]}")
-        hidden = not (shown and self._console.is_terminal)
-        self._bar = Progress(texts[0], *columns, texts[1], console=self._console, refresh_per_second=4, disable=hidden)
+        columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+        texts = "{task.description}", "{task.fields[news]}"
+        hidden = not (shown and console.is_terminal)
+        self._bar = bars.Progress(texts[0], *columns, texts[1], console=console, refresh_per_second=4, disable=hidden)
 
     def begin(self, done: int) -> None:
         """Start the bar after this many complete epochs."""
@@ -62,7 +54,7 @@ class TrainingProgress:
 def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
     console = Console(stderr=True, quiet=not shown)
-    columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = ("downloading", bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
     tenths = -1
 
     def report(there: int, total: int) -> None:
@@ -72,6 +64,6 @@ def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
             tenths = 10 * there // total
             console.print(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB", highlight=False, soft_wrap=True)
 
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", visible=False)
         yield report
