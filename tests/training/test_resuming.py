@@ -77,9 +77,12 @@ def test_settings_that_were_edited_are_named(
 
 def test_what_changes_nothing_about_a_run_may_be_edited(copy: RunFolder) -> None:
     record = json.loads(copy.settings_file.read_text())
-    record["settings"]["train"] |= {"checkpoint_every": 2}
+    record["settings"]["train"] |= {"checkpoint_every": 2, "tensorboard": True}  # the second of an earlier version
     record["settings"]["data"] |= {"root": "elsewhere"}
     write_json(copy.settings_file, record)
+    save_state(
+        copy.state_file, read_state(copy.state_file) | {"run": {"name": record["run"], "settings": record["settings"]}}
+    )
     assert fit(copy.settings(), copy.path, resume=True, progress=False).result() is not None
 
 
@@ -146,19 +149,3 @@ def test_a_full_disk_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match=r"path: .*got No space left on device for .*metrics") as caught:
         append_line(tmp_path / "metrics.jsonl", {"epoch": 1})
     assert caught.value.errno == errno.ENOSPC
-
-
-def test_curves_are_written_on_request_and_go_on_after_a_cut(tmp_path: Path) -> None:
-    settings = tiny(tensorboard=True)
-    run = cut_after_one(tmp_path / "run", settings)
-    assert len(list(run.tensorboard.iterdir())) == 1
-    assert fit(settings, run.path, resume=True, progress=False).result() is not None
-    assert len(list(run.tensorboard.iterdir())) == 2
-    assert run.foreign_files() == []
-
-
-def test_curves_need_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(SettingsError, match=r"train\.tensorboard: .* package tensorboard, got True"):
-        fit(tiny(tensorboard=True), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

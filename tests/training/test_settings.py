@@ -72,7 +72,7 @@ def test_recipes_are_legal_and_survive_the_run_folder(preset: str) -> None:
 
 def test_settings_of_earlier_versions_name_processes_that_torchrun_knows() -> None:
     values = plain(BASE)
-    values["train"] |= {"devices": 2, "nodes": 1}
+    values["train"] |= {"devices": 2, "nodes": 1, "tensorboard": True}
     assert read(RunSettings, values) == BASE
 
 

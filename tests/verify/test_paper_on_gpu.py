@@ -8,7 +8,6 @@ import pytest
 from attnconv.cli.reproduce_command import Arguments, run as reproduce
 from attnconv.models.model_loader import load
 from attnconv.surgery import head_pruning
-from attnconv.training.environment import COMMIT
 from attnconv.training.run_folder import RunFolder
 from experiments.keep_reproduction import Settings as KeepSettings, main as keep
 from experiments.paper_on_gpu import DONE, FAILED, MORE, main
@@ -53,7 +52,7 @@ def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path
 
 def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other settings than the plan's: another precision, fewer epochs."""
-    monkeypatch.setenv(COMMIT, "abc")
+    monkeypatch.setenv("ATTNCONV_COMMIT", "abc")
     out, exported, joined, kept = (tmp_path / name for name in ("out", "exported", "joined", "kept"))
     names = ["quadratic-1-epochs", "quadratic-generalized-1-epochs", "quadratic-generalized-pruned"]
     words = ["--scale", "tiny", "--epochs", "1", "--precision", "bf16", "--seeds", "2", "--out", str(out)]

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -266,8 +267,11 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
         if pretrained:
             # Only safetensors, because the hub's other format is a pickle; and no code from the hub.
             network = factory.from_pretrained(name, use_safetensors=True, trust_remote_code=False)
-            labels = network.config.id2label
-            about = _about([str(labels[index]) for index in sorted(labels)], *_normalisation_on_hub(transformers, name))
+            labels, preprocessing = network.config.id2label, {}
+            with suppress(OSError):  # it has none
+                preprocessing, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
+            classes = [str(labels[index]) for index in sorted(labels)]
+            about = _about(classes, preprocessing.get("image_mean"), preprocessing.get("image_std"))
         elif name in transformers.CONFIG_MAPPING:
             network = factory.from_config(configs.for_model(name))  # the type's default sizes, without the network
         else:
@@ -280,15 +284,6 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
     own = (own, own) if isinstance(own, int) else own and tuple(own)
     interpolate = size not in (None, own) and _INTERPOLATE in inspect.signature(network.forward).parameters
     return Logits(network, interpolate=interpolate), about
-
-
-def _normalisation_on_hub(transformers: Any, name: str) -> tuple[Any, Any]:
-    """Mean and deviation of each channel from the model's preprocessing, if it has any."""
-    try:
-        values, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
-    except OSError:
-        return (), ()
-    return values.get("image_mean"), values.get("image_std")
 
 
 def _about(*values: Any) -> About:

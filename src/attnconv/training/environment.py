@@ -13,9 +13,6 @@ import torch
 
 import attnconv
 
-COMMIT = "ATTNCONV_COMMIT"
-"""Environment variable that names the commit where sources were copied without their history."""
-
 
 def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
     """The part of `settings.json` about what the run ran on."""
@@ -26,7 +23,8 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get(COMMIT),
+        # The variable names the commit where sources were copied without their history.
+        "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get("ATTNCONV_COMMIT"),
         "device": f"{device}: {torch.cuda.get_device_name(device)}" if on_gpu else f"{device.type}: {_processor()}",
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}",

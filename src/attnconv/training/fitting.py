@@ -120,12 +120,12 @@ def _train(
     if state:
         loop.load_state(state)
         progress.say(f"Resuming the run in {folder.path} after epoch {loop.epoch} of {settings.train.epochs}.")
-    with closing(Recorder(folder, loop, progress, state)) as recorder:
-        progress.begin(loop.epoch)
-        while loop.epoch < settings.train.epochs:
-            loop.train_epoch(recorder.after_step)
-            recorder.after_epoch(loop.evaluate())
-        progress.close()
+    recorder = Recorder(folder, loop, progress, state)
+    progress.begin(loop.epoch)
+    while loop.epoch < settings.train.epochs:
+        loop.train_epoch(recorder.after_step)
+        recorder.after_epoch(loop.evaluate())
+    progress.close()
     return recorder
 
 

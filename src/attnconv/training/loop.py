@@ -65,7 +65,7 @@ class TrainingLoop:
         self.tally = functools.partial(
             tally_batches, self.model, mean=data.mean, std=data.std, precision=train.precision, device=device
         )
-        self._epoch_sums, self._recent_sums = zero_tally(device), zero_tally(device)
+        self._epoch_sums = zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
         """Take the steps of one epoch, and call `on_step` after each of them."""
@@ -111,26 +111,22 @@ class TrainingLoop:
                 targets = mixed.to(images.dtype)
             logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is not in half precision
             with torch.no_grad():
-                sums = tally(logits, batch.labels)
-                self._epoch_sums += sums
-                self._recent_sums += sums
+                self._epoch_sums += tally(logits, batch.labels)
             return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
     def evaluate(self) -> dict[str, Metrics]:
         """Evaluate after an epoch: metrics of its training images during the epoch, and of the other sets."""
         world = world_size()
         size = max(1, self.settings.train.eval_batch_size // world) * world
-        metrics = {"train": _metrics_of_all(self._epoch_sums)}
+        metrics = {"train": self.train_metrics()}
         for name, images in self._measured.items():
             batches = Batches(images, batch_size=size, rank=rank(), world=world)
             metrics[name] = _metrics_of_all(self.tally(batches))
         return metrics
 
-    def recent_loss(self) -> float:
-        """Mean loss of the training images since the last call."""
-        loss = _metrics_of_all(self._recent_sums).loss
-        self._recent_sums.zero_()
-        return loss
+    def train_metrics(self) -> Metrics:
+        """Metrics of the epoch's training images so far, each when it was trained on."""
+        return _metrics_of_all(self._epoch_sums)
 
     def state(self) -> dict[str, Any]:
         """What is needed to continue the training after a complete epoch, as plain values and tensors."""

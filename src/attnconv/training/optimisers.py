@@ -20,18 +20,14 @@ def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, A
     for module in model.modules():
         if isinstance(module, Encoding):
             positions |= {id(value) for name, value in module.named_parameters() if name in module.undecayed}
-    weights: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    places: list[nn.Parameter] = []
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": optim.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+        {"params": [], "weight_decay": 0.0, "lr": optim.learning_rate * optim.position_rate},
+    ]
     for parameter in model.parameters():
         spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of norms
-        (places if id(parameter) in positions else vectors if spared else weights).append(parameter)
-    rate = optim.learning_rate * optim.position_rate
-    groups: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": optim.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-        {"params": places, "weight_decay": 0.0, "lr": rate},
-    ]
+        groups[2 if id(parameter) in positions else int(spared)]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
 

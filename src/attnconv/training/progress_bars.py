@@ -4,16 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from attnconv.training.run_folder import MetricsLine
 
@@ -23,12 +15,12 @@ class TrainingProgress:
     """Progress of a training on standard error: a bar on a terminal, a line per epoch elsewhere."""
 
     def __init__(self, epochs: int, steps_per_epoch: int, *, shown: bool = True) -> None:
-        self._console = Console(stderr=True, quiet=not shown)
+        self._console = console = Console(stderr=True, quiet=not shown)
         self._epochs, self._steps = epochs, steps_per_epoch
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        texts = TextColumn("{task.description}"), TextColumn("{task.fields[news]}")
-        hidden = not (shown and self._console.is_terminal)
-        self._bar = Progress(texts[0], *columns, texts[1], console=self._console, refresh_per_second=4, disable=hidden)
+        columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+        texts = "{task.description}", "{task.fields[news]}"
+        hidden = not (shown and console.is_terminal)
+        self._bar = bars.Progress(texts[0], *columns, texts[1], console=console, refresh_per_second=4, disable=hidden)
 
     def begin(self, done: int) -> None:
         """Start the bar after this many complete epochs."""
@@ -62,23 +54,16 @@ class TrainingProgress:
 def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a download, if there is one; yields a function of the bytes that are there and the bytes in all."""
     console = Console(stderr=True, quiet=not shown)
-    columns = (TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
+    columns = ("downloading", bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
     tenths = -1
 
     def report(there: int, total: int) -> None:
         nonlocal tenths
-        if console.is_terminal:
-            if not bar.tasks:
-                bar.add_task("downloading", total=total)
-                bar.start()
-            bar.update(bar.tasks[0].id, completed=there)
-        elif 10 * there // total > tenths:  # a log file gets ten lines, not thousands
+        bar.update(task, completed=there, total=total, visible=True)
+        if bar.disable and 10 * there // total > tenths:  # a log file gets ten lines, not thousands
             tenths = 10 * there // total
             console.print(f"downloading: {there / 1e6:.0f} of {total / 1e6:.0f} MB", highlight=False, soft_wrap=True)
 
-    try:
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)
         yield report
-    finally:
-        if bar.tasks:  # otherwise nothing was shown, and there is nothing to take away
-            bar.stop()

@@ -1,6 +1,5 @@
 """Checks of a run against the machine, the data and its folder, before any work."""
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,16 +21,13 @@ from attnconv.training.run_recorder import read_state
 from attnconv.training.settings import AcceleratorName, RunSettings
 
 # Changing these changes nothing about what a run computes.
-_FREE = ("data.root", "data.download", "train.checkpoint_every", "train.tensorboard")
+_FREE = ("data.root", "data.download", "train.checkpoint_every")
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:
     """List what is wrong with the settings on this machine, with these processes."""
     train = settings.train
     found = [*root_problems(settings.data), *missing_accelerator(train.accelerator)]
-    if train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        fix = "Run: pip install tensorboard."
-        found.append(Problem("train.tensorboard", "must be off without the package tensorboard", "True", fix))
     parts = world_size() * train.accumulate
     if train.batch_size % parts:
         fix = f"Take {math.ceil(train.batch_size / parts) * parts}."

@@ -8,7 +8,6 @@
                       run did not begin with fresh parameters
     result.json       accuracy on the test set of the last epoch, of the epoch chosen on held-out images, and of the
                       weights that a pruned model began with (`start`)
-    tensorboard/      the same curves for TensorBoard, on request
     report/           figures and tables, written by `attnconv report`
     .writer           while a process writes here: which one. A kill leaves the file, unlocked
 
@@ -36,7 +35,6 @@ from attnconv.training.settings import RunSettings
 FORMAT = 1
 
 _DRAWN = (  # patterns of what a run and its report leave beside the files that a folder names
-    "tensorboard/events.out.tfevents.*",
     "report/index.html",
     "report/figures/figure-*.png",
     "report/figures/figure-*.svg",
@@ -85,7 +83,6 @@ class RunFolder:
         self.last_weights = self.checkpoints / "last.safetensors"
         self.best_weights = self.checkpoints / "best.safetensors"
         self.start_weights = self.checkpoints / "start.safetensors"
-        self.tensorboard = path / "tensorboard"
         self.report = path / "report"
         self.lock_file = path / ".writer"
 
@@ -159,7 +156,7 @@ class RunFolder:
         """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
-            own |= set(vars(self).values()) - {self.checkpoints, self.tensorboard, self.report}
+            own |= set(vars(self).values()) - {self.checkpoints, self.report}
             own |= {path for pattern in _DRAWN for path in self.path.glob(pattern)}
         files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         return sorted(path for path in files if path not in own)

@@ -1,4 +1,4 @@
-"""The record of a run while it trains: lines, weights and the state in its folder, and curves on request.
+"""The record of a run while it trains: lines, weights and the state in its folder.
 
 The training state is written last and makes the epochs count. What a kill leaves of later ones is dropped when the run
 is resumed, and they are computed again, with the same bits. The state's file is replaced in one step, checked as a
@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -30,9 +30,6 @@ from attnconv.training.loop import TrainingLoop
 from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, RunFolder, append_line
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard.writer import SummaryWriter
 
 # A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
 WIDEST = 1e12
@@ -61,24 +58,17 @@ class Recorder:
         self.seconds: float = state.get("seconds", 0.0)
         self._clock = time.monotonic()
         self._writes = is_first_process()
-        self._board: SummaryWriter | None = None
-        if self._writes and loop.settings.train.tensorboard:
-            from torch.utils import tensorboard  # needs a package of its own
-
-            self._board = tensorboard.SummaryWriter(str(folder.tensorboard), purge_step=loop.step)
         self._waiting: list[tuple[list[MetricsLine], HeadsLine]] = []
         self._best_weights: bytes | None = None
         if self._writes and loop.epoch == 0:
             append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
-        """Every few optimiser steps, check and draw the loss of the images since the last time."""
+        """Show an optimiser step, and after every few of them check the loss of the epoch so far."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
-            loss = loop.recent_loss()
-            self._refuse_divergence(loss, loop.epoch)
-            self._draw({"train/loss of steps": loss, "learning rate": loop.learning_rate})
+            self._refuse_divergence(loop.train_metrics().loss, loop.epoch)
 
     def after_epoch(self, metrics: Mapping[str, Metrics]) -> None:
         """Note an epoch's results, and write everything noted when that is due."""
@@ -101,11 +91,6 @@ class Recorder:
             if due:
                 self._write(weights)
 
-    def close(self) -> None:
-        """Close the file of the curves."""
-        if self._board is not None:
-            self._board.close()
-
     def _note(self, metrics: Mapping[str, Metrics]) -> None:
         """Keep an epoch's lines until they are written; they are shown at once."""
         lines: list[MetricsLine] = [
@@ -121,7 +106,6 @@ class Recorder:
             for split, result in metrics.items()
         ]
         self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
-        self._draw({f"{line['split']}/{name}": line[name] for line in lines for name in ("loss", "accuracy")})
         self._progress.epoch(lines)
 
     def _write(self, weights: bytes) -> None:
@@ -147,12 +131,6 @@ class Recorder:
         got = f"{loss} at step {self._loop.step} (epoch {complete + 1}, learning rate {rate:g})"
         fix = f"Lower optim.learning_rate, raise schedule.warmup, or set optim.clip. {kept}"
         raise DivergedError(bad("loss", "must stay a finite number", got, fix))
-
-    def _draw(self, values: Mapping[str, float]) -> None:
-        """Add points to TensorBoard's curves, if they were asked for."""
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, self._loop.step)
 
 
 def head_record(model: nn.Module, epoch: int) -> HeadsLine:

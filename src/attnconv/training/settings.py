@@ -106,13 +106,12 @@ class TrainSettings:
         seed: All randomness is a function of this, the epoch and the sample, at least 0.
         compile: Compile the model with torch.compile before training: slower to start, then faster.
         test_curve: Also measure the test set after every epoch. The choice of an epoch never depends on it.
-        tensorboard: Also write curves for TensorBoard, which needs the package tensorboard.
-        log_every: Optimiser steps between two checks of the loss, and between two points of its curve in TensorBoard.
+        log_every: Optimiser steps between two checks that the loss of the epoch is still finite.
         checkpoint_every: Epochs between two checkpoints: metrics, weights and the training state. A run that is killed
             loses at most so many; a larger number saves time where epochs take seconds.
     """
 
-    ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes")  # of earlier versions; torchrun knows both
+    ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes", "tensorboard")  # of earlier versions
 
     epochs: Natural = 300
     batch_size: Natural = 100
@@ -123,7 +122,6 @@ class TrainSettings:
     seed: Seed = 42
     compile: bool = False
     test_curve: bool = False
-    tensorboard: bool = False
     log_every: Natural = 50
     checkpoint_every: Natural = 1
 
