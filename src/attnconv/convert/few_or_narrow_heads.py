@@ -2,13 +2,7 @@
 
 Narrow heads have factored weights W_val,h W_out,h through D_h channels in place of W_h. A product has rank at most D_h,
 so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift are exact for any D_h. Otherwise
-the best factors depend on the measure:
-
-    without images   sum_h || W_h - W'_h ||^2                      each head's truncated singular value decomposition
-    with images      E || sum_h Y_h W_h - sum_h Y_h W'_h ||^2      with the mixed pixels Y_h = A_h X
-
-The second is a reduced-rank regression. Heads are updated in turn, so the error never rises: for one head with the
-others fixed the solution is W'_h = C^-1/2 trunc(C^1/2 B), with C = E[Y_h^T Y_h] and the least-squares weights B.
+each head's truncated singular value decomposition is nearest to its W_h.
 
 Few heads are placed where Gaussian heads come nearest to a convolution. With Phi[s, h] the attention of head h to the
 shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps), the layer computes Phi W in
@@ -30,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.value_checks import check_dense, whole
+from attnconv._util.value_checks import whole
 from attnconv.convert.layer_conversion import layer_for
 from attnconv.encodings.quadratic import Quadratic
 from attnconv.layers.checks import check_finite
@@ -38,10 +32,6 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
 
-_ROUNDS = 20  # updates of all narrow heads, at most
-_GAIN = 1e-4  # relative improvement of the error below which they stop
-_CUT = 1e-12  # eigenvalues of a covariance up to this part of the largest count as zero
-_BLOCK = 2**24  # numbers of mixed pixels held at once
 _BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
 _BEYOND = 8  # pixels around the taps over which the fit of few heads is taken
 _RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have: equal heads make it singular
@@ -58,21 +48,18 @@ def head_ranks(layer: SelfAttention) -> list[int]:
     return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
-def low_rank(
-    layer: SelfAttention, head_channels: int, *, images: Float[Tensor, "b c *sizes"] | None = None, exact: bool = False
-) -> SelfAttention:
-    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
+def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
+    """Return a copy of a layer with the nearest factored weights of a given head width. See `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
         head_channels: D_h, the width of each head's values, at least 1.
-        images: None to minimise the error of the weights; or images on which to minimise the error of the outputs.
         exact: Use ceil(rank W_h / D_h) heads per shift. Needs an encoding whose heads can be repeated.
 
     Raises:
-        TypeError: `layer` is no attention layer, or `images` are no dense tensor of floating-point numbers.
+        TypeError: `layer` is no attention layer.
         ValueError: A layer on the meta device or with NaN, weights that are factored already, groups, a head width
-            below 1, images of other axes or together with `exact`, or heads that cannot be repeated.
+            below 1, or heads that cannot be repeated.
 
     Example:
         >>> from attnconv import from_conv
@@ -83,15 +70,9 @@ def low_rank(
     weight = _merged(layer).detach().double()
     width = whole("head_channels", head_channels, 1)
     check_finite(layer.named_parameters())
-    if images is not None:
-        check_dense(images, least=1, dims=layer.dims)
-        check_finite([("images", images)])
-        if exact:
-            raise ValueError(bad("images", "must be None with exact=True, which loses nothing", tuple(images.shape)))
     with torch.no_grad():
         if not exact:
-            best = weight if images is None else _Regression(layer, images).fit(weight, width)
-            return _with_factors(copy.deepcopy(layer), *_factors(best, width))
+            return _with_factors(copy.deepcopy(layer), *_factors(weight, width))
         # Each head as many times as its rank needs, each time with the next singular directions.
         counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)]
         heads = [head for head, count in enumerate(counts) for _ in range(count)]
@@ -117,48 +98,6 @@ def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[
             expected = expected - layer.bias.double().reshape(-1, *(1,) * layer.dims)
         size = expected.square().sum()
         return float((apart / size).sqrt()) if float(size) > 0 else 0.0
-
-
-@final
-class _Regression:
-    """Fits weights to the outputs of a layer, by the covariance of mixed pixels over images and queries."""
-
-    def __init__(self, layer: SelfAttention, images: Tensor) -> None:
-        heads, channels = layer.heads, layer.in_channels
-        total = images.new_zeros((heads * channels, heads * channels), dtype=torch.float64)
-        for part in images.split(max(_BLOCK // (heads * channels * math.prod(images.shape[2:])), 1)):
-            pixels = part.movedim(1, -1)[:, None].expand(-1, heads, *(-1,) * (part.dim() - 1))
-            mixed = layer.operator(part).apply(pixels).flatten(2, -2)  # (b, h, n, c)
-            flat = mixed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double()
-            total += flat.mT @ flat
-        self.covariance = total.reshape(heads, channels, heads, channels)  # E[Y^T Y], up to a factor
-        values, vectors = torch.linalg.eigh(torch.stack([self.covariance[h, :, h] for h in range(heads)]))
-        kept = values > _CUT * values[:, -1:].clamp_min(0)
-        roots = torch.where(kept, values, 1).sqrt()
-        self._root = torch.where(kept, roots, 0)[:, :, None] * vectors.mT  # (h, c, c): C^1/2 up to a rotation
-        self._inverse = vectors * torch.where(kept, 1 / roots, 0)[:, None]
-
-    def fit(self, weight: Float[Tensor, "h c d"], rank: int) -> Float[Tensor, "h c d"]:
-        """The W' of a rank, updated one head after the other."""
-        found = torch.stack([self._truncated(h, weight[h], rank) for h in range(weight.shape[0])])
-        error = self._error(weight - found)
-        for _ in range(_ROUNDS):
-            for h in range(weight.shape[0]):
-                lost = weight - found
-                lost[h] = 0
-                owed = torch.einsum("cgi,gid->cd", self.covariance[h], lost)  # error of the others, for this one to fix
-                found[h] = self._truncated(h, weight[h] + self._inverse[h] @ (self._inverse[h].mT @ owed), rank)
-            before, error = error, self._error(weight - found)
-            if before - error <= _GAIN * before:
-                break
-        return found
-
-    def _truncated(self, head: int, matrix: Tensor, rank: int) -> Tensor:
-        left, values, right = torch.linalg.svd(self._root[head] @ matrix, full_matrices=False)
-        return self._inverse[head] @ (left[:, :rank] * values[:rank] @ right[:rank])
-
-    def _error(self, lost: Float[Tensor, "h c d"]) -> float:
-        return float(torch.einsum("hcd,hcgi,gid->", lost, self.covariance, lost))
 
 
 def _merged(layer: Any) -> nn.Parameter:
