@@ -67,23 +67,26 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
         >>> low_rank_error(layer, low_rank(layer, 4), x) < 1e-5  # no W_h has a higher rank
         True
     """
-    weight = _merged(layer).detach().double()
-    width = whole("head_channels", head_channels, 1)
+    weight, width = _merged(layer), whole("head_channels", head_channels, 1)
     check_finite(layer.named_parameters())
+    made = copy.deepcopy(layer)
     with torch.no_grad():
-        if not exact:
-            return _with_factors(copy.deepcopy(layer), *_factors(weight, width))
-        # Each head as many times as its rank needs, each time with the next singular directions.
-        counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)]
+        # Each head once, or as many times as its rank needs, each time with the next singular directions.
+        counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)] if exact else [1] * layer.heads
         heads = [head for head, count in enumerate(counts) for _ in range(count)]
         parts = [part for count in counts for part in range(count)]
-        value, output = _factors(weight, width * max(counts))
-        made = copy.deepcopy(layer)
-        made.encoding = layer.encoding.select_heads(heads)
-        made.heads = len(heads)
-        return _with_factors(
-            made, value.unflatten(2, (-1, width))[heads, :, parts], output.unflatten(1, (-1, width))[heads, parts]
-        )
+        if exact:
+            made.encoding = layer.encoding.select_heads(heads)
+            made.heads = len(heads)
+        left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
+        roots, missing = values.sqrt(), width * max(counts) - values.shape[1]  # cut where that is negative
+        value = F.pad(left * roots[:, None], (0, missing)).unflatten(2, (-1, width))[heads, :, parts]
+        output = F.pad(roots[:, :, None] * right, (0, 0, 0, missing)).unflatten(1, (-1, width))[heads, parts]
+        made.weight = None
+        made.value_weight = nn.Parameter(value.to(weight), weight.requires_grad)
+        made.output_weight = nn.Parameter(output.to(weight), weight.requires_grad)
+    made.unplan()
+    return made
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
@@ -110,25 +113,6 @@ def _merged(layer: Any) -> nn.Parameter:
     if layer.groups > 1:
         raise ValueError(bad("layer", "must have one group: factored weights have no others", layer.groups))
     return layer.weight
-
-
-def _factors(weight: Float[Tensor, "h c d"], rank: int) -> tuple[Float[Tensor, "h c e"], Float[Tensor, "h e d"]]:
-    """The best products through `rank` channels, with equal norms of both factors, padded with zeros."""
-    left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    roots = values[:, :rank].sqrt()
-    missing = rank - roots.shape[1]
-    value, output = left[:, :, :rank] * roots[:, None], roots[:, :, None] * right[:, :rank]
-    return F.pad(value, (0, missing)), F.pad(output, (0, 0, 0, missing))
-
-
-def _with_factors(layer: SelfAttention, value: Tensor, output: Tensor) -> SelfAttention:
-    """Put factors in place of the merged weights."""
-    weight = _merged(layer)
-    layer.weight = None
-    layer.value_weight = nn.Parameter(value.to(weight), weight.requires_grad)
-    layer.output_weight = nn.Parameter(output.to(weight), weight.requires_grad)
-    layer.unplan()
-    return layer
 
 
 def place_heads(
