@@ -224,7 +224,7 @@ class _Problem:
         """Five rounds of k-means over the taps, weighted by the kernel's energy."""
         for _ in range(5):
             nearest = torch.cdist(self.shifts, centres).argmin(1)
-            share = torch.nn.functional.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
+            share = F.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
             mass = share.sum(0)
             moved = share.mT @ self.shifts / mass.clamp_min(1e-300)[:, None]
             centres = torch.where(mass[:, None] > 0, moved, centres)

@@ -150,9 +150,8 @@ def can_express(
         raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
         spans, kernel = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding, padding_mode)
-        everywhere, within, alone = spans.fit()
         most = _TOLERANCES[spans.dtype] if tolerance is None else tolerance
-        return Expressiveness(kernel, everywhere, within, alone, most)
+        return Expressiveness(kernel, *spans.fit(), most)
 
 
 def factorise(

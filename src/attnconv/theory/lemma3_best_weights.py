@@ -166,21 +166,19 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
     There all queries have the same Phi: a small least-squares problem over the shifts that heads and taps reach.
     """
     shifts = taps(conv)
-    with torch.no_grad():
-        blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
-        beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
-        axes = []
-        gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
-        for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
-            # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
-            side = -(-(max(map(abs, along)) + beyond) // gap) + 1
-            axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
-        grid = Grid(tuple(axes))
-        pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
-        spans = Spans(layer.encoding.operator(grid, pixels), shifts, "zeros")
-        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
-        weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
-        return weight.to(conv.weight)
+    blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
+    beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
+    axes = []
+    gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
+    for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
+        # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
+        side = -(-(max(map(abs, along)) + beyond) // gap) + 1
+        axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
+    grid = Grid(tuple(axes))
+    pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
+    spans = Spans(layer.encoding.operator(grid, pixels), shifts, "zeros")
+    phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
+    return torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
 
 
 def compare_outputs(
