@@ -25,6 +25,10 @@ def rows(*shape: int) -> Tensor:
         ({"sizes": (4, 4), "dilation": 0}, r"dilation: must be a whole number of at least 1.*got 0"),
         ({"sizes": (4, 4), "padding": "full"}, r"padding: must be a whole number.*got 'full'"),
         ({"sizes": (4, 4), "padding_mode": "zero"}, r"padding_mode: must be one of zeros, replicate.*got 'zero'"),
+        (
+            {"sizes": (4, 4), "padding_mode": ["zeros"]},
+            r"padding_mode: must be one of zeros, replicate.*got \['zeros'\]",
+        ),
         ({"sizes": (4, 4), "tolerance": -1.0}, r"tolerance: must be finite and at least 0, got -1\.0"),
         ({"sizes": (4, 4), "tolerance": math.nan}, r"tolerance: must be finite and at least 0, got nan"),
     ],

@@ -207,7 +207,7 @@ class Spans:
     """
 
     def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
-        if padding_mode not in BORDERS:
+        if padding_mode not in list(BORDERS):  # a list has no hash
             raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
         if padding_mode != "zeros" and any(axis.spacing > 1 for axis in operator.grid.axes):
             raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
