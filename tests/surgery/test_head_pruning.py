@@ -83,6 +83,8 @@ class TestDegenerateHeads:
         encoding = planted((1.0, 1.0), (1.0, 1.0))
         with pytest.raises(ValueError, match=r"criterion: .*got 'best'"):
             degenerate_heads(encoding, "best")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"criterion: .*got \['code'\]"):
+            degenerate_heads(encoding, ["code"])  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"attention: .*got LearnedRelative"):
             degenerate_heads(SelfAttention2d(3, 4, 2, encoding="learned"))
         encoding.root_precision.data[1, 0, 0] = float("nan")

@@ -25,6 +25,7 @@ def rows(*shape: int) -> Tensor:
         ({"sizes": (4, 4), "dilation": 0}, r"dilation: .*got 0"),
         ({"sizes": (4, 4), "padding": "full"}, r"padding: .*got 'full'"),
         ({"sizes": (4, 4), "padding_mode": "zero"}, r"padding_mode: .*got 'zero'"),
+        ({"sizes": (4, 4), "padding_mode": ["zeros"]}, r"padding_mode: .*got \['zeros'\]"),
         ({"sizes": (4, 4), "tolerance": -1.0}, r"tolerance: .*got -1\.0"),
         ({"sizes": (4, 4), "tolerance": math.nan}, r"tolerance: .*got nan"),
     ],

@@ -89,7 +89,7 @@ GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     start_at_neighbours: lambda: {"encoding": Quadratic(4)},
     from_conv: lambda: {"conv": nn.Conv2d(2, 3, 3)},
     to_conv: lambda: {"layer": SelfAttention2d(2, 3, 4), "kernel_size": 3, "x": torch.randn(1, 2, 5, 5)},
-    low_rank: lambda: {"layer": SelfAttention2d(3, 4, 3), "head_channels": 2, "images": images(size=5)},
+    low_rank: lambda: {"layer": SelfAttention2d(3, 4, 3), "head_channels": 2},
     place_heads: lambda: {"conv": nn.Conv1d(1, 1, 3), "heads": 1, "restarts": 0},
 }
 

@@ -48,7 +48,7 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
         >>> degenerate_heads(encoding), degenerate_heads(encoding, "code")
         ((2,), (1, 2))
     """
-    if criterion not in MOST_CONDITION:
+    if criterion not in list(MOST_CONDITION):  # a list has no hash
         raise ValueError(bad("criterion", f"must be one of {', '.join(MOST_CONDITION)}", repr(criterion)))
     largest, smallest = _root_eigenvalues(attention)
     # Without a division: a singular precision has no condition number, and zero would make it NaN.

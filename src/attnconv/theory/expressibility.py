@@ -32,7 +32,7 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Which kernels of one size an attention layer expresses: both readings of Lemma 3. Printed, a summary.
+    """Which kernels of one size an attention layer expresses: both readings of Lemma 3.
 
     Attributes:
         kernel_size: Per axis.
@@ -41,7 +41,6 @@ class Expressiveness:
         each_query: The paper's condition, each query with its own Phi_q (and each image, where rows depend on
             content): the largest ||E_q - Phi_q A_q|| / ||E_q|| among the queries named.
         tolerance: The largest residual that counts as none.
-        rank_tolerance: Singular values of the rows up to this part of the largest count as zero.
     """
 
     kernel_size: tuple[int, ...]
@@ -49,7 +48,6 @@ class Expressiveness:
     uniform_inside: Fit | None
     each_query: Residuals
     tolerance: float
-    rank_tolerance: float
 
     @property
     def expresses(self) -> bool:
@@ -70,23 +68,6 @@ class Expressiveness:
     def expresses_each_query(self) -> bool:
         """Whether each query could be served by weights of its own: the condition as the paper states it."""
         return self.each_query.everywhere <= self.tolerance
-
-    def __str__(self) -> str:
-        verdict = "every convolution" if self.expresses else "not every convolution"
-        if not self.expresses and self.expresses_inside:
-            verdict += ", but every one away from the border"
-        rows = {"each query alone": self.each_query, "one Phi for all": self.uniform.residuals}
-        if self.uniform_inside is not None:
-            rows["one Phi inside"] = self.uniform_inside.residuals
-        size, heads = " x ".join(map(str, self.kernel_size)), self.uniform.phi.shape[1]
-        lines = [
-            f"kernel {size}, {heads} heads of rank {self.uniform.rank}: {verdict}",
-            f"{'relative residual':<18}{'inside':>10}{'border':>10}{'everywhere':>12}",
-        ]
-        for name, found in rows.items():
-            three = ("-" if v is None else f"{v:.1e}" for v in (found.inside, found.border, found.everywhere))
-            lines.append("{:<18}{:>10}{:>10}{:>12}".format(name, *three))
-        return "\n".join([*lines, f"counted as none up to {self.tolerance:.0e}"])
 
 
 @final
@@ -169,9 +150,8 @@ def can_express(
         raise ValueError(bad("tolerance", "must be finite and at least 0", repr(tolerance)))
     with torch.no_grad():
         spans, kernel = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding, padding_mode)
-        everywhere, within, alone = spans.fit()
         most = _TOLERANCES[spans.dtype] if tolerance is None else tolerance
-        return Expressiveness(kernel, everywhere, within, alone, most, spans.cut)
+        return Expressiveness(kernel, *spans.fit(), most)
 
 
 def factorise(

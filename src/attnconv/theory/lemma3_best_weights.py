@@ -10,7 +10,7 @@ nothing of size n x m is stored and no Gram matrix squares the condition number.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -69,14 +69,12 @@ class Fit:
         residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) of this Phi, over each set of queries.
         worst: The largest ||E_q - Phi A_q|| / max(||E_q||, 1) of a fitted query.
         rank: Rank of the stacked rows A of the fitted queries; below the number of heads where heads repeat others.
-        singular_values: Those of A, largest first.
     """
 
-    phi: Float[Tensor, "j h"]
+    phi: Float[Tensor, "j h"] = field(repr=False)
     residuals: Residuals
     worst: float
     rank: int
-    singular_values: Float[Tensor, "s"]
 
 
 def imitate(
@@ -163,29 +161,24 @@ def imitation_error(
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
-    """W_h = sum_j Phi[j, h] W_j with the best Phi far from the border, for Gaussian heads of the same geometry.
+    """W_h = sum_j Phi[j, h] W_j with the best Phi far from the border, for `Quadratic` heads of the same geometry.
 
     There all queries have the same Phi: a small least-squares problem over the shifts that heads and taps reach.
     """
     shifts = taps(conv)
-    encoding = layer.encoding
-    heads = encoding.gaussians()
-    assert heads is not None
-    with torch.no_grad():
-        blunt = float(torch.linalg.eigvalsh(heads.precision).min()) / 2
-        beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
-        axes = []
-        gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
-        for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
-            # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
-            side = -(-(max(map(abs, along)) + beyond) // gap) + 1
-            axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
-        grid = Grid(tuple(axes))
-        pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
-        spans = Spans(encoding.operator(grid, pixels), shifts, "zeros")
-        phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
-        weight = torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
-        return weight.to(conv.weight)
+    blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
+    beyond = min(math.ceil(math.sqrt(-math.log(1e-8) / blunt)), _FARTHEST)
+    axes = []
+    gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
+    for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
+        # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
+        side = -(-(max(map(abs, along)) + beyond) // gap) + 1
+        axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
+    grid = Grid(tuple(axes))
+    pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
+    spans = Spans(layer.encoding.operator(grid, pixels), shifts, "zeros")
+    phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
+    return torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
 
 
 def compare_outputs(
@@ -214,7 +207,7 @@ class Spans:
     """
 
     def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
-        if padding_mode not in BORDERS:
+        if padding_mode not in list(BORDERS):  # a list has no hash
             raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
         if padding_mode != "zeros" and any(axis.spacing > 1 for axis in operator.grid.axes):
             raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
@@ -254,12 +247,12 @@ class Spans:
 
     def solve(
         self, rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"]
-    ) -> tuple[Float[Tensor, "*lead j h"], Float[Tensor, "*lead s"]]:
-        """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's singular values."""
+    ) -> tuple[Float[Tensor, "*lead j h"], Int[Tensor, "*lead"]]:
+        """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's rank."""
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         kept = values > self.cut * values[..., :1]
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
-        return (left.mT @ seen).mT @ (inverse[..., None] * right), values
+        return (left.mT @ seen).mT @ (inverse[..., None] * right), kept.sum(-1)
 
     def fit(self) -> tuple[Fit, Fit | None, Residuals]:
         """Phi for all queries, Phi for those inside (None if there is none), and what a Phi_q for each query leaves.
@@ -280,10 +273,9 @@ class Spans:
         solved = [self.solve(factor[:, : self.heads], factor[:, self.heads :]) for factor in stacked]
         whole, *gaps = self.norms(lambda rows, seen: [seen, *(rows @ phi.mT - seen for phi, _ in solved)])
         fits, sets = [], (torch.ones_like(self.inside), self.inside)
-        for (phi, values), apart, chosen in zip(solved, gaps, sets, strict=False):
+        for (phi, rank), apart, chosen in zip(solved, gaps, sets, strict=False):
             worst = float((apart / whole.clamp_min(1))[:, chosen].max())
-            rank = int((values > self.cut * values[:1]).sum())
-            fits.append(Fit(phi, self.over(apart, whole), worst, rank, values))
+            fits.append(Fit(phi, self.over(apart, whole), worst, int(rank)))
         each = torch.cat(alone, 1)
         return fits[0], fits[1] if len(fits) > 1 else None, self.over(each, torch.ones_like(each), order=math.inf)
 
