@@ -206,7 +206,7 @@ def explore(
             queries and keys to the notebook, so take few.
         title: Heading; empty for the model's class.
         height: Height of the frame in pixels.
-        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `moments`, `budget`.
+        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
 
     Returns:
         An object that notebooks show as the page. Errors are those of `payload` and `Explorer`.

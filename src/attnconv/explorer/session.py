@@ -34,7 +34,7 @@ class Session:
         sizes: Height and width of its images, in pixels.
         mean: Mean of each channel, for images in [0, 1]; one number for grey images, three for RGB.
         std: Standard deviation of each channel.
-        options: Further arguments of `payload`: `title`, `moments`, `layers`, `grid`, `prefix`, `budget`.
+        options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
         >>> import torch
