@@ -147,11 +147,11 @@ def _score(run: RunData, state: str) -> float:
     return score
 
 
-def _fixed_shifts(title: str, name: str, layers: tuple[int, int], paper: str) -> Claim:
+def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
     """Figures 4 to 7."""
     each = "each has a head at a fixed shift, and the model more than at its start"
     return Claim(
-        f"fixed shifts: {title}",
+        f"fixed shifts: {name.replace('-', ' + ')}",
         (name,),
         paper,
         f"share of all heads with at least {100 * LEAST_MASS:g} % on one shift and a constancy of {LEAST_CONSTANCY:g}",
@@ -202,20 +202,14 @@ _SPREAD = (  # Figures 4 and 14
     ),
 )
 CLAIMS: tuple[Claim, ...] = (
+    _fixed_shifts("quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."),
     _fixed_shifts(
-        "quadratic", "quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."
-    ),
-    _fixed_shifts(
-        "learned",
         "learned",
         (1, 2),
         "Without content, some heads of the first two layers learn to attend one pixel at a fixed shift.",
     ),
     _fixed_shifts(
-        "learned + content",
-        CONTENT,
-        (2, 3),
-        "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves.",
+        CONTENT, (2, 3), "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves."
     ),
     *_SPREAD,
     *(

@@ -136,25 +136,17 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
     preset = "resnet" if name == "resnet18" else name
     if scale == "small":
         return recipe(f"{preset}-small")
+    model: ModelSettings
     if scale == "mini":
-        return _mini(recipe(f"{preset}-small"), label)
-    return _tiny(name, label)
-
-
-def _mini(settings: RunSettings, label: str) -> RunSettings:
-    model: ModelSettings = MINI_RESNET
-    if isinstance(settings.model, AttentionSettings):
-        model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
-    return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=MINI_EPOCHS))
-
-
-def _tiny(name: str, label: str) -> RunSettings:
-    settings = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits")
-    model, full = settings.model, preset_settings(name)
-    if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
-        model = replace(model, encoding=full.encoding, heads=full.heads)
-    train = replace(settings.train, epochs=TINY_EPOCHS)
-    return replace(settings, preset=label, model=model, train=train)
+        settings, epochs, model = recipe(f"{preset}-small"), MINI_EPOCHS, MINI_RESNET
+        if isinstance(settings.model, AttentionSettings):
+            model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
+    else:
+        settings, epochs = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits"), TINY_EPOCHS
+        model, full = settings.model, preset_settings(name)
+        if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
+            model = replace(model, encoding=full.encoding, heads=full.heads)
+    return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=epochs))
 
 
 def continued(settings: RunSettings, label: str) -> RunSettings:
