@@ -31,7 +31,6 @@ from attnconv.explorer.payload_write import payload
 
 HEIGHT = 900  # pixels of the frame
 SANDBOX = "allow-scripts allow-downloads"  # no access to the notebook around the frame
-SCRIPT = Path(__file__).with_name("widget.js")
 Place: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor  # row and column
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -129,10 +128,9 @@ class Explorer:
         Raises:
             TypeError, ValueError: The payload has no such layer, head, query or image.
         """
-        channel = self._channel
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)
-        channel.asked = [channel.asked[0] + 1, self._pending]
+        self._channel.asked = [self._channel.asked[0] + 1, self._pending]
 
     @property
     def widget(self) -> Any:
@@ -183,7 +181,7 @@ def channel_class() -> Any:
 
     @final
     class Channel(anywidget.AnyWidget):
-        _esm = SCRIPT.read_text(encoding="utf-8")
+        _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
         mark: Any = traitlets.Unicode().tag(sync=True)
         told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)
         asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
@@ -262,9 +260,13 @@ def question(
     It repeats the pending message, the one before if the page has not answered it: the page needs the last one only.
     """
     before = pending.get("layer", 0 if shown is None else shown.layer)
-    index = before if layer is None else _layer_number(payload, layer)
-    chosen = payload.layers[index]
-    message = dict(pending)
+    names = [known.name for known in payload.layers]
+    if isinstance(layer, str) and layer not in names:
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(bad("layer", f"must be one of the payload's ({some})", repr(layer)))
+    place = names.index(layer) if isinstance(layer, str) else layer
+    index = before if place is None else whole("layer", place, 0, len(names) - 1)
+    chosen, message = payload.layers[index], dict(pending)
     if layer is not None or head is not None or query is not None:
         message["layer"] = index
     if head is not None:
@@ -280,16 +282,6 @@ def question(
     if image is not None:
         message["image"] = whole("image", image, 0, len(payload.names) - 1)
     return message
-
-
-def _layer_number(payload: Payload, layer: SupportsIndex | str) -> int:
-    names = [known.name for known in payload.layers]
-    if not isinstance(layer, str):
-        return whole("layer", layer, 0, len(names) - 1)
-    if layer not in names:
-        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(bad("layer", f"must be one of the payload's ({some})", repr(layer)))
-    return names.index(layer)
 
 
 def _place(query: object, layer: PayloadLayer) -> list[int]:

@@ -186,21 +186,18 @@ def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], ima
     """A layer of positions with all snapshots, any other with an entry for each image."""
     tensors = dict(layer.tensors)
     if layer.kind == "positions":
-        times = [*(_at(snapshot, layer) for snapshot in snapshots), layer.tensors]
-        tensors = {name: torch.stack([then[name] for then in times]) for name in tensors}
+        times = []
+        for snapshot in snapshots:
+            heads, then = snapshot.layers.get(layer.name), tensors  # without a past it was always as it is now
+            if heads is not None and "centres" in tensors and len(heads.centres) == layer.heads:
+                then = gaussian_tensors(heads.centres, heads.precision, layer.sizes)
+            times.append(then)
+        tensors = {name: torch.stack([then[name] for then in (*times, tensors)]) for name in tensors}
     else:
         for name, tensor in tensors.items():
             if name != "queries" and len(tensor) == 1:  # all images share their attention
                 tensors[name] = tensor.expand(images, *tensor.shape[1:]).contiguous()
     return replace(layer, tensors=tensors)
-
-
-def _at(snapshot: Snapshot, layer: PayloadLayer) -> Mapping[str, Tensor]:
-    """The tensors of a layer of positions at an earlier moment; one without a past was always as it is now."""
-    heads = snapshot.layers.get(layer.name)
-    if heads is None or "centres" not in layer.tensors or len(heads.centres) != layer.heads:
-        return layer.tensors
-    return gaussian_tensors(heads.centres, heads.precision, layer.sizes)
 
 
 def statistics_of(found: LayerAudit) -> Statistics:

@@ -126,10 +126,8 @@ def gain(run: RunData, over: RunData) -> Found:
 def dip(pruned: RunData, source: RunData) -> Found:
     """Test accuracy right after pruning, minus that before; by layer the number of removed heads."""
     before, after = _score(source, "last"), _score(pruned, "start")
-    removed = tuple(
-        float(every - kept)
-        for every, kept in zip(*(run.model.heads_per_layer for run in (source, pruned)), strict=True)
-    )
+    heads = zip(source.model.heads_per_layer, pruned.model.heads_per_layer, strict=True)
+    removed = tuple(float(every - kept) for every, kept in heads)
     return Found(after - before, {"before": before, "pruned": after}, after < before, removed)
 
 
