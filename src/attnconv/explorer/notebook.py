@@ -168,11 +168,7 @@ class Explorer:
 
 @functools.cache
 def channel_class() -> Any:
-    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook.
-
-    `told` is the page's last message, unchecked. `asked` is the number of questions (the same one again would be no
-    change) and the last one.
-    """
+    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook."""
     try:
         import anywidget
         import traitlets
@@ -183,7 +179,8 @@ def channel_class() -> Any:
     class Channel(anywidget.AnyWidget):
         _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
         mark: Any = traitlets.Unicode().tag(sync=True)
-        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)
+        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)  # its last message, unchecked
+        # The number of questions, since the same one again would be no change, and the last one.
         asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
         page: Any = traitlets.Unicode().tag(sync=True)
         title: Any = traitlets.Unicode().tag(sync=True)
@@ -245,20 +242,12 @@ def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "hei
     return torch.stack(rows).mean(0)
 
 
-def question(
-    payload: Payload,
-    shown: Selection | None,
-    *,
-    pending: Mapping[str, Any],
-    layer: SupportsIndex | str | None,
-    head: SupportsIndex | None,
-    query: Place | None,
-    image: SupportsIndex | None,
-) -> dict[str, Any]:
-    """The message that asks a page for the places of `Explorer.select`.
+def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str, Any], **places: Any) -> dict[str, Any]:
+    """The message that asks a page for some places, the arguments of `Explorer.select`.
 
     It repeats the pending message, the one before if the page has not answered it: the page needs the last one only.
     """
+    layer, head, query, image = (places.get(name) for name in ("layer", "head", "query", "image"))
     before = pending.get("layer", 0 if shown is None else shown.layer)
     names = [known.name for known in payload.layers]
     if isinstance(layer, str) and layer not in names:

@@ -37,7 +37,6 @@ class Session:
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
-        >>> import torch
         >>> from attnconv import SelfAttention2d
         >>> from attnconv.explorer import read_payload
         >>> session = Session(SelfAttention2d(3, 4, heads=2), (4, 6), mean=(0.5,) * 3, std=(0.5,) * 3)

@@ -60,7 +60,7 @@ class Claim:
     measured: str
     criterion: str  # when one seed meets the claim, or for `no_gain` when all seeds together do
     measure: Callable[..., Found]  # of the runs of one seed, one for each model
-    unit: Unit = "number"  # `share` and `points` are printed in percent and percentage points
+    unit: Unit = "number"  # shares are parts of 1, printed in percent, and points their differences
     by_layer: str = ""  # what `Found.layers` is; empty for nothing
     layer_unit: Unit = "number"
     no_gain: bool = False  # whether the claim is that a difference of accuracies is no gain

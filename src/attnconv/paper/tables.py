@@ -70,10 +70,7 @@ class PaperTable:
 
 
 def formatted(values: Sequence[float], unit: Unit) -> str:
-    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values.
-
-    Shares are fractions of 1 printed in percent, points differences of such in percentage points.
-    """
+    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values."""
     if not values:
         return "-"
     least, largest = min(values), max(values)

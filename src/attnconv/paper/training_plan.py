@@ -61,6 +61,7 @@ TINY_EPOCHS = 5
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
+# A name of `folder_name`, which may end in `-20-epochs`.
 _FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 
 
@@ -108,10 +109,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds.
-
-    Names of their folders are those of `folder_name`, and may end in `-20-epochs`.
-    """
+    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
