@@ -19,7 +19,7 @@ from attnconv.inspect.capture import visit_attention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import Convolution
-from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_folder import RunFolder, choose_epochs
 
 BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
 GREY = 128  # of pictures in place of none
@@ -147,8 +147,6 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
     Raises:
         ValueError: `count` is below 1.
     """
-    from attnconv.report.head_centres import choose_epochs
-
     count = whole("count", count, 1)
     recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
     snapshots = []

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
 from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, shape_of
+from attnconv.training.run_folder import choose_epochs
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
@@ -96,17 +97,6 @@ def draw_centres_over_training(
     heads = dict(history)
     panels = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, _EPOCHS)}
     return _draw_panels(panels, title, sizes)
-
-
-def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
-    """At most `count` increasing epochs in geometric steps, as heads move most at the start; 1 chooses the last."""
-    if len(epochs) <= count:
-        return list(epochs)
-    if count == 1:
-        return [epochs[-1]]
-    places, rank = np.round(np.geomspace(1.0, len(epochs), count) - 1.0), np.arange(count)
-    distinct = np.maximum.accumulate(places - rank) + rank
-    return [epochs[int(place)] for place in distinct]
 
 
 @house_style()
