@@ -109,6 +109,14 @@ def test_the_core_works_without_extras() -> None:
     assert result.stdout == "['3.layers.0.self_attn', '3.layers.1.self_attn']\n"
 
 
+def test_snapshots_of_a_run_need_no_matplotlib() -> None:
+    run = (
+        "from attnconv.training.run_folder import RunFolder; from pathlib import Path; run = RunFolder(Path('absent'))"
+    )
+    result = without_extras(f"from attnconv.explorer import snapshots_of; {run}; print(snapshots_of(run))")
+    assert (result.stdout, result.stderr) == ("()\n", "")
+
+
 @pytest.mark.parametrize(
     ("statement", "package", "extra"),
     [

@@ -90,7 +90,7 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     assert not torch.equal(centres[0], centres[1])
     same = found.layers[0].tensors["shift_scores"]
     torch.testing.assert_close(same[1], same[2], rtol=1e-4, atol=1e-4)  # float32
-    call(capsys, str(run), "--moments", "0", "--export", "shown")
+    call(capsys, str(run), "--snapshots", "0", "--export", "shown")
     assert written(home / "shown").times == ("now",)
 
 
@@ -176,7 +176,7 @@ def test_what_a_model_of_one_size_says_is_passed_on(home: Path, capsys: pytest.C
     assert "It stopped with: made for 224." in err
 
 
-@pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("moments", "-1"), ("port", "-1")])
+@pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("snapshots", "-1"), ("port", "-1")])
 def test_numbers_out_of_range(home: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     status, _, err = call(capsys, "quadratic-digits", f"--{flag}={value}")
     assert status == 2

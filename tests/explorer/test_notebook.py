@@ -193,9 +193,7 @@ class TestAttentionOf:
 
 
 def asked(opened: Payload, told: Selection | None = None, **places: Any) -> dict[str, Any]:
-    return question(
-        opened, told, **{"pending": {}, "layer": None, "head": None, "query": None, "image": None, **places}
-    )
+    return question(opened, told, **{"pending": {}, **places})
 
 
 @pytest.fixture(scope="module")

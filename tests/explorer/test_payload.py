@@ -26,7 +26,16 @@ from attnconv import (
     SelfAttention3d,
 )
 from attnconv.encodings import Encoding, SinusoidalPositions
-from attnconv.explorer import HeadShapes, Moment, Payload, PayloadLayer, Pictures, attention_row, payload, read_payload
+from attnconv.explorer import (
+    HeadShapes,
+    Payload,
+    PayloadLayer,
+    Pictures,
+    Snapshot,
+    attention_row,
+    payload,
+    read_payload,
+)
 from attnconv.explorer.payload_layers import balance, content_tensors, shorten, store_layer
 from attnconv.explorer.payload_write import BUDGET
 from attnconv.inspect import visit_attention
@@ -141,10 +150,10 @@ class TestPositions:
         with pytest.raises(ValueError, match=f"images: must be given .*{words}"):
             payload(model)
 
-    def test_moments_are_stacked_before_the_present(self) -> None:
+    def test_snapshots_are_stacked_before_the_present(self) -> None:
         model = nn.Sequential(own(Quadratic(4)), SelfAttention2d(6, 6, 2, encoding=LearnedRelative(2, channels=4)))
         shapes = HeadShapes(torch.zeros(4, 2).double(), torch.eye(2).double().expand(4, 2, 2))
-        content = payload(model, images(), moments=[Moment("epoch 0", {"0": shapes})])
+        content = payload(model, images(), snapshots=[Snapshot("epoch 0", {"0": shapes})])
         found = read_payload(content)
         assert found.times == ("epoch 0", "now")
         assert found.layers[0].tensors["centres"][0].abs().sum() == 0

@@ -1,11 +1,11 @@
-"""Moments of a training, as runs record them."""
+"""Snapshots of a training, as runs record them."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from attnconv.explorer import moments_of
+from attnconv.explorer import snapshots_of
 from attnconv.training.run_folder import HeadsLine, RunFolder, append_line
 from attnconv.training.run_recorder import WIDEST
 
@@ -24,25 +24,25 @@ def recorded(folder: Path, epochs: int) -> RunFolder:
 
 
 def test_the_first_and_the_last_and_ever_longer_steps(tmp_path: Path) -> None:
-    moments = moments_of(recorded(tmp_path, 300), 6)
-    assert [moment.name for moment in moments] == [f"epoch {n}" for n in (0, 2, 9, 30, 95, 300)]
-    assert moments[-1].layers["layer"].centres.tolist() == [[300.0, 0.0], [0.0, 1.0]]
+    snapshots = snapshots_of(recorded(tmp_path, 300), 6)
+    assert [snapshot.name for snapshot in snapshots] == [f"epoch {n}" for n in (0, 2, 9, 30, 95, 300)]
+    assert snapshots[-1].layers["layer"].centres.tolist() == [[300.0, 0.0], [0.0, 1.0]]
 
 
 def test_precisions_are_the_inverse_covariances(tmp_path: Path) -> None:
-    (moment,) = moments_of(recorded(tmp_path, 0))
+    (snapshot,) = snapshots_of(recorded(tmp_path, 0))
     inverses = [[[1 / 1.75, -0.5 / 1.75], [-0.5 / 1.75, 2 / 1.75]], [[0.25, 0.0], [0.0, 1 / WIDEST]]]
     wanted = torch.tensor(inverses, dtype=torch.float64)
-    torch.testing.assert_close(moment.layers["layer"].precision, wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(snapshot.layers["layer"].precision, wanted, rtol=1e-12, atol=0)
 
 
-def test_a_run_without_centres_has_no_moments(tmp_path: Path) -> None:
+def test_a_run_without_centres_has_no_snapshots(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert moments_of(run) == ()
+    assert snapshots_of(run) == ()
     append_line(run.heads_file, {"epoch": 0, "layers": []})
-    assert moments_of(run) == ()
+    assert snapshots_of(run) == ()
 
 
-def test_no_moments_are_not_asked_for(tmp_path: Path) -> None:
+def test_no_snapshots_are_not_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"count: .*got 0"):
-        moments_of(RunFolder(tmp_path), 0)
+        snapshots_of(RunFolder(tmp_path), 0)

@@ -7,7 +7,6 @@ from matplotlib.patches import Ellipse
 from attnconv.report.figure_style import colour_of, shape_of
 from attnconv.report.head_centres import (
     HeadGaussians,
-    choose_epochs,
     choose_view,
     contour,
     draw_centres,
@@ -78,20 +77,6 @@ def test_over_training_shows_first_and_last_epoch() -> None:
     titles = [axes.get_title() for axes in figure.axes]
     assert (titles[0], titles[-1], len(titles)) == ("epoch 0", "epoch 60", 6)
     assert overlaps(figure) == []
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
-@pytest.mark.parametrize("last", [0, 1, 4, 7, 300])
-def test_chosen_epochs(last: int, count: int) -> None:
-    chosen = choose_epochs(range(last + 1), count)
-    assert len(chosen) == min(count, last + 1)
-    assert chosen == sorted(set(chosen))
-    assert chosen[-1] == last
-    assert chosen[0] == 0 or count == 1
-
-
-def test_steps_between_chosen_epochs_grow() -> None:
-    assert choose_epochs(range(301), 6) == [0, 2, 9, 30, 95, 300]
 
 
 def test_marks_repeat_late() -> None:

@@ -16,7 +16,7 @@ from attnconv.training.evaluation import evaluate
 from attnconv.training.loop import step_seed
 from attnconv.training.optimisers import make_optimiser, parameter_groups, rate_factor
 from attnconv.training.progress_bars import TrainingProgress, downloading
-from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, write_text
+from attnconv.training.run_folder import MetricsLine, RunFolder, append_line, choose_epochs, write_text
 from attnconv.training.run_recorder import read_state, save_state, sealed
 from attnconv.training.settings import OptimSettings, ScheduleSettings
 from tests.training.making import MODEL, tiny
@@ -221,3 +221,17 @@ def test_a_failed_save_leaves_the_state_before_it(tmp_path: Path, monkeypatch: p
         save_state(path, {"epoch": 2})
     assert read_state(path)["epoch"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["state.ckpt"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("last", [0, 1, 4, 7, 300])
+def test_chosen_epochs(last: int, count: int) -> None:
+    chosen = choose_epochs(range(last + 1), count)
+    assert len(chosen) == min(count, last + 1)
+    assert chosen == sorted(set(chosen))
+    assert chosen[-1] == last
+    assert chosen[0] == 0 or count == 1
+
+
+def test_steps_between_chosen_epochs_grow() -> None:
+    assert choose_epochs(range(301), 6) == [0, 2, 9, 30, 95, 300]

@@ -32,7 +32,7 @@ class Arguments(AttentionOptions):
             the run of `attnconv demo`, or where there is none, for what such a run left in the package.
         data: Initial images: a folder of pictures, digits or cifar10. None takes the digits where a run was trained
             on them, and noise for a model whose attention depends on positions only.
-        moments: Most epochs of a run to show its heads at; 0 for none.
+        snapshots: Most epochs of a run to show its heads at; 0 for none.
         budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
             an even lattice of queries are kept.
         export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
@@ -42,7 +42,7 @@ class Arguments(AttentionOptions):
     """
 
     model: Positional[str | None] = None
-    moments: NotNegative = 24
+    snapshots: NotNegative = 24
     budget: Annotated[float, Meta(ge=SMALLEST, le=10_000)] = 3.5
     export: Path | None = None
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
@@ -65,7 +65,7 @@ def run(arguments: Arguments) -> None:
 
 def _look(arguments: Arguments) -> tuple[bytes, Any]:
     """The payload, and the function that answers a visitor's picture if there is a model."""
-    from attnconv.explorer import Pictures, Session, example, moments_of, payload
+    from attnconv.explorer import Pictures, Session, example, payload, snapshots_of
     from attnconv.inspect import audit
     from attnconv.models.presets import PRESETS
     from attnconv.training.run_folder import RunFolder
@@ -80,9 +80,9 @@ def _look(arguments: Arguments) -> tuple[bytes, Any]:
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
     run = None if name in PRESETS else RunFolder.holding(Path(name))
-    moments = () if run is None or arguments.moments == 0 else moments_of(run, arguments.moments)
+    snapshots = () if run is None or arguments.snapshots == 0 else snapshots_of(run, arguments.snapshots)
     budget = max(1, round(arguments.budget * 1e6))
-    options = {**reading, "budget": budget, "title": title_of(name), "moments": moments}
+    options = {**reading, "budget": budget, "title": title_of(name), "snapshots": snapshots}
 
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)

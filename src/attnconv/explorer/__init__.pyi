@@ -16,10 +16,10 @@ from .payload_format import (
 )
 from .payload_write import (
     HeadShapes as HeadShapes,
-    Moment as Moment,
     Pictures as Pictures,
-    moments_of as moments_of,
+    Snapshot as Snapshot,
     payload as payload,
+    snapshots_of as snapshots_of,
 )
 from .server import (
     app as app,

@@ -31,7 +31,6 @@ from attnconv.explorer.payload_write import payload
 
 HEIGHT = 900  # pixels of the frame
 SANDBOX = "allow-scripts allow-downloads"  # no access to the notebook around the frame
-SCRIPT = Path(__file__).with_name("widget.js")
 Place: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor  # row and column
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -129,10 +128,9 @@ class Explorer:
         Raises:
             TypeError, ValueError: The payload has no such layer, head, query or image.
         """
-        channel = self._channel
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)
-        channel.asked = [channel.asked[0] + 1, self._pending]
+        self._channel.asked = [self._channel.asked[0] + 1, self._pending]
 
     @property
     def widget(self) -> Any:
@@ -170,11 +168,7 @@ class Explorer:
 
 @functools.cache
 def channel_class() -> Any:
-    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook.
-
-    `told` is the page's last message, unchecked. `asked` is the number of questions (the same one again would be no
-    change) and the last one.
-    """
+    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook."""
     try:
         import anywidget
         import traitlets
@@ -183,9 +177,10 @@ def channel_class() -> Any:
 
     @final
     class Channel(anywidget.AnyWidget):
-        _esm = SCRIPT.read_text(encoding="utf-8")
+        _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
         mark: Any = traitlets.Unicode().tag(sync=True)
-        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)
+        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)  # its last message, unchecked
+        # The number of questions, since the same one again would be no change, and the last one.
         asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
         page: Any = traitlets.Unicode().tag(sync=True)
         title: Any = traitlets.Unicode().tag(sync=True)
@@ -206,7 +201,7 @@ def explore(
             queries and keys to the notebook, so take few.
         title: Heading; empty for the model's class.
         height: Height of the frame in pixels.
-        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `moments`, `budget`.
+        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
 
     Returns:
         An object that notebooks show as the page. Errors are those of `payload` and `Explorer`.
@@ -247,24 +242,20 @@ def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "hei
     return torch.stack(rows).mean(0)
 
 
-def question(
-    payload: Payload,
-    shown: Selection | None,
-    *,
-    pending: Mapping[str, Any],
-    layer: SupportsIndex | str | None,
-    head: SupportsIndex | None,
-    query: Place | None,
-    image: SupportsIndex | None,
-) -> dict[str, Any]:
-    """The message that asks a page for the places of `Explorer.select`.
+def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str, Any], **places: Any) -> dict[str, Any]:
+    """The message that asks a page for some places, the arguments of `Explorer.select`.
 
     It repeats the pending message, the one before if the page has not answered it: the page needs the last one only.
     """
+    layer, head, query, image = (places.get(name) for name in ("layer", "head", "query", "image"))
     before = pending.get("layer", 0 if shown is None else shown.layer)
-    index = before if layer is None else _layer_number(payload, layer)
-    chosen = payload.layers[index]
-    message = dict(pending)
+    names = [known.name for known in payload.layers]
+    if isinstance(layer, str) and layer not in names:
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(bad("layer", f"must be one of the payload's ({some})", repr(layer)))
+    place = names.index(layer) if isinstance(layer, str) else layer
+    index = before if place is None else whole("layer", place, 0, len(names) - 1)
+    chosen, message = payload.layers[index], dict(pending)
     if layer is not None or head is not None or query is not None:
         message["layer"] = index
     if head is not None:
@@ -280,16 +271,6 @@ def question(
     if image is not None:
         message["image"] = whole("image", image, 0, len(payload.names) - 1)
     return message
-
-
-def _layer_number(payload: Payload, layer: SupportsIndex | str) -> int:
-    names = [known.name for known in payload.layers]
-    if not isinstance(layer, str):
-        return whole("layer", layer, 0, len(names) - 1)
-    if layer not in names:
-        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(bad("layer", f"must be one of the payload's ({some})", repr(layer)))
-    return names.index(layer)
 
 
 def _place(query: object, layer: PayloadLayer) -> list[int]:

@@ -126,7 +126,7 @@ class _Manifest:
 def example() -> bytes:
     """The payload that comes with the package: the model of `attnconv demo` on four digits.
 
-    `attnconv demo` and `attnconv explore --moments 12 --export shown` write the file, `shown/payload.safetensors`.
+    `attnconv demo` and `attnconv explore --snapshots 12 --export shown` write the file, `shown/payload.safetensors`.
 
     Example:
         >>> read_payload(example()).title

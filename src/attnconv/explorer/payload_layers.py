@@ -79,10 +79,8 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
-    """Scores of all shifts between two tokens, and the Gaussians of heads that have them.
-
-    One query in the middle of an image of (2 height - 1) x (2 width - 1) tokens sees every shift once.
-    """
+    """Scores of all shifts between two tokens, and the Gaussians of heads that have them."""
+    # One query in the middle of an image of (2 height - 1) x (2 width - 1) tokens sees every shift once.
     axes = tuple(Axis(size=2 * size - 1, queries=1, offset=size - 1) for size in sizes)
     some = next(encoding.parameters())
     pixels = some.new_zeros((1, *(axis.size for axis in axes), 1), dtype=torch.float64)

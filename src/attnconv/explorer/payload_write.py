@@ -19,7 +19,7 @@ from attnconv.inspect.capture import visit_attention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import Convolution
-from attnconv.training.run_folder import RunFolder
+from attnconv.training.run_folder import RunFolder, choose_epochs
 
 BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
 GREY = 128  # of pictures in place of none
@@ -61,8 +61,8 @@ class HeadShapes:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moment:
-    """One moment of a training.
+class Snapshot:
+    """The heads of a model at one moment of its training.
 
     Attributes:
         name: On the page, such as `epoch 3`.
@@ -79,7 +79,7 @@ def payload(
     *,
     title: str = "",
     pictures: Pictures | None = None,
-    moments: Sequence[Moment] = (),
+    snapshots: Sequence[Snapshot] = (),
     layers: Collection[str] | None = None,
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
@@ -96,7 +96,7 @@ def payload(
         images: Its input, (b, c, height, width), none of one colour; None for a model that looks at positions only.
         title: Heading of the page; empty for the model's class.
         pictures: The images as shown; None makes them from `images`, each from its least to its greatest value.
-        moments: Moments of the training before the present one, as `moments_of` gives them.
+        snapshots: The training before the present one, as `snapshots_of` gives them.
         layers: Names of the modules to show; None for all.
         grid: Tokens of the image, (height, width), for models that do not say it.
         prefix: Class tokens and registers before the image's tokens, for models that do not say it.
@@ -134,24 +134,22 @@ def payload(
         library=attnconv.__version__,
         patch=_patch(images, stored),
         names=pictures.names,
-        times=(*(moment.name for moment in moments), "now"),
-        layers=tuple(_over_time_or_images(layer, moments, len(pictures.pixels)) for layer in stored),
+        times=(*(snapshot.name for snapshot in snapshots), "now"),
+        layers=tuple(_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored),
         images=pictures.pixels,
     )
     return write_payload(found)
 
 
-def moments_of(run: RunFolder, count: int = 24) -> tuple[Moment, ...]:
-    """At most `count` moments of a run: the first, the last, and between them ever longer steps.
+def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
+    """At most `count` snapshots of a run: the first, the last, and between them ever longer steps.
 
     Raises:
         ValueError: `count` is below 1.
     """
-    from attnconv.report.head_centres import choose_epochs
-
     count = whole("count", count, 1)
     recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
-    moments = []
+    snapshots = []
     for epoch in choose_epochs(sorted(recorded), count) if recorded else ():
         heads = {
             layer["name"]: HeadShapes(
@@ -161,8 +159,8 @@ def moments_of(run: RunFolder, count: int = 24) -> tuple[Moment, ...]:
             for layer in recorded[epoch]
             if len(layer["centres"][0]) == 2
         }
-        moments.append(Moment(f"epoch {epoch}", heads))
-    return tuple(moments)
+        snapshots.append(Snapshot(f"epoch {epoch}", heads))
+    return tuple(snapshots)
 
 
 def _store_layers(
@@ -182,25 +180,22 @@ def _store_layers(
     return stored
 
 
-def _over_time_or_images(layer: PayloadLayer, moments: Sequence[Moment], images: int) -> PayloadLayer:
-    """A layer of positions with all moments, any other with an entry for each image."""
+def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], images: int) -> PayloadLayer:
+    """A layer of positions with all snapshots, any other with an entry for each image."""
     tensors = dict(layer.tensors)
     if layer.kind == "positions":
-        times = [*(_at(moment, layer) for moment in moments), layer.tensors]
-        tensors = {name: torch.stack([then[name] for then in times]) for name in tensors}
+        times = []
+        for snapshot in snapshots:
+            heads, then = snapshot.layers.get(layer.name), tensors  # without a past it was always as it is now
+            if heads is not None and "centres" in tensors and len(heads.centres) == layer.heads:
+                then = gaussian_tensors(heads.centres, heads.precision, layer.sizes)
+            times.append(then)
+        tensors = {name: torch.stack([then[name] for then in (*times, tensors)]) for name in tensors}
     else:
         for name, tensor in tensors.items():
             if name != "queries" and len(tensor) == 1:  # all images share their attention
                 tensors[name] = tensor.expand(images, *tensor.shape[1:]).contiguous()
     return replace(layer, tensors=tensors)
-
-
-def _at(moment: Moment, layer: PayloadLayer) -> Mapping[str, Tensor]:
-    """The tensors of a layer of positions at an earlier moment; one without a past was always as it is now."""
-    heads = moment.layers.get(layer.name)
-    if heads is None or "centres" not in layer.tensors or len(heads.centres) != layer.heads:
-        return layer.tensors
-    return gaussian_tensors(heads.centres, heads.precision, layer.sizes)
 
 
 def statistics_of(found: LayerAudit) -> Statistics:

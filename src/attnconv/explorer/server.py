@@ -218,6 +218,7 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
         self._hosts = [f"{name}:{port}" for name in NAMES] + (list(NAMES) if port == 80 else [])
+        self._origins = {f"http://{host}" for host in self._hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -228,20 +229,16 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        response = self._rejection(Headers(scope=scope), entrance=scope["path"] == "/")
-        await (self._app if response is None else response)(scope, receive, guarded)
-
-    def _rejection(self, headers: Headers, *, entrance: bool) -> Response | None:
+        headers, answer = Headers(scope=scope), self._app
         hosts = [host.lower() for host in headers.getlist("host")]
-        if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return JSONResponse({"error": "host: this server answers to 127.0.0.1 and localhost only."}, 400)
-        foreign = any(
-            origin.lower() not in {f"http://{host}" for host in self._hosts} for origin in headers.getlist("origin")
-        )
+        foreign = any(origin.lower() not in self._origins for origin in headers.getlist("origin"))
         # A browser says this of a page of another site even where it sends no origin. A link may lead to the page.
-        if foreign or (not entrance and "cross-site" in headers.getlist("sec-fetch-site")):
-            return JSONResponse({"error": "origin: this server answers to its own page only."}, 403)
-        return None
+        foreign |= scope["path"] != "/" and "cross-site" in headers.getlist("sec-fetch-site")
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            answer = JSONResponse({"error": "host: this server answers to 127.0.0.1 and localhost only."}, 400)
+        elif foreign:
+            answer = JSONResponse({"error": "origin: this server answers to its own page only."}, 403)
+        await answer(scope, receive, guarded)
 
 
 async def _body(request: Request) -> bytes:

@@ -34,10 +34,9 @@ class Session:
         sizes: Height and width of its images, in pixels.
         mean: Mean of each channel, for images in [0, 1]; one number for grey images, three for RGB.
         std: Standard deviation of each channel.
-        options: Further arguments of `payload`: `title`, `moments`, `layers`, `grid`, `prefix`, `budget`.
+        options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
-        >>> import torch
         >>> from attnconv import SelfAttention2d
         >>> from attnconv.explorer import read_payload
         >>> session = Session(SelfAttention2d(3, 4, heads=2), (4, 6), mean=(0.5,) * 3, std=(0.5,) * 3)

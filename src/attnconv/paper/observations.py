@@ -60,7 +60,7 @@ class Claim:
     measured: str
     criterion: str  # when one seed meets the claim, or for `no_gain` when all seeds together do
     measure: Callable[..., Found]  # of the runs of one seed, one for each model
-    unit: Unit = "number"  # `share` and `points` are printed in percent and percentage points
+    unit: Unit = "number"  # shares are parts of 1, printed in percent, and points their differences
     by_layer: str = ""  # what `Found.layers` is; empty for nothing
     layer_unit: Unit = "number"
     no_gain: bool = False  # whether the claim is that a difference of accuracies is no gain
@@ -126,10 +126,8 @@ def gain(run: RunData, over: RunData) -> Found:
 def dip(pruned: RunData, source: RunData) -> Found:
     """Test accuracy right after pruning, minus that before; by layer the number of removed heads."""
     before, after = _score(source, "last"), _score(pruned, "start")
-    removed = tuple(
-        float(every - kept)
-        for every, kept in zip(*(run.model.heads_per_layer for run in (source, pruned)), strict=True)
-    )
+    heads = zip(source.model.heads_per_layer, pruned.model.heads_per_layer, strict=True)
+    removed = tuple(float(every - kept) for every, kept in heads)
     return Found(after - before, {"before": before, "pruned": after}, after < before, removed)
 
 
@@ -147,11 +145,11 @@ def _score(run: RunData, state: str) -> float:
     return score
 
 
-def _fixed_shifts(title: str, name: str, layers: tuple[int, int], paper: str) -> Claim:
+def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
     """Figures 4 to 7."""
     each = "each has a head at a fixed shift, and the model more than at its start"
     return Claim(
-        f"fixed shifts: {title}",
+        f"fixed shifts: {name.replace('-', ' + ')}",
         (name,),
         paper,
         f"share of all heads with at least {100 * LEAST_MASS:g} % on one shift and a constancy of {LEAST_CONSTANCY:g}",
@@ -202,20 +200,14 @@ _SPREAD = (  # Figures 4 and 14
     ),
 )
 CLAIMS: tuple[Claim, ...] = (
+    _fixed_shifts("quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."),
     _fixed_shifts(
-        "quadratic", "quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."
-    ),
-    _fixed_shifts(
-        "learned",
         "learned",
         (1, 2),
         "Without content, some heads of the first two layers learn to attend one pixel at a fixed shift.",
     ),
     _fixed_shifts(
-        "learned + content",
-        CONTENT,
-        (2, 3),
-        "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves.",
+        CONTENT, (2, 3), "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves."
     ),
     *_SPREAD,
     *(

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, final
 
 from jaxtyping import Bool
@@ -17,11 +18,10 @@ from attnconv.inspect.head_statistics import LayerStatistics
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.preset_tables import PRUNED, Table
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings, ModelSettings
+from attnconv.models.settings import ModelSettings
 from attnconv.paper.training_plan import PAPER_MODELS
 from attnconv.report.run_data import RunData
 from attnconv.training.recipes import recipe
-from attnconv.training.settings import RunSettings
 
 Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by their names, one for each seed
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
@@ -29,23 +29,23 @@ MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
 LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift
 _COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
-# Table 2 of the paper, as printed.
-PAPER_TABLE_2: Mapping[str, str] = {
-    "number of layers": "6",
-    "number of heads": "9",
-    "hidden dimension": "400",
-    "intermediate dimension": "512",
-    "invertible pooling width": "2",
-    "dropout probability": "0.1",
-    "layer normalization epsilon": "1e-12",
-    "number of epochs": "300",
-    "batch size": "100",
-    "learning rate": "0.1",
-    "weight decay": "0.0001",
-    "momentum": "0.9",
-    "cosine decay": "yes",
-    "linear warm up ratio": "0.05",
-}
+# Table 2 of the paper: hyper-parameter, as printed, and the setting that it is here.
+PAPER_TABLE_2: Sequence[tuple[str, str, str]] = (
+    ("number of layers", "6", "model.layers"),
+    ("number of heads", "9", "model.heads_per_layer"),
+    ("hidden dimension", "400", "model.width"),
+    ("intermediate dimension", "512", "model.mlp_width"),
+    ("invertible pooling width", "2", "model.downsampling"),
+    ("dropout probability", "0.1", "model.dropout"),
+    ("layer normalization epsilon", "1e-12", "model.norm_epsilon"),
+    ("number of epochs", "300", "train.epochs"),
+    ("batch size", "100", "train.batch_size"),
+    ("learning rate", "0.1", "optim.learning_rate"),
+    ("weight decay", "0.0001", "optim.weight_decay"),
+    ("momentum", "0.9", "optim.momentum"),
+    ("cosine decay", "yes", "schedule.name"),
+    ("linear warm up ratio", "0.05", "schedule.warmup"),
+)
 
 # Table 3 of the paper: model, kind of positional encoding, whether relative; and the encodings here of that kind.
 ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
@@ -70,10 +70,7 @@ class PaperTable:
 
 
 def formatted(values: Sequence[float], unit: Unit) -> str:
-    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values.
-
-    Shares are fractions of 1 printed in percent, points differences of such in percentage points.
-    """
+    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values."""
     if not values:
         return "-"
     least, largest = min(values), max(values)
@@ -188,36 +185,22 @@ def _device(record: Mapping[str, Any]) -> str:
 
 def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
     """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
-    columns = {"paper": dict(PAPER_TABLE_2)}
+    columns = {"paper": {name: printed for name, printed, _ in PAPER_TABLE_2}}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
-    for name, settings in shown.items():
-        columns[name] = _hyper_parameters(settings)
-    rows = tuple((name, *(values[name] for values in columns.values())) for name in PAPER_TABLE_2)
+    for column, settings in shown.items():
+        columns[column] = {name: _setting(attrgetter(path)(settings)) for name, _, path in PAPER_TABLE_2}
+    rows = tuple((name, *(values[name] for values in columns.values())) for name, *_ in PAPER_TABLE_2)
     title = "Table 2: Self-attention network parameters"
     return PaperTable(Table(title, ("Hyper-parameters", *columns), rows), columns)
 
 
-def _hyper_parameters(settings: RunSettings) -> dict[str, str]:
-    """The rows of Table 2."""
-    model = settings.model
-    assert isinstance(model, AttentionSettings)
-    heads = model.heads_per_layer
-    return {
-        "number of layers": str(model.layers),
-        "number of heads": ", ".join(map(str, heads if len(set(heads)) > 1 else heads[:1])),
-        "hidden dimension": str(model.width),
-        "intermediate dimension": str(model.mlp_width),
-        "invertible pooling width": str(model.downsampling),
-        "dropout probability": f"{model.dropout:g}",
-        "layer normalization epsilon": f"{model.norm_epsilon:g}",
-        "number of epochs": str(settings.train.epochs),
-        "batch size": str(settings.train.batch_size),
-        "learning rate": f"{settings.optim.learning_rate:g}",
-        "weight decay": f"{settings.optim.weight_decay:g}",
-        "momentum": f"{settings.optim.momentum:g}",
-        "cosine decay": "yes" if settings.schedule.name == "cosine" else "no",
-        "linear warm up ratio": f"{settings.schedule.warmup:g}",
-    }
+def _setting(value: Any) -> str:
+    """A number, the heads of each layer or the name of a schedule as Table 2 prints it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value if len(set(value)) > 1 else value[:1]))
+    if isinstance(value, str):
+        return "yes" if value == "cosine" else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def table_of_encodings() -> PaperTable:

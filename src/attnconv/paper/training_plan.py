@@ -61,6 +61,7 @@ TINY_EPOCHS = 5
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
+# A name of `folder_name`, which may end in `-20-epochs`.
 _FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 
 
@@ -108,10 +109,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds.
-
-    Names of their folders are those of `folder_name`, and may end in `-20-epochs`.
-    """
+    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -136,25 +134,17 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
     preset = "resnet" if name == "resnet18" else name
     if scale == "small":
         return recipe(f"{preset}-small")
+    model: ModelSettings
     if scale == "mini":
-        return _mini(recipe(f"{preset}-small"), label)
-    return _tiny(name, label)
-
-
-def _mini(settings: RunSettings, label: str) -> RunSettings:
-    model: ModelSettings = MINI_RESNET
-    if isinstance(settings.model, AttentionSettings):
-        model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
-    return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=MINI_EPOCHS))
-
-
-def _tiny(name: str, label: str) -> RunSettings:
-    settings = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits")
-    model, full = settings.model, preset_settings(name)
-    if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
-        model = replace(model, encoding=full.encoding, heads=full.heads)
-    train = replace(settings.train, epochs=TINY_EPOCHS)
-    return replace(settings, preset=label, model=model, train=train)
+        settings, epochs, model = recipe(f"{preset}-small"), MINI_EPOCHS, MINI_RESNET
+        if isinstance(settings.model, AttentionSettings):
+            model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
+    else:
+        settings, epochs = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits"), TINY_EPOCHS
+        model, full = settings.model, preset_settings(name)
+        if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
+            model = replace(model, encoding=full.encoding, heads=full.heads)
+    return replace(settings, preset=label, model=model, train=replace(settings.train, epochs=epochs))
 
 
 def continued(settings: RunSettings, label: str) -> RunSettings:

@@ -77,6 +77,5 @@ def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     axes.grid(color=GRID, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    names = [str(line.get_label()) for line in axes.lines]
-    figure.legend(axes.lines, names, loc="outside lower center", handlelength=3.0)
+    figure.legend(handles=axes.lines, loc="outside lower center", handlelength=3.0)
     return figure

@@ -136,10 +136,7 @@ class PanelGrid:
 
 
 def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
-    """Draw a black frame around the query pixel, with a white rim that is visible on dark pixels.
-
-    `query` and `size` are (row, column) and (height, width) in the units of the axes.
-    """
+    """Draw a black frame with a white rim around the query pixel, (row, column); its `size` is (height, width)."""
     corner = (query[1] - size[1] / 2, query[0] - size[0] / 2)
     rim = [Stroke(linewidth=1.9, foreground="white"), Normal()]
     frame = Rectangle(corner, size[1], size[0], fill=False, linewidth=0.9, zorder=2.0, path_effects=rim, **options)

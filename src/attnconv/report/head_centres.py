@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnconv._util.errors import bad
 from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of, house_style, shape_of
+from attnconv.training.run_folder import choose_epochs
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
@@ -98,17 +99,6 @@ def draw_centres_over_training(
     return _draw_panels(panels, title, sizes)
 
 
-def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
-    """At most `count` increasing epochs in geometric steps, as heads move most at the start; 1 chooses the last."""
-    if len(epochs) <= count:
-        return list(epochs)
-    if count == 1:
-        return [epochs[-1]]
-    places, rank = np.round(np.geomspace(1.0, len(epochs), count) - 1.0), np.arange(count)
-    distinct = np.maximum.accumulate(places - rank) + rank
-    return [epochs[int(place)] for place in distinct]
-
-
 @house_style()
 def _draw_panels(panels: Mapping[str, HeadGaussians], title: str, sizes: tuple[int, int] | None) -> Figure:
     """Draw heading -> heads as panels of one scale, with one legend."""
@@ -178,19 +168,12 @@ def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
 
 
 def percentile_radius(mass: float) -> float:
-    """Mahalanobis radius that holds the part `mass` of a two-dimensional Gaussian: sqrt(-2 ln(1 - mass)).
-
-    In two dimensions the squared distance is exponentially distributed with mean 2.
-    """
-    return math.sqrt(-2.0 * math.log1p(-mass))
+    """Mahalanobis radius that holds the part `mass` of a two-dimensional Gaussian: sqrt(-2 ln(1 - mass))."""
+    return math.sqrt(-2.0 * math.log1p(-mass))  # in two dimensions the squared distance is exponential with mean 2
 
 
 def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -> tuple[float, float, float]:
-    """The ellipse around a head's centre that holds `mass`: long and short semi-axis in pixels, and angle in radians.
-
-    The angle is the long axis's, from columns towards growing rows. `longest` bounds the axes, since renderers lose
-    their precision far outside a panel.
-    """
+    """The ellipse that holds `mass`: long and short semi-axis, and the long one's angle from columns towards rows."""
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     lengths = percentile_radius(mass) * np.sqrt(np.clip(variances, 0.0, None))
     minor, major = (min(float(length), longest) for length in lengths)
@@ -199,15 +182,12 @@ def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -
 
 
 def why_hidden(centre: FloatArray, covariance: FloatArray, view: float) -> str:
-    """Why a panel over [-view, view]^2 hides a head's centre or lies inside its 50 % contour; empty if neither.
-
-    An infinite covariance is legal: the head attends to all pixels alike.
-    """
+    """Why a panel over [-view, view]^2 hides a head's centre or lies inside its 50 % contour; empty if neither."""
     if not np.isfinite(centre).all() or np.isnan(np.diagonal(covariance)).any():
         return _BROKEN
     if np.abs(centre).max() > view:
         return "outside the view"
-    if not np.isfinite(covariance).all():
+    if not np.isfinite(covariance).all():  # the head attends to all pixels alike
         return "wider than the view"
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     corners = np.array([(-view, -view), (-view, view), (view, -view), (view, view)]) - centre

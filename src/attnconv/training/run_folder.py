@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict, final
@@ -160,6 +160,16 @@ class RunFolder:
             own |= {path for pattern in _DRAWN for path in self.path.glob(pattern)}
         files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         return sorted(path for path in files if path not in own)
+
+
+def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
+    """At most `count` increasing epochs in geometric steps, as heads move most at the start; 1 chooses the last."""
+    if len(epochs) <= count:
+        return list(epochs)
+    places = [len(epochs) - 1] if count == 1 else [0]
+    for rank in range(1, count):
+        places.append(max(places[-1] + 1, round(len(epochs) ** (rank / (count - 1)) - 1)))
+    return [epochs[place] for place in places]
 
 
 @contextmanager
