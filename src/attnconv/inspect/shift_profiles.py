@@ -97,11 +97,7 @@ class RunningShiftProfile:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator; the arguments are those of `shift_profile`.
-
-        Raises:
-            ValueError: The operator has another grid or other heads than the first.
-        """
+        """Add the images of one operator, with the grid and heads of the first; else a ValueError."""
         blocks = query_blocks(operator, queries)
         if self._grid is None:
             self._start(operator)

@@ -99,11 +99,7 @@ class TokenOperator(AttentionOperator):
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
         """Attention of class tokens and registers over the image's tokens (flat, row-major).
 
-        Args:
-            tokens: Indices of tokens before the image's; the class token is 0 in most models.
-
-        Raises:
-            ValueError: There is no such token.
+        `tokens` are indices of tokens before the image's, mostly 0 for the class token; others raise a ValueError.
         """
         indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
