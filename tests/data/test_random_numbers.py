@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from attnconv.data.augmentation import below
-from attnconv.data.image_set import COLUMNS, Stream, permutation, uniform
+from attnconv.data.image_set import AUGMENT, COLUMNS, SPLIT, permutation, uniform
 
 N = 20_000
 
@@ -80,7 +80,7 @@ class TestPermutation:
 
     def test_it_depends_on_everything(self) -> None:
         orders = [permutation(0, 0, 50), permutation(0, 1, 50), permutation(1, 0, 50)]
-        orders += [permutation(0, 0, 50, stream=stream) for stream in (Stream.SPLIT, Stream.AUGMENT)]
+        orders += [permutation(0, 0, 50, stream=stream) for stream in (SPLIT, AUGMENT)]
         assert len({tuple(order.tolist()) for order in orders}) == 5
         assert torch.equal(orders[0], permutation(0, 0, 50))
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from attnconv.inspect.module_adapters import attention_parts
 from attnconv.inspect.score_modifiers import CallForm, ScoreTerms
+from attnconv.surgery.convolved_attention import HeadMixing, Taps, mean_maps
 from attnconv.surgery.replaceable_attention import LayerTokens
 from experiments.small_vit import SmallViT
 
@@ -32,6 +33,12 @@ def layer_tokens(
     """What an attention module is given, as `replaceable` records it."""
     given = {"sequences": 1, "terms": ScoreTerms(), "call": CallForm.of(attention), "constancy": torch.zeros(0), **more}
     return LayerTokens(attention, attention_parts(attention), inputs, torch.zeros_like(inputs), grid, prefix, **given)
+
+
+def mean_mixing(tokens: LayerTokens, kernel_size: int) -> HeadMixing:
+    """The mean attention per shift and class token, towards which a fit is regularised."""
+    profile, weights = mean_maps(tokens, Taps.of_layer(tokens, kernel_size), kernel_size)
+    return HeadMixing(weights.to(profile.dtype), profile)
 
 
 def tokens_of(model: SmallViT, count: int = 3) -> LayerTokens:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attnconv.inspect.score_modifiers import ScoreTerms
 from attnconv.surgery import ConvolvedAttention, replace_heads
 from attnconv.surgery.convolved_attention import Taps, fit_mixing, mixing_errors
-from tests.inspect.sharp_vit import NAME, images, layer_tokens, sharp, tokens_of
+from tests.inspect.sharp_vit import NAME, images, layer_tokens, mean_mixing, sharp, tokens_of
 from tests.tolerances import tolerance
 
 GRID = (3, 4)
@@ -166,7 +166,7 @@ def test_without_contrast_the_kernel_is_the_mean_attention() -> None:
     """Every kernel of the same sum does the same to values that are equal: the one nearest to the mean is taken."""
     part = tokens_of(sharp(0))
     flat = replace(part, inputs=part.inputs[:, :1].expand_as(part.inputs).contiguous())
-    fitted, mean = fit_mixing(flat, 3), fit_mixing(flat, 3, fit="mean")
+    fitted, mean = fit_mixing(flat, 3), mean_mixing(flat, 3)
     torch.testing.assert_close(fitted.weights[:, :9], mean.weights[:, :9], rtol=0, atol=1e-3)
     missing, given = mixing_errors(flat, fitted)
     assert missing.norm() < 1e-4 * given.norm()
@@ -185,7 +185,7 @@ def test_contrast_of_the_size_of_half_precisions_rounding_does_not_move_the_kern
 
 def test_with_contrast_the_fit_is_the_least_squares() -> None:
     part = tokens_of(sharp(0))
-    fitted, mean = fit_mixing(part, 3), fit_mixing(part, 3, fit="mean")
+    fitted, mean = fit_mixing(part, 3), mean_mixing(part, 3)
     with torch.no_grad():
         rows, values = part.maps_and_values()
         regressors = torch.stack([*Taps.of_layer(part, 3).columns(values, fitted.profile)], -1)

@@ -58,8 +58,8 @@ def run(arguments: Arguments) -> None:
     if arguments.data is None:
         images, about = subject.noise(2), f"All its attention looks at positions alone, those of images of {size}."
     else:
-        pictures = subject.images(arguments.data, arguments)
-        images, notes = subject.normalised(pictures), pictures.notes
+        pictures, scale = subject.images(arguments.data, arguments)
+        images, notes = subject.normalised(pictures, scale), pictures.notes
         about = f"Looked at {len(images)} images of {arguments.data}, {size}."
     found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
     if arguments.data is None:

@@ -86,8 +86,7 @@ def _look(arguments: Arguments) -> tuple[bytes, Any]:
 
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)
-    found = None if data is None else subject.images(data, arguments)
-    mean, std = subject.normalisation if found is None else (found.mean, found.std)
+    found, (mean, std) = (None, subject.normalisation) if data is None else subject.images(data, arguments)
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
     if found is None:
         noise = subject.noise(2)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
@@ -11,11 +11,13 @@ from attnconv._util.settings import Natural
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnconv.data import FolderPictures
     from attnconv.inspect import Audit
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
 _USUAL_SIZE = 224  # pixels, where a model does not say
+Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +63,6 @@ class AttentionOptions(ImageOptions):
         return {"grid": _sides("--grid", self.grid), "prefix": self.prefix, "layers": layers}
 
 
-class InputImages(NamedTuple):
-    """Images for a model, as bytes (b, c, height, width), with their normalisation.
-
-    `names` are those of the files; `notes` are what a reader must know of them.
-    """
-
-    pixels: "Tensor"
-    names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Subject:
     """A model to look at; the height and width, channels and number of axes of its images."""
@@ -99,7 +88,7 @@ class Subject:
         return cls(loaded, size or own_size(loaded), getattr(loaded.settings, "image_channels", channels), dims)
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def normalisation(self) -> Scale:
         """Mean and deviation of each channel, 0.5 where the model does not say."""
         return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
 
@@ -111,9 +100,9 @@ class Subject:
         drawn = torch.randn(count, self.channels, *sizes, generator=torch.Generator().manual_seed(0))
         return self._cast(drawn)
 
-    def images(self, data: str, options: ImageOptions) -> InputImages:
+    def images(self, data: str, options: ImageOptions) -> "tuple[FolderPictures, Scale]":
         """Read images of a folder of pictures, or of one of `DATA_SETS`; prints what a reader must know of them."""
-        from attnconv.data.image_files import read_pictures
+        from attnconv.data.image_files import FolderPictures, read_pictures
         from attnconv.data.load_splits import load_data
         from attnconv.data.settings import DataSettings
 
@@ -127,19 +116,19 @@ class Subject:
             pixels = splits.test.images[:count]
             if pixels.shape[1] == channels:
                 mean, std = self.loaded.mean or splits.mean, self.loaded.std or splits.std
-            return InputImages(_fitted(pixels, sizes, channels), (), mean, std, ())
+            return FolderPictures(_fitted(pixels, sizes, channels), (), ()), (mean, std)
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
         for note in found.notes:
             print(note)
-        return InputImages(found.pixels, found.names, mean, std, found.notes)
+        return found, (mean, std)
 
-    def normalised(self, found: InputImages) -> "Tensor":
+    def normalised(self, found: "FolderPictures", scale: Scale) -> "Tensor":
         """Images as the model takes them."""
         from attnconv.data.augmentation import normalise
 
-        return self._cast(normalise(found.pixels, found.mean, found.std))
+        return self._cast(normalise(found.pixels, *scale))
 
     def _cast(self, images: "Tensor") -> "Tensor":
         parameter = next(self.loaded.model.parameters(), None)
@@ -148,7 +137,7 @@ class Subject:
 
 def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
     """The images of --data as the model takes them, or one of noise."""
-    return subject.noise(1) if options.data is None else subject.normalised(subject.images(options.data, options))
+    return subject.noise(1) if options.data is None else subject.normalised(*subject.images(options.data, options))
 
 
 def require_positions_only(found: "Audit") -> None:

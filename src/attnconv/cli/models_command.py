@@ -14,23 +14,14 @@ class Arguments:
 
     Examples:
         attnconv models
-        attnconv models --markdown
-
-    Attributes:
-        markdown: Print the table as Markdown.
     """
 
-    markdown: bool = False
 
-
-def run(arguments: Arguments) -> None:
+def run(_: Arguments) -> None:
     """Print the table."""
     from attnconv.models.preset_tables import table_of_presets
 
     table = table_of_presets()
-    if arguments.markdown:
-        print(table.markdown())
-        return
     # The last column is a sentence: below the table it needs no narrow cell.
     print_table(table.title, table.columns[:-1], [row[:-1] for row in table.rows])
     for row in table.rows:

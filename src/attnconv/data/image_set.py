@@ -11,7 +11,6 @@ generator, which NumPy keeps the same in all releases, unlike the methods of `np
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -23,14 +22,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 
 COLUMNS = 36  # random numbers per sample and epoch: `augment` uses the first 8, `mix` the others
-
-
-class Stream(IntEnum):
-    """What random numbers are for; no two uses share theirs."""
-
-    SHUFFLE = 0
-    SPLIT = 1
-    AUGMENT = 2
+SHUFFLE, SPLIT, AUGMENT = range(3)  # streams: what random numbers are for; no two uses share theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +111,7 @@ def held_out(
     if not 0 <= count < max(n, 1):
         fix = "At least one image must be left to train on."
         raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
-    order = permutation(seed, 0, n, stream=Stream.SPLIT)
+    order = permutation(seed, 0, n, stream=SPLIT)
     strata = (labels if stratify else torch.zeros_like(labels))[order]
     sizes, out = torch.bincount(strata), torch.zeros(n, dtype=torch.bool)
     shares = sizes * count // max(n, 1)
@@ -143,16 +135,16 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
     """Draw numbers in [0, 1) for augmentation, multiples of 2^-24, for seeds below 2^63 and epochs below 2^32."""
-    words = _words(seed, epoch, Stream.AUGMENT, (n, COLUMNS))
+    words = _words(seed, epoch, AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 
 
-def permutation(seed: int, epoch: int, n: int, *, stream: Stream = Stream.SHUFFLE) -> Int64[Tensor, " n"]:
+def permutation(seed: int, epoch: int, n: int, *, stream: int = SHUFFLE) -> Int64[Tensor, " n"]:
     """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them."""
     return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
 
 
-def _words(seed: int, epoch: int, stream: Stream, shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+def _words(seed: int, epoch: int, stream: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
     return np.random.Philox(key=seed << 64 | epoch << 32 | stream).random_raw(shape)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnconv._util.errors import bad
-from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
+from attnconv.operators.base import full_precision, score_dtype
 
 SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
 KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -87,8 +87,11 @@ def product_rows(
     return TokenRows(compute, (*query.shape[:3], key.shape[2]), query.device)
 
 
-def score_rows(scores: Float[Tensor, "b h n m"]) -> TokenRows:
-    """Rows softmax_k(s_ij), from the scores s of a model that runs unfused."""
+def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  # torch's name
+    """Rows softmax_k(s_ij), from the scores s, (b, h, n, m) or (b, n, m), of a model that runs unfused."""
+    if input.dim() > 4:
+        raise UnreadableError(f"its scores have the shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
+    scores = input if input.dim() == 4 else input[:, None]
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         with full_precision(scores.device):
@@ -108,16 +111,6 @@ def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]
 
     shape = (content.batch, content.heads, content.queries, content.keys)
     return TokenRows(compute, shape, content.device, transient=content.transient or position.transient)
-
-
-def operator_rows(operator: AttentionOperator, batch: int) -> TokenRows:
-    """The rows of an operator that all `batch` sequences share."""
-
-    def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
-        return operator.rows(queries).expand(batch if sequences is None else len(sequences), -1, -1, -1)
-
-    count = operator.grid.query_count
-    return TokenRows(compute, (batch, operator.heads, count, count), operator.device)
 
 
 def _take(tensor: Tensor, sequences: Tensor | None) -> Tensor:
@@ -154,7 +147,7 @@ class AttentionCalls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = {} if kwargs is None else kwargs
-        reader = _read_softmax if func in SOFTMAX and _is_over_keys(*args, **named) else READERS.get(func)
+        reader = score_rows if func in SOFTMAX and _is_over_keys(*args, **named) else READERS.get(func)
         if reader is not None:
             self._seen(lambda: reader(*args, **named))
         return func(*args, **named)
@@ -165,12 +158,6 @@ def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> boo
     if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
         return False
     return input.dim() == 4 or input.shape[-1] == input.shape[-2]
-
-
-def _read_softmax(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002
-    if input.dim() > 4:
-        raise UnreadableError(f"its scores have the shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
-    return score_rows(input if input.dim() == 4 else input[:, None])
 
 
 def _refuse_shortcut(*_: Any, **__: Any) -> TokenRows:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_dense, check_module, check_tensor, is_index, whole
-from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, operator_rows
+from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows
 from attnconv.inspect.token_operator import Running, TokenOperator, layout_of
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
@@ -343,7 +343,9 @@ def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
         if rows.transient:  # scores of positions along one axis: they are added here
             return None
         side = math.isqrt(rows.queries)
-        position = operator_rows(module.position_operator(frame.resolution or (side, side)), rows.batch)
+        operator = module.position_operator(frame.resolution or (side, side))
+        shape = (1, rows.heads, rows.queries, rows.keys)  # all images share them
+        position = TokenRows(lambda queries, _: operator.rows(queries), shape, rows.device)
         return gated_rows(rows, position, torch.sigmoid(module.gating_param))
     if type(module).__name__ != "GPSA":
         return rows

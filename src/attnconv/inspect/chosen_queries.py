@@ -68,21 +68,15 @@ def _one_per_cell(
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
-    """Cells per axis, at most `count` in all."""
-    sizes = grid.query_sizes
-    part = min(1.0, (count / grid.query_count) ** (1 / grid.dims))
-    counts = [max(1, int(size * part)) for size in sizes]
-    while math.prod(counts) > count:  # axes shorter than one cell
-        counts[max(range(grid.dims), key=counts.__getitem__)] -= 1
-    while True:  # refine the coarsest axis that still has room
-        room = [
-            axis
-            for axis in range(grid.dims)
-            if counts[axis] < sizes[axis] and math.prod(counts) // counts[axis] * (counts[axis] + 1) <= count
-        ]
-        if not room:
-            return counts
+    """Cells per axis, at most `count` in all: the coarsest axis that has room is refined, again and again."""
+    sizes, counts = grid.query_sizes, [1] * grid.dims
+    while room := [
+        axis
+        for axis in range(grid.dims)
+        if counts[axis] < sizes[axis] and math.prod(counts) // counts[axis] * (counts[axis] + 1) <= count
+    ]:
         counts[min(room, key=lambda axis: counts[axis] / sizes[axis])] += 1
+    return counts
 
 
 @final

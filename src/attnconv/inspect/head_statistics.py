@@ -119,20 +119,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator; the arguments are those of `layer_statistics`.
-
-        Raises:
-            ValueError: The operator has another grid or other heads than the first.
-        """
+        """Add the images of one operator, with the grid and heads of the first; else a ValueError."""
         self._profile.add(operator, queries=queries)  # first, since it refuses a foreign operator
         self._moments.append(attention_moments(operator, queries=queries))
 
     def result(self) -> LayerStatistics:
-        """The statistics of all operators so far.
-
-        Raises:
-            ValueError: None was added, or probabilities are not finite.
-        """
+        """The statistics of all operators so far; a ValueError if there is none, or for NaN and infinity."""
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))

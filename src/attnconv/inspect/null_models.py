@@ -9,7 +9,7 @@ Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), 
     trend       rho = corr(rank(layer), rank(value)) over all heads, with mean ranks for ties: 1 where every head of a
                 later layer has the larger value
 
-Chance is what the statistic exceeds in one of twenty draws.
+Chance is what the statistic exceeds in one of twenty draws (`DRAWS`, the same in each call).
 """
 
 import math
@@ -20,6 +20,7 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float64, Int
+from scipy.stats import rankdata
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -28,6 +29,7 @@ from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, red
 from attnconv.inspect.shift_profiles import ShiftProfile
 
 LEVEL = 0.95  # quantile of the draws that is chance
+DRAWS = 1000
 
 
 @final
@@ -126,16 +128,14 @@ class MirrorSymmetry:
     chance: float
 
 
-def mirror_symmetry(profiles: Sequence[ShiftProfile], *, draws: int = 1000, seed: int = 0) -> MirrorSymmetry:
+def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
     """Measure the symmetry of all heads of some layers, each head with a partner in its own layer.
 
     Args:
         profiles: One for each layer, of two axes.
-        draws: As for `turned_heads`.
-        seed: Likewise.
 
     Raises:
-        ValueError: There is no profile, one has not two axes, or `draws` or `seed` is too small.
+        ValueError: There is no profile, or one has not two axes or reaches farther one way than the other.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -147,7 +147,6 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile], *, draws: int = 1000, seed
     if not profiles or any(len(profile.reach) != 2 for profile in profiles):
         got = [len(profile.reach) for profile in profiles]
         raise ValueError(bad("profiles", "must be one or more, of two axes each", f"axes {got}"))
-    generator = torch.Generator().manual_seed(whole("seed", seed, 0))
     across, upright, sums = [], [], []
     for profile in profiles:
         (one, partner), (other, _) = mirror_partners(profile, 1), mirror_partners(profile, 0)
@@ -157,7 +156,7 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile], *, draws: int = 1000, seed
         upright.append(other)
         sums.append(torch.zeros_like(one).index_add(0, pair, one - other))
     together = torch.cat(sums).cpu()
-    signs = torch.randint(0, 2, (whole("draws", draws, 1), len(together)), generator=generator).double() * 2 - 1
+    signs = torch.randint(0, 2, (DRAWS, len(together)), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
     chance = torch.quantile(signs @ together / len(together), LEVEL)
     return MirrorSymmetry(float(torch.cat(across).mean()), float(torch.cat(upright).mean()), float(chance))
 
@@ -176,32 +175,26 @@ class LayerTrend:
     chance: float
 
 
-def layer_trend(values: Sequence[Sequence[float]], *, draws: int = 1000, seed: int = 0) -> LayerTrend:
+def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
     """Test whether a statistic of heads grows with their layer.
 
     Args:
         values: Layer by layer, first to last, one value per head; NaN leaves a head out, infinity ranks last.
-        draws: As for `turned_heads`.
-        seed: Likewise.
-
-    Raises:
-        ValueError: `draws` is below 1 or `seed` below 0.
 
     Example:
         >>> found = layer_trend([[1.0, 1.5, 2.0], [3.0, 2.5, 4.0], [5.0, 9.0, 7.0]])
         >>> round(found.rho, 2), found.rho > found.chance
         (0.95, True)
     """
-    draws, generator = whole("draws", draws, 1), torch.Generator().manual_seed(whole("seed", seed, 0))
     pairs = [(layer, value) for layer, some in enumerate(values) for value in some if not math.isnan(value)]
-    layers = _standard_ranks(torch.tensor([layer for layer, _ in pairs], dtype=torch.float64))
-    numbers = _standard_ranks(torch.tensor([value for _, value in pairs], dtype=torch.float64))
-    shuffled = torch.rand(draws, len(layers), generator=generator, dtype=torch.float64).argsort(-1)
+    layers = _standard_ranks([float(layer) for layer, _ in pairs])
+    numbers = _standard_ranks([value for _, value in pairs])
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.rand(DRAWS, len(layers), generator=generator, dtype=torch.float64).argsort(-1)
     return LayerTrend(float(layers @ numbers), float(torch.quantile(layers[shuffled] @ numbers, LEVEL)))
 
 
-def _standard_ranks(values: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+def _standard_ranks(values: Sequence[float]) -> Float64[Tensor, "n"]:
     """Ranks, centred and of length 1, so that their product is a correlation; zeros where all are the same."""
-    _, places, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[places]
+    ranks = torch.from_numpy(rankdata(values))
     return F.normalize(ranks - ranks.mean(), dim=0)

@@ -97,14 +97,17 @@ class RunningShiftProfile:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator; the arguments are those of `shift_profile`.
-
-        Raises:
-            ValueError: The operator has another grid or other heads than the first.
-        """
+        """Add the images of one operator, with the grid and heads of the first; else a ValueError."""
         blocks = query_blocks(operator, queries)
         if self._grid is None:
-            self._start(operator)
+            self._grid = operator.grid
+            self._reach = tuple(_reach(axis) for axis in operator.grid.axes)
+            shape = [most - least + 1 for least, most in self._reach]
+            self._mass = torch.zeros(operator.heads, *shape, dtype=torch.float64, device=operator.device)
+            self._mass_squares = torch.zeros_like(self._mass)
+            self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
+            self._images = 0
+            self._explained, self._squares = self._mass.new_zeros(2, operator.heads)
         if self._grid != operator.grid or len(self._mass) != operator.heads:
             got = f"{operator.heads} heads on {operator.grid.query_sizes} queries and {operator.grid.sizes} keys"
             requirement = f"must have the grid and the {len(self._mass)} heads of the first operator"
@@ -148,16 +151,6 @@ class RunningShiftProfile:
             middle=tuple(_middle(axis) for axis in self._grid.axes),
             key_count=self._grid.key_count,
         )
-
-    def _start(self, operator: AttentionOperator) -> None:
-        self._grid = operator.grid
-        self._reach = tuple(_reach(axis) for axis in operator.grid.axes)
-        shape = [most - least + 1 for least, most in self._reach]
-        self._mass = torch.zeros(operator.heads, *shape, dtype=torch.float64, device=operator.device)
-        self._mass_squares = torch.zeros_like(self._mass)
-        self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
-        self._images = 0
-        self._explained, self._squares = self._mass.new_zeros(2, operator.heads)
 
 
 def _extent(axis: Axis) -> int:

@@ -11,10 +11,10 @@ gives the weight of shifts that leave the image, or lead to a masked token, to t
 sum of a trained kernel may vanish. With the head's own output y and regressors R, whose columns are the terms above
 without their coefficients z = (w, g, u),
 
-    least_squares    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
-    mean             z0: the mean attention per shift and per class token; the image's mean has the rest of 1
+    min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
 
-The ridge t decides where values do not: on images without contrast all kernels of the same sum are equally good.
+with z0 the mean attention per shift and per class token; the image's mean has the rest of 1. The ridge t decides where
+values do not: on images without contrast all kernels of the same sum are equally good.
 
 Class tokens and registers keep their attention. Where keys are neither normalised nor rotated, their scores need no
 keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all scores of a row.
@@ -23,7 +23,7 @@ keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all sco
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,6 @@ from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
 from attnconv.surgery.replaceable_attention import LayerTokens
 
-Fit: TypeAlias = Literal["least_squares", "mean"]
 _RIDGE = 1e-4  # of the mean diagonal entry of R^T R
 
 
@@ -111,21 +110,20 @@ class HeadMixing:
 
 
 @torch.no_grad()
-def fit_mixing(tokens: LayerTokens, kernel_size: int = 3, *, fit: Fit = "least_squares") -> HeadMixing:
+def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
     """Fit the mixings of all heads of a layer with the formulas above."""
     shifts = Taps.of_layer(tokens, kernel_size)
-    profile, weights = _mean_maps(tokens, shifts, kernel_size)
-    if fit == "least_squares":
-        gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
-        for block in tokens.blocks(kernel_size):
-            rows, values = block.maps_and_values()
-            regressors = torch.stack([*shifts.columns(values, profile)], -1).double()
-            target = (rows[:, :, block.prefix :] @ values).double()
-            gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
-            moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
-        size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
-        ridge = _RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps z0
-        weights = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(weights)), moment + ridge * weights)
+    profile, weights = mean_maps(tokens, shifts, kernel_size)
+    gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
+    for block in tokens.blocks(kernel_size):
+        rows, values = block.maps_and_values()
+        regressors = torch.stack([*shifts.columns(values, profile)], -1).double()
+        target = (rows[:, :, block.prefix :] @ values).double()
+        gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
+        moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
+    size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
+    ridge = _RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps z0
+    weights = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(weights)), moment + ridge * weights)
     return HeadMixing(weights.to(tokens.inputs.dtype), profile)
 
 
@@ -141,7 +139,8 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
     return torch.cat(errors), torch.cat(outputs)
 
 
-def _mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
+@torch.no_grad()
+def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
     """The mean attention per shift of a kernel, and z0."""
     heads, before = tokens.parts.heads, tokens.prefix
     inside = shifts.inside.double()  # (w, taps, n)

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final, get_args
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_module, indices, whole
 from attnconv.inspect.capture import blaming_images, check_images, checked_options, uncompiled
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.surgery.convolved_attention import ConvolvedAttention, Fit, HeadMixing, fit_mixing, mixing_errors
+from attnconv.surgery.convolved_attention import ConvolvedAttention, HeadMixing, fit_mixing, mixing_errors
 from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,7 +82,6 @@ def replace_heads(
     count: int | None = None,
     layers: Collection[str] | None = None,
     kernel_size: int = 3,
-    fit: Fit = "least_squares",
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
@@ -99,7 +98,6 @@ def replace_heads(
         count: Replace this many heads, those with the least cost.
         layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
         kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): no token reads more.
-        fit: `least_squares` fits the output of the heads, `mean` takes the mean attention.
         grid: Tokens of the image, (height, width), for models that do not define it, as for `audit`.
         prefix: Class tokens and registers before them, likewise.
         options: Further arguments of the model's forward pass by name, the same for any number of images.
@@ -117,7 +115,7 @@ def replace_heads(
     """
     check_module(model)
     check_images(images, least=2)  # one is held out
-    _check(heads, count, layers, kernel_size, fit)
+    _check(heads, count, layers, kernel_size)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
@@ -127,7 +125,7 @@ def replace_heads(
         if kernel_size > (most := 2 * max(part.grid) - 1):  # beyond are rows or columns that no token can read
             requirement = f"must be at most {most} on {part.grid[0]} x {part.grid[1]} tokens of {name}"
             raise ValueError(bad("kernel_size", requirement, kernel_size))
-    mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size, fit=fit) for name, part in tokens.items()}
+    mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size) for name, part in tokens.items()}
     costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
     held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
     candidates = _candidates(held_out, mixings, costs)
@@ -149,7 +147,7 @@ def replace_heads(
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
-def _check(heads: object, count: Any, layers: Any, kernel_size: int, fit: str) -> None:
+def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
     """Refuse arguments that are out of range whatever the model."""
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
@@ -157,8 +155,6 @@ def _check(heads: object, count: Any, layers: Any, kernel_size: int, fit: str) -
         whole("count", count, 0)
     if whole("kernel_size", kernel_size, 1) % 2 == 0:
         raise ValueError(bad("kernel_size", "must be odd", kernel_size))
-    if fit not in get_args(Fit):
-        raise ValueError(bad("fit", f"must be one of {', '.join(get_args(Fit))}", repr(fit)))
     named = isinstance(layers, Collection) and len(layers) > 0 and not isinstance(layers, str)
     if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
