@@ -178,7 +178,7 @@ def test_contrast_of_the_size_of_half_precisions_rounding_does_not_move_the_kern
     moved = []
     for contrast in (1e-3, 1e-1):
         low = replace(part, inputs=flat + contrast * (part.inputs - flat))
-        fitted, mean = fit_mixing(low, 3), fit_mixing(low, 3, fit="mean")
+        fitted, mean = fit_mixing(low, 3), mean_mixing(low, 3)
         moved.append(float((fitted.weights - mean.weights).abs().max()))
     assert moved[0] < 0.02 < 0.1 < moved[1]
 

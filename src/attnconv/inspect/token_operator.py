@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from attnconv._util.value_checks import indices
 from attnconv.grid import Grid
 from attnconv.inspect.attention_calls import TokenRows, UnreadableError
-from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, query_indices
-from attnconv.operators.dense import Dense
+from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
+from attnconv.operators.kernels.contractions import contract_rows
+
+BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
 
 
 @final
@@ -103,10 +105,18 @@ class TokenOperator(AttentionOperator):
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        return Dense.of(self).contract(x, weight, groups)
+        keys = x.flatten(1, -2)
+        parts = [contract_rows(self.rows(some), keys, weight, groups) for some in self._blocks()]
+        return torch.cat(parts, 1).unflatten(1, self.grid.query_sizes)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        return Dense.of(self).apply(values)
+        keys = values.flatten(2, -2)
+        parts = [self.rows(some).to(keys.dtype) @ keys for some in self._blocks()]
+        return torch.cat(parts, 2).unflatten(2, self.grid.query_sizes)
+
+    def _blocks(self) -> tuple[Tensor, ...]:
+        length = max(1, BLOCK // (self.batch * self.heads * self._source.keys * self._layout.parts))
+        return all_queries(self.grid, self.device).split(length)
 
     def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
         """Probabilities over the image's tokens, (b, h, r, m), and their sum elsewhere, (b, h, r)."""
