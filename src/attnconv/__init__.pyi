@@ -13,12 +13,7 @@ from . import (
     theory as theory,
     training as training,
 )
-from .convert import (
-    from_conv as from_conv,
-    recast as recast,
-    restore as restore,
-    to_conv as to_conv,
-)
+from .convert import from_conv as from_conv, recast as recast, restore as restore, to_conv as to_conv
 from .encodings import (
     Absolute as Absolute,
     Encoding as Encoding,
@@ -36,17 +31,8 @@ from .layers import (
     SelfAttention2d as SelfAttention2d,
     SelfAttention3d as SelfAttention3d,
 )
-from .models import (
-    list_models as list_models,
-    load as load,
-)
-from .operators import (
-    Content as Content,
-    Dense as Dense,
-    Kronecker as Kronecker,
-    Shift as Shift,
-    Toeplitz as Toeplitz,
-)
+from .models import list_models as list_models, load as load
+from .operators import Content as Content, Dense as Dense, Kronecker as Kronecker, Shift as Shift, Toeplitz as Toeplitz
 from .theory import can_express as can_express
 
 __version__: str

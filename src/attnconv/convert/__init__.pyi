@@ -12,11 +12,7 @@ from .layer_conversion import (
     from_conv as from_conv,
     to_conv as to_conv,
 )
-from .recast_network import (
-    plan_shifts as plan_shifts,
-    recast as recast,
-    restore as restore,
-)
+from .recast_network import plan_shifts as plan_shifts, recast as recast, restore as restore
 from .verify_conversions import (
     Comparison as Comparison,
     LayerComparison as LayerComparison,

@@ -1,12 +1,5 @@
-from .html_page import (
-    export as export,
-    find_page as find_page,
-)
-from .notebook import (
-    Explorer as Explorer,
-    Selection as Selection,
-    explore as explore,
-)
+from .html_page import export as export, find_page as find_page
+from .notebook import Explorer as Explorer, Selection as Selection, explore as explore
 from .payload_format import (
     Payload as Payload,
     PayloadLayer as PayloadLayer,
@@ -21,12 +14,5 @@ from .payload_write import (
     payload as payload,
     snapshots_of as snapshots_of,
 )
-from .server import (
-    app as app,
-    listen as listen,
-    server_for as server_for,
-)
-from .session import (
-    Session as Session,
-    read_upload as read_upload,
-)
+from .server import app as app, listen as listen, server_for as server_for
+from .session import Session as Session, read_upload as read_upload

@@ -1,17 +1,6 @@
-from .auditing import (
-    Audit as Audit,
-    LayerAudit as LayerAudit,
-    audit as audit,
-)
-from .capture import (
-    attention_operators as attention_operators,
-    visit_attention as visit_attention,
-)
-from .chosen_queries import (
-    QueryMaps as QueryMaps,
-    mean_query_maps as mean_query_maps,
-    sample_queries as sample_queries,
-)
+from .auditing import Audit as Audit, LayerAudit as LayerAudit, audit as audit
+from .capture import attention_operators as attention_operators, visit_attention as visit_attention
+from .chosen_queries import QueryMaps as QueryMaps, mean_query_maps as mean_query_maps, sample_queries as sample_queries
 from .head_statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
@@ -19,10 +8,7 @@ from .head_statistics import (
     grid_coverage as grid_coverage,
     layer_statistics as layer_statistics,
 )
-from .moments import (
-    AttentionMoments as AttentionMoments,
-    attention_moments as attention_moments,
-)
+from .moments import AttentionMoments as AttentionMoments, attention_moments as attention_moments
 from .null_models import (
     LayerTrend as LayerTrend,
     MirrorSymmetry as MirrorSymmetry,

@@ -1,7 +1,4 @@
-from .gated_positional import (
-    GatedPositionalAttention as GatedPositionalAttention,
-    fuse_convit as fuse_convit,
-)
+from .gated_positional import GatedPositionalAttention as GatedPositionalAttention, fuse_convit as fuse_convit
 from .self_attention import (
     SelfAttention as SelfAttention,
     SelfAttention1d as SelfAttention1d,

@@ -1,16 +1,6 @@
-from .accuracy_curves import (
-    Curve as Curve,
-    draw_accuracy as draw_accuracy,
-)
-from .attention_maps import (
-    LayerMaps as LayerMaps,
-    draw_attention_maps as draw_attention_maps,
-)
-from .audit_report import (
-    draw_profiles as draw_profiles,
-    draw_scores as draw_scores,
-    write_audit as write_audit,
-)
+from .accuracy_curves import Curve as Curve, draw_accuracy as draw_accuracy
+from .attention_maps import LayerMaps as LayerMaps, draw_attention_maps as draw_attention_maps
+from .audit_report import draw_profiles as draw_profiles, draw_scores as draw_scores, write_audit as write_audit
 from .figure_style import save as save
 from .head_centres import (
     HeadGaussians as HeadGaussians,
@@ -18,7 +8,4 @@ from .head_centres import (
     draw_centres_over_training as draw_centres_over_training,
 )
 from .run_report import write_report as write_report
-from .theory_figures import (
-    draw_factorisation as draw_factorisation,
-    draw_mixture as draw_mixture,
-)
+from .theory_figures import draw_factorisation as draw_factorisation, draw_mixture as draw_mixture

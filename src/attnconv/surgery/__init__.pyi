@@ -1,7 +1,4 @@
-from .conv_initialisation import (
-    LayerStart as LayerStart,
-    start_as_convolution as start_as_convolution,
-)
+from .conv_initialisation import LayerStart as LayerStart, start_as_convolution as start_as_convolution
 from .convolved_attention import ConvolvedAttention as ConvolvedAttention
 from .head_pruning import (
     condition_numbers as condition_numbers,
@@ -9,8 +6,4 @@ from .head_pruning import (
     prune_heads as prune_heads,
     settings_after_pruning as settings_after_pruning,
 )
-from .head_replacement import (
-    HeadCandidate as HeadCandidate,
-    Replacement as Replacement,
-    replace_heads as replace_heads,
-)
+from .head_replacement import HeadCandidate as HeadCandidate, Replacement as Replacement, replace_heads as replace_heads

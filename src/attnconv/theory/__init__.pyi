@@ -1,8 +1,4 @@
-from .error_bounds import (
-    alpha_for as alpha_for,
-    error_bound as error_bound,
-    mass_off as mass_off,
-)
+from .error_bounds import alpha_for as alpha_for, error_bound as error_bound, mass_off as mass_off
 from .expressibility import (
     Expressiveness as Expressiveness,
     Factorisation as Factorisation,
