@@ -72,8 +72,8 @@ class HeadsLine(TypedDict):
 class RunFolder:
     """A run on disk, with the paths of its files below the folder `path`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
         self.settings_file = path / "settings.json"
         self.metrics_file = path / "metrics.jsonl"
         self.heads_file = path / "heads.jsonl"

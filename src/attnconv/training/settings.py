@@ -128,7 +128,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Everything that decides what a run computes.
+    """Everything that decides what a run computes; `fit` refuses wrong values all at once, as `problems` lists them.
 
     Attributes:
         preset: Name under which the model's settings are known; a label once the settings are changed.
