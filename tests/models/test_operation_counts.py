@@ -13,9 +13,9 @@ from attnconv.encodings.registry import EncodingName
 from attnconv.layers import SelfAttention
 from attnconv.models.classifiers import build
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
-from attnconv.models.preset_tables import PRUNED
 from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+from attnconv.paper.tables import PRUNED
 
 ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 

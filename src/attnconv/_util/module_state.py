@@ -1,4 +1,4 @@
-"""The state of a model, put back afterwards."""
+"""Context managers that restore a model: its training mode, or all of it after an error."""
 
 import copy
 from collections.abc import Iterator

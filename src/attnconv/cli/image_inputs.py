@@ -93,7 +93,7 @@ class Subject:
         return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
 
     def noise(self, count: int) -> "Tensor":
-        """Draw images of noise; where the model has not two axes, as long as they are high on each."""
+        """Draw images of noise; with one axis or three, every side has the length of the height."""
         import torch
 
         sizes = self.sizes if self.dims == 2 else self.sizes[:1] * self.dims
@@ -109,7 +109,7 @@ class Subject:
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
             got = f"{self.dims} axes and {channels} channels"
-            raise ValueError(bad("--data", "is for models of grey or RGB images", got, "Leave it out: noise does."))
+            raise ValueError(bad("--data", "is for models of grey or RGB images", got, "Leave it out to use noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
             splits = load_data(DataSettings(data, root=str(options.root)))  # type: ignore[arg-type]

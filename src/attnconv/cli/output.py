@@ -1,4 +1,4 @@
-"""What commands print, by rich, and where they may write.
+"""Output of commands: tables and text, and checks of where they write.
 
 A folder is new, empty or marked by an earlier call, which leaves the file `.attnconv` in it; a file is new.
 """

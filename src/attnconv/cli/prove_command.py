@@ -43,7 +43,7 @@ class Arguments(ImageOptions):
     alpha: float | None = None
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Flags of a network, without one."""
+        """Flags that are given without the --model that they are for."""
         for name in ("data", "size", "pretrained", "alpha"):
             if self.model is None and getattr(self, name) not in (None, False):
                 yield Problem(name, "is for a network", fix="Name one with --model.")

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (A. Krizhevsky, 2009), from any of the three forms in which people have them.
+"""CIFAR-10 and CIFAR-100 (A. Krizhevsky, 2009), in any of the three forms in which they are distributed.
 
 In a folder `root`, the first of these that is there is read:
 

@@ -1,4 +1,4 @@
-"""Image files and folders of them. Every image file of the library, which may be anybody's, is opened here.
+"""Image files and folders of them. All image files, which are untrusted, are opened here.
 
 Format, size, depth and a PNG's chunks are checked before a pixel is decoded. Pillow keeps 4 bytes a pixel, and up to 10
 while it drops transparency: 800 MB for the largest image. Of large images, one is decoded at a time.

@@ -142,7 +142,7 @@ def payload(
 
 
 def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
-    """At most `count` snapshots of a run: the first, the last, and between them ever longer steps.
+    """At most `count` snapshots of a run: the first, the last, and others at increasing intervals.
 
     Raises:
         ValueError: `count` is below 1.

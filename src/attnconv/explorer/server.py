@@ -154,7 +154,7 @@ class Connection(H11Protocol):
 
 @final
 class Server(uvicorn.Server):
-    """uvicorn's server, which ten times a second looks after its connections, first come, first served."""
+    """uvicorn's server with limits on connections, checked ten times a second; those that wait are served in order."""
 
     async def on_tick(self, counter: int) -> bool:
         connections: set[Any] = self.server_state.connections

@@ -84,7 +84,7 @@ class PlannedLayer(GridLayer, abc.ABC):
         if self._plan == "shift":
             parameters = list(self.encoding.parameters())
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-            # What gets zero gradients: every parameter where one is trained, else any one.
+            # Receives zero gradients: all parameters if one is trained, else any one.
             anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
             return Shift(grid, self._shifts, anchor)
         if self.backend == "reference":

@@ -5,10 +5,6 @@ from dataclasses import dataclass
 
 from attnconv.models.operation_counts import flops_all, flops_paper, parameters
 from attnconv.models.presets import CATALOGUE
-from attnconv.models.settings import AttentionSettings
-
-# Section E of the paper: 2, 4, 1, 2, 6 and 0 heads are pruned from the generalised quadratic model's layers of nine.
-PRUNED = AttentionSettings(encoding="quadratic-generalized", heads=(7, 5, 8, 7, 3, 9))
 
 
 @dataclass(frozen=True)

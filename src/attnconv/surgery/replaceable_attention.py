@@ -163,7 +163,7 @@ def layer_tokens(
 @torch.no_grad()
 def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
     """Raise a ValueError where |formula - output| is above |output| times the root of the dtype's epsilon."""
-    kind, requirement = type(tokens.attention).__name__, "must compute what its parts say"
+    kind, requirement = type(tokens.attention).__name__, "must compute what its parts define"
     try:
         rows, values = tokens.maps_and_values()
         expected = tokens.parts.finish(rows @ values)

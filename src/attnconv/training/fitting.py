@@ -132,7 +132,7 @@ def _train(
 def _measure(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
 ) -> dict[str, Any]:
-    """Scores of the last epoch, of the one chosen on held-out images and of given initial weights, from their files."""
+    """Metrics of the last epoch, the one chosen on held-out images and given initial weights, read from their files."""
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)
