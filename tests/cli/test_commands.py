@@ -1,7 +1,10 @@
 """The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +54,16 @@ def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version")[1].startswith("attnconv 0.")
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "calibrate --help", "models --help"])
+def test_a_reader_that_has_seen_enough(words: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "attnconv", *words.split()]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_an_unknown_command_lists_the_others(capsys: pytest.CaptureFixture[str]) -> None:

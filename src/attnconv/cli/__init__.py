@@ -5,6 +5,7 @@ are printed without a traceback, with status 2 for a wrong call and 1 for a fail
 """
 
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -58,20 +59,30 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its status: 130 after Ctrl-C, 143 after SIGTERM."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _answer(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+        status = 1
+    sys.exit(status)
+
+
+def _answer(words: list[str]) -> int:
+    """Return the status of a command line, after doing what it says."""
     if not words or words[0] in ("-h", "--help"):
         print(_HELP)
-        sys.exit(0 if words else 2)
+        return 0 if words else 2
     if words[0] == "--version":
         from attnconv import __version__
 
         print(f"attnconv {__version__}")
-        sys.exit(0)
+        return 0
     name, *rest = words
     if name not in COMMANDS:
         print(f"attnconv: there is no command {name!r}. The commands are {', '.join(COMMANDS)}.", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(_run(name, rest))
+        return 2
+    return _run(name, rest)
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -95,6 +106,8 @@ def _run(name: str, words: list[str]) -> int:
         if is_first_process():
             print(in_flags(str(stop)) or "attnconv: stopped.", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+    except BrokenPipeError:
+        raise
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if isinstance(error, ModuleNotFoundError):
             error = missing(error, on_command_line=True) or error
