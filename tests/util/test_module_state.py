@@ -89,10 +89,10 @@ def start(**arguments: Any) -> Callable[[nn.Module], object]:
 
 
 def diverging() -> nn.Module:
-    """Its last block multiplies the residual stream, so that only the changed model gives infinity."""
+    """Its last MLP overflows, after every layer has been changed."""
     model = vit()
-    model.blocks[1].mlp.fc1.weight.data.fill_(1e19)
-    model.blocks[1].mlp.fc2.weight.data.fill_(1e19)
+    model.blocks[1].mlp.fc1.bias.data.fill_(1e20)
+    model.blocks[1].mlp.fc2.weight.data.fill_(1e20)
     return model
 
 
