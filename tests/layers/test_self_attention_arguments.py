@@ -135,7 +135,7 @@ def test_values_that_are_not_finite_are_refused_on_loading() -> None:
 
 def test_content_needs_every_query_on_a_pixel() -> None:
     layer = layer2d("learned-content", window=(1, 1), padding=2, border="zero")
-    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 7 over 4 pixels"):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 7 over 4 keys"):
         layer(images(4, 4))
-    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 6 over 4 pixels 2"):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 6 over 4 keys with spacing 2"):
         layer2d("learned-content", window=(1, 1), stride=2, border="zero", transposed=True)(images(4, 4))
