@@ -79,8 +79,7 @@ class Encoding(nn.Module, abc.ABC):
 
     Attributes:
         undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
-        by_head: Names of parameters and submodules split along their first axis into one equal part per head, in
-            order; None if not declared.
+        by_head: Names of parameters and submodules whose first axis has one equal part per head; None if undeclared.
         reads_content: Whether scores depend on the image; if False, on positions only.
     """
 
@@ -130,7 +129,7 @@ class Encoding(nn.Module, abc.ABC):
         heads, mass = self.gaussians(), self.mass_off()
         if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
             return None
-        # No image has 2^40 positions, so clamping does not change any result; sums of shifts then fit in int64.
+        # No image has 2^40 positions, so clamping changes no result, and sums of shifts fit in int64.
         nearest = heads.centres.detach().cpu().double().round().clamp(-(2.0**40), 2.0**40)
         return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
 

@@ -48,8 +48,7 @@ class Kronecker(AttentionOperator):
     Args:
         grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
-        padding_masses: Probability that the rows of each factor assign to lattice points with value zero, one (h, n_a)
-            for each axis a.
+        padding_masses: Total probability of zeros in the lattice, one (h, n_a) for each axis a.
     """
 
     batch = 1

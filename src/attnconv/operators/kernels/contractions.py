@@ -85,7 +85,7 @@ def contract_rows(
 
 
 def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
-    """Compute one product per image. Differentiating a shared `left` copies b i k numbers with `@`, b i j with `bmm`."""
+    """Compute one product per image. Gradients of a shared `left` copy b i k numbers with `@`, and b i j with `bmm`."""
     if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # sizes may be symbolic
         return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)

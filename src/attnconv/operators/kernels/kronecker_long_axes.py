@@ -27,7 +27,7 @@ class View:
 
     head: int
     keys: slice  # of the first axis
-    places: Sequence[Any]  # per axis, the index of the head's matrix in the factor; restricted to the block on two axes
+    places: Sequence[Any]  # per axis, the index of the head's matrix in the factor; the first two are cut to the block
     tiles: Sequence[Sequence[Tile]]  # per axis, the tiles of that matrix
 
 
@@ -150,7 +150,7 @@ def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
 
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, list[View]]]:
-    """Yield blocks of about `block_bytes`: indices (images, rows, strip) of queries and of keys, and a view per head."""
+    """Yield blocks of about `block_bytes`: indices (images, rows, strip) of queries and keys, and a view per head."""
     heads, count = weight.shape[0], factors[0].shape[1]
     channels = max(heads * x.shape[-1], weight.shape[2])  # of mixed values or of their projection
     most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
