@@ -55,7 +55,7 @@ def twins(page: dict[str, Any]) -> tuple[Encoding, Quadratic]:
     with torch.no_grad():
         mine.spread.copy_(torch.linspace(0.5, 3, HEADS)[:, None])
         ours.centres.copy_(mine.centres)
-        ours.spread.copy_(mine.widths())
+        ours.spread.copy_(mine.inverse_widths())
     return mine, ours
 
 
