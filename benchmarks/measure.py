@@ -133,5 +133,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
     )
     if result.returncode != 0:
         error = (result.stderr.strip().splitlines() or ["killed"])[-1]
-        raise ChildProcessError(bad("case", "must complete in a separate process", f"status {result.returncode}: {error}"))
+        raise ChildProcessError(
+            bad("case", "must complete in a separate process", f"status {result.returncode}: {error}")
+        )
     return Memory(**json.loads(result.stdout.splitlines()[-1]))

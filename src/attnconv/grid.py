@@ -4,11 +4,11 @@ Along one axis an image has m keys, `spacing` apart, and query i is at `stride *
 position minus a query position. The *lattice* is the ordered list of all positions included in the softmax. The border
 rule determines the values at its points:
 
-    renormalise   the lattice contains the image's keys only, and rows over them sum to 1 (the paper's softmax)
-    zero          gaps between keys and padding are included: their value is zero, but they receive probability
-    replicate     padding is included: a padding point copies the nearest key
-    reflect       padding is included: a padding point copies the key mirrored at the edge, without repeating the edge
-    circular      padding is included: a padding point copies the key one period away
+    renormalise   only the image's keys are included, and rows over them sum to 1 (the paper's softmax)
+    zero          padding and gaps between keys are included; their value is zero, but they receive probability
+    replicate     padding is included; each padding point copies the nearest key
+    reflect       padding is included; each padding point copies the key mirrored at the edge, which is not repeated
+    circular      padding is included; each padding point copies the key one period away
 
 The lattice of an image is the product of the lattices of its axes. Lattice probabilities are *folded* onto the image's
 keys one axis at a time. `docs/grid.md` gives the formulas, which `tests/test_grid.py` and `tests/laws.py` verify.
@@ -289,7 +289,7 @@ def per_axis(name: str, value: int | Sequence[int], dims: int, *, least: int) ->
     """Validate one integer per axis, each at least `least`; a single integer applies to every axis."""
     given = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(given) != dims or not all(is_index(v) and _plain(v) >= least for v in given):
-        requirement = f"must be an integer of at least {least}, or {dims} of them, one per axis"
+        requirement = f"must be an integer of at least {least}, or a sequence of {dims} of them"
         raise ValueError(bad(name, requirement, repr(value)))
     return tuple(_plain(v) for v in given)
 
@@ -301,7 +301,7 @@ def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
     numbers = [number for pair in pairs for number in pair]
     whole_pairs = len(pairs) == dims and all(len(pair) == 2 for pair in pairs)
     if not whole_pairs or not all(is_index(v) and _plain(v) >= 0 for v in numbers):
-        requirement = f"must be an integer of at least 0, or {dims} of them or of (before, after) pairs, one per axis"
+        requirement = f"must be an integer of at least 0, or a sequence of {dims} integers or (before, after) pairs"
         raise ValueError(bad("padding", requirement, repr(padding)))
     return tuple((_plain(before), _plain(after)) for before, after in pairs)
 

@@ -1,8 +1,8 @@
 """Base classes of positional encodings, which score shifts on a grid. See `docs/own-encoding.md`.
 
-`mass_off_nearest` bounds the probability that a Gaussian head gives to keys other than the nearest one, on any grid
-that contains that key. If the centre is at distance f from it, |f| <= 1/2, a key k positions away has weight
-exp(-alpha (k^2 - 2 k f)) relative to it. So the nearest key has probability at least 1 / S along an axis, where
+`mass_off_nearest` bounds the probability that a Gaussian head assigns to keys other than the nearest one, on any grid
+that contains that key. If the centre is at distance f from it, |f| <= 1/2, a key k positions away has the relative
+weight exp(-alpha (k^2 - 2 k f)). Along an axis, the nearest key thus has probability at least 1 / S, where
 
     S(alpha, f) = sum_k exp(-alpha (k^2 - 2 k f))
                 = exp(alpha f^2) sqrt(pi / alpha) (1 + 2 sum_{n >= 1} exp(-pi^2 n^2 / alpha) cos(2 pi n f))   (Poisson)
@@ -79,7 +79,7 @@ class Encoding(nn.Module, abc.ABC):
 
     Attributes:
         undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
-        by_head: Names of parameters and submodules whose first axis has one equal part per head; None if undeclared.
+        by_head: Names of parameters and submodules split into equal parts by head along axis 0; None if undeclared.
         reads_content: Whether scores depend on the image; if False, on positions only.
     """
 
@@ -259,10 +259,10 @@ def mass_off_nearest(
 def separable_operator(
     grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
-    """Return the operator of scores that are a sum over axes, from `scores`, (h, queries, lattice) for each axis.
+    """Return the operator for a score that is a sum over axes; `scores` computes (h, queries, lattice) for each axis.
 
-    It is a Kronecker product, except for a single long axis, where a factor would be as large as the whole matrix.
-    Then it is a `Toeplitz` operator, and `scores` is called with `table=True` to return (h, 1, shifts) for each axis.
+    It is a Kronecker product, unless one axis is so long that its factor is nearly as large as the matrix. Then it is a
+    `Toeplitz` operator, and `scores` is called with `table=True` to compute (h, 1, shifts) for each axis.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count

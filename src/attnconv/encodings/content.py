@@ -45,7 +45,7 @@ class SinusoidalPositions(nn.Module):
         self.channels = check_sinusoidal("in_channels", channels, dims)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
-        """Return the vectors at the product of the positions along each axis (int64)."""
+        """Return the vectors at all combinations of `points`, one int64 tensor of positions per axis."""
         parts = []
         for dim, positions in enumerate(points):
             part = sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)

@@ -53,7 +53,7 @@ class LearnedRelative(SeparableEncoding):
 
 @final
 class LearnedRelativeContent(Encoding):
-    """Learned relative encoding with content, q.k + q.r, the full self-attention of section 4.3.
+    """Learned relative encoding with content, q.k + q.r, as in section 4.3 of the paper.
 
     Args:
         in_channels: Channels of the image.

@@ -4,7 +4,7 @@
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-Scores are relative to a shift d0 near the centre, which avoids overflow and cancellation in the same softmax:
+Scores are relative to a shift d0 near the centre. The softmax is unchanged, but nothing overflows or cancels:
 
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
@@ -78,7 +78,7 @@ class GeneralizedQuadratic(JointEncoding):
         spread_std: Standard deviation of the entries of the initial S, whose mean is the identity.
 
     Normalise the images: gradients of scores are differences of numbers as large as the image's mean. In float32, the
-    gradient of `root_precision` has relative errors up to 1e-3 for mean 100 and deviation 0.3, but 1e-5 for mean 0.
+    gradient of `root_precision` can be off by 1e-3 (relative) for mean 100 and std 0.3, but by 1e-5 for mean 0.
 
     Attributes:
         centres: Delta, (h, dims), in positions.

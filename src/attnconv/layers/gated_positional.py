@@ -199,7 +199,7 @@ def fuse_convit(model: nn.Module) -> int:
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If no such layer is found, or one uses attention dropout; no layer is replaced then.
+        ValueError: If no such layer is found, or one uses attention dropout. No layer is replaced then.
 
     Example:
         >>> import timm  # doctest: +SKIP

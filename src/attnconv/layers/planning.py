@@ -40,7 +40,7 @@ class PlannedLayer(GridLayer, abc.ABC):
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Choose, fix and return the operator for images of about `sizes`, including traced and exported layers.
+        """Choose and fix the operator for images of about `sizes`, also for tracing and export; return the choice.
 
         A forward pass does not read parameter values, nor sizes when compiled; `plan` reads both. With `auto`, hard
         heads run as `shift`, small images as `dense` and others as `structured`. The shifts do not follow later changes

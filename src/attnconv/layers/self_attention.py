@@ -37,7 +37,7 @@ class SelfAttention(PlannedLayer):
         heads: Number of heads, at least 1.
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
-        stride: Distance between queries, in positions; one number, or one per axis. The output has ceil(size / stride).
+        stride: Distance between queries, in positions; one number, or one per axis. Output size: ceil(size / stride).
         padding: Points that `border` adds around the image: one number, one per axis, or (before, after) per axis.
         dilation: Factor on the initial centres of an encoding given by name; one number, or one per axis.
         border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.

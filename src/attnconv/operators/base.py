@@ -49,7 +49,7 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        """Compute A_h V_h for every head, with different values for each head."""
+        """Compute A_h V_h, with separate values for each head."""
 
     @abc.abstractmethod
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
@@ -57,7 +57,7 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
-        """Return the total probability of zeros in the lattice for the given queries; 0 unless the border is `zero`."""
+        """Return the probability that falls on zeros in the lattice, for the given queries; 0 unless the border is `zero`."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"

@@ -49,7 +49,7 @@ class Dense(AttentionOperator):
 
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
-        """Store the matrix of another operator."""
+        """Create a dense operator from another operator."""
         return Dense(operator.grid, operator.to_dense(), operator)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:

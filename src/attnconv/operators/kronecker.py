@@ -5,10 +5,10 @@
 The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys whose weight is below eps^2 times the
 largest of their row are dropped. The change is below rounding error and avoids denormals, which are slow on CPUs.
 
-Mixed values A_h X are not kept for the backward pass. If an axis is long, heads are computed one at a time, see
-`kernels.kronecker_long_axes`. Otherwise they are computed together, in an order that keeps matrix products large:
+Mixed values A_h X are not kept for the backward pass. If an axis is long, heads are computed one at a time (see
+`kernels.kronecker_long_axes`). Otherwise they are computed together, in an order that keeps matrix products large:
 
-    Y_h = (F_h,2 (x) ..) X      all axes except the first, whose keys become the leading dimension, before images
+    Y_h = (F_h,2 (x) ..) X      all axes except the first; leading dimensions are keys of the first axis and images
     U_h = Y_h W_h               one product per head
     out = sum_h F_h,1 U_h       the first axis: one product over heads and keys
 
@@ -43,12 +43,12 @@ from attnconv.operators.kernels.recompute_in_backward import Gradients, recomput
 
 @final
 class Kronecker(AttentionOperator):
-    """Attention operator whose matrix is a Kronecker product, for each head, of one factor per axis.
+    """Attention operator whose matrix, for each head, is a Kronecker product of one factor per axis.
 
     Args:
         grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
-        padding_masses: Total probability of zeros in the lattice, one (h, n_a) for each axis a.
+        padding_masses: Probability that falls on zeros in the lattice, one (h, n_a) for each axis a.
     """
 
     batch = 1
@@ -106,7 +106,7 @@ def _without_denormals(rows: Tensor, axes: int) -> Tensor:
 
 
 def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
-    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros on long axes get no gradient, which softmax would ignore."""
+    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros of long factors get no gradient, as softmax ignores it."""
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
@@ -114,7 +114,7 @@ def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> O
 
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-    """Compute the same in a few differentiable products, materialising all mixed values."""
+    """Compute `contract_factors` in a few differentiable products, materialising all mixed values."""
     groups = x.shape[-1] // weight.shape[1]
     if _narrows(x, weight):
         return mix_values(contractions.project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
@@ -157,7 +157,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 
 def _narrows(x: Tensor, weight: Tensor) -> bool:
-    """Return whether to project before mixing, to mix fewer channels: the adjoint of the other order."""
+    """Return whether projecting before mixing mixes fewer channels; that order is the adjoint of the other."""
     return weight.shape[2] < x.shape[-1]
 
 

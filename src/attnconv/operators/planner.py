@@ -2,7 +2,7 @@
 
     seconds = flops of large products / rate + flops of thin products / rate + bytes / bandwidth + calls * overhead
 
-The default constants are those of a two-core x86 machine; `attnconv calibrate` measures those of the present one.
+The default constants are those of a two-core x86 machine; `attnconv calibrate` measures those of yours.
 """
 
 import functools

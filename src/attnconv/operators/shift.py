@@ -78,7 +78,7 @@ class Shift(AttentionOperator):
 
     def _anchored(self, out: Tensor) -> Tensor:
         """Return the output, with zero gradients for the anchor if it requires any."""
-        wanted = self._anchor.requires_grad and torch.is_grad_enabled()  # skip a pass over the output
+        wanted = self._anchor.requires_grad and torch.is_grad_enabled()  # otherwise skip a pass over the output
         return out + self._zero.to(out.dtype) if wanted else out
 
     @property
@@ -86,7 +86,7 @@ class Shift(AttentionOperator):
         return (self._anchor * 0).sum()  # multiply first, because the sum may overflow
 
     def _keys(self, queries: Queries) -> list[Tensor]:
-        """Return the key that each head attends to along each axis, (h, r); -1 for a lattice point with value zero."""
+        """Return the keys that each head attends to along each axis, (h, r); -1 for lattice points with value zero."""
         indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
         steps, keys = torch.tensor(self.shifts, device=self.device).T[..., None], []
         for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
@@ -224,7 +224,7 @@ def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farth
 
 
 def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
-    """Return an image or kernel, channels second, with the canonical strides of its memory format.
+    """Return an image or kernel (channels second) with the canonical strides of its memory format.
 
     The stride of an axis of size 1 is arbitrary. With some strides, oneDNN leaves part of its results unwritten (see
     PyTorch issue 82060), backward passes fail, and inductor cannot order symbolic sizes.

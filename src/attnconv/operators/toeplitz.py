@@ -69,7 +69,7 @@ class Toeplitz(LatticeOperator):
             return dense.contract(x, weight, groups)
         dtype = product_dtype(x)
 
-        def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:  # mix in the order with fewer channels
+        def share(wide: Tensor, matrix: Tensor, table: Tensor) -> Tensor:  # in the order that mixes fewer channels
             values = wide.to(dtype)
             if matrix.shape[2] < values.shape[-1]:
                 out = mix_by_shift(self.grid, project_heads(values, matrix, groups)[..., 0, :], table)
@@ -206,7 +206,7 @@ def _mix_spectrum(
 def shift_rows(
     grid: Grid, table: Float[Tensor, "h *shifts"], queries: Int[Tensor, "r"], dtype: torch.dtype
 ) -> Float[Tensor, "h r lattice"]:
-    """Return rows of A over the lattice; score differences use the table's dtype, which may exceed `dtype`."""
+    """Return rows of A over the lattice; score differences use the table's dtype, which may be wider than `dtype`."""
     windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=table.device)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         windows = (windows[:, :, None] * axis.shift_count + axis.windows(index)[:, None, :]).flatten(1)
@@ -296,7 +296,7 @@ def window_gradients(
 
 
 def tile_weights(grid: Grid, table: Tensor, box: Sequence[Run], dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
-    """Compute the probabilities of the first tile of a box over its keys, which all of its tiles share."""
+    """Compute the probabilities of a box's first tile over its keys; all tiles of the box share them."""
     scores = table[_places(grid, box, table.device)].flatten(grid.dims).flatten(0, grid.dims - 1)
     return banded_softmax(below_largest(scores).to(score_dtype(dtype))).to(dtype)  # subtract in the table's dtype
 
@@ -371,8 +371,8 @@ def _axis_runs(
     for tile, floor in enumerate(floors):
         first = tile * length
         queries = min(length, axis.queries - first)
-        low = axis.stride * (axis.queries - first - queries)  # the table windows of the tile's last and
-        high = axis.stride * (axis.queries - 1 - first)  # first query start at these indices
+        low = axis.stride * (axis.queries - first - queries)  # start of the window of the tile's last query
+        high = axis.stride * (axis.queries - 1 - first)  # start of the window of its first query
         held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN counts as a weight
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
