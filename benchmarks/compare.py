@@ -1,4 +1,4 @@
-"""Comparison of contenders that compute the same: times, peak memory and differences of outputs."""
+"""Comparison of contenders that compute the same result: times, peak memory and differences of outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

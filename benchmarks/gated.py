@@ -1,7 +1,7 @@
 """Time and memory of ConViT's gated positional attention.
 
 Forward and backward pass of one layer, including the gradients of input and parameters. All contenders compute the same
-from the same tensors:
+result from the same tensors:
 
     per image       two materialised softmaxes, with the position softmax computed for every image as in timm
     materialised    two materialised softmaxes, with the position softmax computed once for all images

@@ -32,7 +32,7 @@ _IMPORTED_FROM = (Path(__file__).parents[1], Path(attnconv.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of two medians, with the minimum and maximum ratio within a round."""
+    """Ratio of two medians, with the minimum and maximum of the ratios within rounds."""
 
     value: float
     least: float

@@ -1,7 +1,7 @@
 """Time and memory of content-based attention with a learned relative bias.
 
 Forward and backward pass of attention with learned row and column vectors that are multiplied by the query, including
-the gradients of both tables. All contenders compute the same from the same tensors:
+the gradients of both tables. All contenders compute the same result from the same tensors:
 
     materialised    `scaled_dot_product_attention` with the n x n bias as `attn_mask`, the usual implementation
     folded          the same function with the biases as additional channels, without an n x n bias

@@ -57,7 +57,7 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
-        """Return the probability that falls on zeros in the lattice, for the given queries; 0 unless the border is `zero`."""
+        """Return the probability that the given queries assign to lattice points with value zero (border `zero`)."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
