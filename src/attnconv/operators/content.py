@@ -99,8 +99,8 @@ def attention_with_relative_bias(
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    The result is exact and differentiable in all five tensors. Unlike `scaled_dot_product_attention`, this function needs
-    no n x n bias: for the backward pass, it saves the inputs and height + width numbers per query and head.
+    The result is exact and differentiable in all five tensors. Unlike `scaled_dot_product_attention`, it does not need
+    an n x n bias; for the backward pass, it saves the inputs and height + width numbers per query and head.
 
     Args:
         q: Query vectors of all positions, row-major.
