@@ -85,7 +85,7 @@ class Axis:
         return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
     def sources(self, positions: Tensor) -> Tensor:
-        """Return the index of the key whose value each lattice position has, int64; -1 if that value is zero."""
+        """Map lattice positions to the keys whose values they have, int64; -1 for positions with value zero."""
         if self.border in ("renormalise", "zero"):
             key = torch.div(positions, self.spacing, rounding_mode="floor")
             shown = (positions % self.spacing == 0) & (key >= 0) & (key < self.size)
@@ -273,7 +273,7 @@ class Grid:
         return image
 
     def at_queries(self, image: Tensor) -> Tensor:
-        """Return the image (..., *sizes, c) at the queries, (..., *query sizes, c); each must coincide with a key."""
+        """Sample an image (..., *sizes, c) at the queries, (..., *query sizes, c); each must coincide with a key."""
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
             if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):

@@ -1,4 +1,4 @@
-"""Inputs and arguments of layers that are refused."""
+"""Tests of invalid inputs and arguments of layers."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_values_that_are_not_finite_are_refused_on_loading() -> None:
     state = {name: torch.full_like(value, torch.nan) for name, value in layer.state_dict().items()}
     with pytest.raises(ValueError, match=r"weight: .*got NaN or infinite values \(from the loaded"):
         layer.load_state_dict(state)
-    assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer keeps what it had
+    assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer is unchanged
     with torch.no_grad():
         layer.encoding.get_parameter("centres").fill_(torch.nan)
     with pytest.raises(ValueError, match=r"encoding.centres: .*got NaN"):

@@ -102,8 +102,8 @@ class Encoding(nn.Module, abc.ABC):
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         """Return the terms of the score over the whole lattice; their sum is the input of the softmax.
 
-        The dictionary's keys are the terms of equations (7) and (8) that the encoding has, of `content-content`,
-        `content-position`, `position-content` and `position-position`.
+        Keys are the terms of equations (7) and (8) that the encoding uses, among `content-content`, `content-position`,
+        `position-content` and `position-position`.
         """
 
     def gaussians(self) -> Gaussians | None:
@@ -113,7 +113,7 @@ class Encoding(nn.Module, abc.ABC):
     def mass_off(self) -> Float64[Tensor, "h"] | None:
         """Return an upper bound on each head's attention to keys other than the one nearest to its centre.
 
-        By default, this is None except for Gaussian heads with a diagonal precision.
+        The default implementation supports Gaussian heads with diagonal precisions and returns None for others.
         """
         heads = self.gaussians()
         if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:

@@ -48,7 +48,7 @@ class SelfAttention(PlannedLayer):
         bias: Add a learned bias to the output.
         groups: Number of channel groups, as in a grouped convolution; must divide both numbers of channels.
         head_channels: None for merged weights W_h, or the width D_h of factored weights W_h = W_val,h W_out,h.
-        attention_dropout: Dropout probability of the attention probabilities; in training, uses a dense matrix.
+        attention_dropout: Dropout probability of attention probabilities; if above 0, training uses a dense matrix.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
         device: Device of the parameters.
@@ -61,7 +61,7 @@ class SelfAttention(PlannedLayer):
         value_weight: Factored weights W_val (heads, in_channels, head_channels); None if merged.
         output_weight: Factored weights W_out (heads, head_channels, out_channels); None if merged.
         bias: Bias (out_channels,), or None.
-        called: Name of the layer in a model, used in error messages about its input; `recast` sets it.
+        called: Name of the layer in a model, used in error messages about its input; set by `recast`.
 
     Raises:
         ValueError: If an argument is out of range, or the encoding has a different number of heads or axes.
