@@ -150,7 +150,7 @@ class SinusoidalFeatures:
 
 @final
 class QuadraticFeatures:
-    """Features of equation (9): r_delta = (|delta|^2, delta_1, .., delta_dims), with D_p = dims + 1."""
+    """Features of equation (9), `r_delta = (|delta|^2, delta_1, .., delta_dims)`, with D_p = dims + 1."""
 
     def __init__(self, dims: int) -> None:
         self.channels = dims + 1
