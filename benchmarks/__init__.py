@@ -1,1 +1,1 @@
-"""What the project claims of time and memory: one question per module, asked by `python -m benchmarks`."""
+"""Benchmarks of time and memory, one per module; run them with `python -m benchmarks`."""

@@ -1,10 +1,10 @@
-"""Measure the project's claims of time and memory on this machine, each contender beside its peers.
+"""Measure time and memory on this machine, comparing each implementation with alternatives.
 
     python -m benchmarks --quick
     python -m benchmarks position-only hard-heads --out bench
     python -m benchmarks relative-bias --device cuda
 
-Without --quick this takes forty minutes and gigabytes of memory. The sizes are arguments of each question's `run`.
+Without --quick this takes about 40 minutes and several gigabytes of memory. Sizes are arguments of each module's `run`.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from benchmarks.write_results import section, write
 
 
 def main(words: Sequence[str]) -> None:
-    """Measure, print, write."""
+    """Run the benchmarks, print their results and optionally save them."""
     arguments = parse(words)
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)  # fails before the measurements, not after
+        arguments.out.mkdir(parents=True, exist_ok=True)  # fail before measuring
     if arguments.keep_memory:
         keep_freed_memory()
     torch.set_flush_denormal(True)  # before any operation: worker threads inherit it
@@ -41,19 +41,19 @@ def main(words: Sequence[str]) -> None:
         with console.status(f"{name} ..."), measuring_on(arguments.device):
             measured.append(ask(name, settings[name]))
         console.print(Markdown(section(measured[-1], settings[name], screen=True)))
-        if arguments.out is not None:  # after every question, so that a run that is stopped leaves what it has
+        if arguments.out is not None:  # save after every benchmark, in case of interruption
             write(arguments.out, measured, settings=settings, environment=record)
 
 
 def settings_of(name: str, *, quick: bool) -> dict[str, Any]:
-    """The arguments of a question's `run`."""
+    """Return the arguments of a benchmark's `run`."""
     module = _module(name)
     defaults = {name: found.default for name, found in inspect.signature(module.run).parameters.items()}
     return {**defaults, **(module.QUICK if quick else {})}
 
 
 def ask(name: str, settings: dict[str, Any]) -> Results:
-    """A question's results."""
+    """Run a benchmark and return its results."""
     results: Results = _module(name).run(**settings)
     return results
 
@@ -63,26 +63,28 @@ def _module(name: str) -> Any:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; exits with a message where it is wrong."""
-    about = f"{__doc__}\nquestions:\n" + "".join(f"  {name:16} {text}\n" for name, text in QUESTIONS.items())
+    """Parse the command line; exit with a message if it is invalid."""
+    about = f"{__doc__}\nbenchmarks:\n" + "".join(f"  {name:16} {text}\n" for name, text in QUESTIONS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="questions to measure; default: all")
-    parser.add_argument("--quick", action="store_true", help="small sizes, some ten seconds: shows that all of it runs")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes, to check in about ten seconds that everything runs"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to measure (default: cpu)")
     parser.add_argument(
         "--keep-memory",
         action="store_true",
-        help="have the C library keep freed memory (Linux, glibc), so that no step pays for pages: equal work then "
-        "takes equal time, and contenders that avoid large tensors gain less",
+        help="make the C library keep freed memory (Linux with glibc), so that no step spends time on page faults; "
+        "times vary less, and implementations that avoid large tensors gain less",
     )
-    parser.add_argument("--out", type=Path, help="folder for results.json, a README.md with the tables, and figures")
+    parser.add_argument("--out", type=Path, help="folder for results.json, a README.md with tables, and figures")
     arguments = parser.parse_args(words)
     if unknown := [name for name in arguments.names if name not in QUESTIONS]:
         parser.error(f"NAME: must be one of {', '.join(QUESTIONS)}, got {unknown[0]!r}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device: must be a device that torch can use here, got cuda")
+        parser.error("--device: must be available to torch, got cuda. Use --device cpu.")
     return arguments
 
 

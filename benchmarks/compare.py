@@ -1,4 +1,4 @@
-"""One case of a question: contenders that compute the same, their times, peak memory and differences."""
+"""Comparison of contenders that compute the same result: times, peak memory and differences of outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,18 +23,17 @@ def compare(
     slower: bool = False,
     dense_bytes: int | None = None,
 ) -> list[Row]:
-    """Rows of all contenders; the first is the base of ratios and differences.
+    """Measure all contenders and return one row for each; the first is the baseline of ratios and differences.
 
     Args:
-        prepare: The function of this name in the question's module: `prepare(**sizes, contender=...)` builds the inputs
-            and returns a step, which returns the tensors that all contenders must agree on, or none.
-        sizes: Its other arguments, as JSON values.
-        contenders: Names.
+        prepare: The `prepare` function of a benchmark. `prepare(**sizes, contender=...)` creates the inputs and returns
+            a step, a function that returns the outputs to compare, if any.
+        sizes: Other arguments of `prepare`, as JSON values.
+        contenders: Names of the contenders.
         case: Description of the case.
-        repeats: Timed rounds.
-        memory: Measure peak memory too, with one process per contender.
-        slower: Ratios say how many times as long as the base a contender takes; by default, how many times as fast it
-            is.
+        repeats: Number of timed rounds.
+        memory: Also measure peak memory, in one process per contender.
+        slower: Report time relative to the baseline instead of speedup over it.
         dense_bytes: See `Row`.
     """
     steps = {name: prepare(**sizes, contender=name) for name in contenders}
@@ -56,6 +55,6 @@ def compare(
 
 
 def largest_difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float | None:
-    """Largest difference over all tensors, each relative to its largest value; None without tensors."""
+    """Return the maximum difference over all tensors, relative to the maximum of each; None without tensors."""
     pairs = [(one.float(), other.float()) for one, other in zip(found, exact, strict=True)]
     return max((float((one - other).abs().max() / other.abs().max()) for one, other in pairs), default=None)

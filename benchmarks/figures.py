@@ -1,4 +1,4 @@
-"""The figures of docs/speed.md: ratios with their spread, and time over the number of pixels with the fitted line."""
+"""Figures of docs/speed.md: ratios with their ranges, and time over the number of pixels with fitted lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ _PLAIN = FuncFormatter(lambda x, _: f"{x:g}")
 
 
 def ratios(results: Results) -> Figure:
-    """One line per case, one mark per contender: the ratio of medians, with the smallest and largest of one round."""
+    """Plot the ratios of medians with their ranges over rounds, one row per case and one marker per contender."""
     rows = [row for row in results.rows if row.ratio is not None]
     cases, contenders = _unique(row.case for row in rows), _unique(row.contender for row in rows)
     with house_style():
@@ -33,7 +33,7 @@ def ratios(results: Results) -> Figure:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(_PLAIN)
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel(f"{printable(results.ratio_name)}\n(bars: smallest and largest of one round)")
+        axes.set_xlabel(f"{printable(results.ratio_name)}\n(bars: range over rounds)")
         axes.set_yticks(range(len(cases)), [printable(case) for case in cases])
         axes.set_ylim(len(cases) - 0.5, -0.5)
         axes.grid(axis="x", color=GRID, linewidth=0.7)
@@ -42,7 +42,7 @@ def ratios(results: Results) -> Figure:
 
 
 def growth(results: Results) -> Figure:
-    """Seconds over pixels, both logarithmic; the bars reach from the fastest to the slowest round."""
+    """Plot seconds over pixels on logarithmic axes; bars show the range over rounds."""
     with house_style():
         figure, axes = _axes(results, 4.2)
         for index, contender in enumerate(_unique(row.contender for row in results.rows)):
@@ -50,7 +50,7 @@ def growth(results: Results) -> Figure:
             pixels, seconds = np.asarray([row.pixels for row in rows], float), np.asarray([row.median for row in rows])
             power = exponent(pixels.tolist(), seconds.tolist())
             bars = [seconds - [min(row.seconds) for row in rows], [max(row.seconds) for row in rows] - seconds]
-            label = printable(f"{contender}: pixels to the power of {power:.2f}")
+            label = printable(f"{contender}: exponent {power:.2f}")
             axes.errorbar(pixels, seconds, yerr=bars, label=label, **_marks(index))
             centre = np.exp(np.log(seconds).mean() - power * np.log(pixels).mean())
             axes.plot(pixels, centre * pixels**power, color=colour_of(index), linewidth=1.2)

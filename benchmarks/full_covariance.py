@@ -1,15 +1,15 @@
-"""What does a full covariance cost, which does not factor over the axes?
+"""Time and memory of attention with a full covariance, which is not separable over axes.
 
-The generalised quadratic encoding, forward and backward, of local heads and of wide ones. Contenders in the same run,
-with the same weights on the same images:
+Forward and backward pass of the generalised quadratic encoding with local and wide heads. Contenders have the same
+weights and images:
 
-    rows         the formula itself: the softmax of all scores, a block of rows at a time, recomputed for the backward
-    rank 3       the score as a product of three numbers per query and key, passed to `scaled_dot_product_attention`
-    auto         the layer: all rows at once where they are few, else windows or a spectrum, head by head
+    rows         softmax of all scores, one block of rows at a time, recomputed in the backward pass
+    rank 3       scores as dot products of 3 channels, passed to `scaled_dot_product_attention`
+    auto         the layer, which uses all rows at once for small images, otherwise windows or a spectrum for each head
 
-The softmax of a quadratic score is invariant to terms of the query only. The rest, -1/2 k P k + k P (q + Delta), is a
-product of three numbers per query and key on two axes; they grow with the square of the image, so that float32 loses
-digits.
+The softmax of a quadratic score is invariant to terms that depend on the query only. On two axes, the remaining terms
+-1/2 k P k + k P (q + Delta) are a dot product of 3 channels. They grow with the square of the image size, so float32
+loses precision.
 
     python -m benchmarks full-covariance
 """
@@ -31,7 +31,7 @@ from benchmarks.measure import exponent
 from benchmarks.results import Results, Row
 
 CONTENDERS = ("rows", "rank 3", "auto")
-BLOCK = 2**25  # probabilities of the rows that are held at a time
+BLOCK = 2**25  # maximum number of probabilities in memory at a time
 QUICK = {"cases": ((2, 6), (2, 8)), "roots": (1.0,), "channels": 8, "heads": 3, "repeats": 2}
 
 
@@ -45,12 +45,12 @@ def run(
         (1, 128),
         (1, 256),
     ),  # batch and side of the images
-    roots: tuple[float, ...] = (1.0, 0.1),  # factors on the roots of the precisions: local heads and wide ones
+    roots: tuple[float, ...] = (1.0, 0.1),  # factors on `root_precision`, for local and wide heads
     channels: int = 64,
     heads: int = 9,
     repeats: int = 5,
 ) -> Results:
-    """Times, peak memory and differences over the sizes, and how the layer's time per image grows."""
+    """Measure time, peak memory and differences for all sizes, and the exponent of time per image over pixels."""
     rows: list[Row] = []
     facts = {}
     for root in roots:
@@ -67,12 +67,12 @@ def run(
             )
             seconds.append(rows[-1].median / batch)
         power = exponent([side**2 for _, side in cases], seconds)
-        facts[f"auto, {kind}: time per image grows as pixels to the power of"] = power
-    return Results("full-covariance", "times as fast as making all rows", tuple(rows), facts)
+        facts[f"auto, {kind}, exponent of time per image over pixels"] = power
+    return Results("full-covariance", "speedup over computing all rows", tuple(rows), facts)
 
 
 def prepare(*, batch: int, side: int, channels: int, heads: int, root: float, contender: str) -> Step:
-    """A step that returns the output; every contender draws the same weights and images."""
+    """Return a step that computes the output; all contenders use the same weights and images."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads, encoding="quadratic-generalized")
     assert isinstance(layer.encoding, GeneralizedQuadratic)
@@ -116,7 +116,7 @@ def _by_rank(layer: SelfAttention2d, images: Tensor) -> Tensor:
     assert layer.weight is not None
     pixels = images.movedim(1, -1)
     sizes = pixels.shape[1:-1]
-    middle = torch.tensor([(size - 1) / 2 for size in sizes])  # numbers around 0 lose fewer digits
+    middle = torch.tensor([(size - 1) / 2 for size in sizes])  # coordinates centred on 0 lose less precision
     places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)) - middle  # (n, 2)
     precision = layer.encoding.root_precision @ layer.encoding.root_precision.mT  # (h, 2, 2)
     turned = places @ precision  # (h, n, 2)

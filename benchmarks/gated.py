@@ -1,10 +1,10 @@
-"""What does ConViT's gated positional attention cost?
+"""Time and memory of ConViT's gated positional attention.
 
-One layer, forward and backward, gradients of its input and of its parameters included. All contenders compute the same
-from the same tensors:
+Forward and backward pass of one layer, including the gradients of input and parameters. All contenders compute the same
+result from the same tensors:
 
-    per image       two materialised softmaxes, that of the positions computed for every image, as timm's layer does
-    materialised    two materialised softmaxes, that of the positions computed once for all images
+    per image       two materialised softmaxes, with the position softmax computed for every image as in timm
+    materialised    two materialised softmaxes, with the position softmax computed once for all images
     fused           `GatedPositionalAttention`
 
     python -m benchmarks gated
@@ -28,7 +28,7 @@ def run(
     channels: int = 48,
     repeats: int = 7,
 ) -> Results:
-    """Times, peak memory and differences over the sizes."""
+    """Measure time, peak memory and differences for all sizes."""
     rows: list[Row] = []
     for batch, side in cases:
         rows += compare(
@@ -39,20 +39,20 @@ def run(
             repeats=repeats,
             memory=side > 8,
         )
-    return Results("gated", "times as fast as with both softmaxes of every image", tuple(rows))
+    return Results("gated", "speedup over two softmaxes for every image", tuple(rows))
 
 
 def prepare(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Step:
-    """A step that returns the output and the gradients; every contender draws the same tensors.
+    """Return a step that computes the output and the gradients; all contenders use the same tensors.
 
-    The bias of the position scores has no gradient to compare: a softmax is invariant to it.
+    The bias of the position scores is not compared, because the softmax is invariant to it.
     """
     torch.manual_seed(0)
     layer = GatedPositionalAttention(heads * channels, heads)
     x = torch.randn(batch, side**2, heads * channels, requires_grad=True)
     weights = torch.randn_like(x)
     inputs = [x, *(parameter for name, parameter in layer.named_parameters() if name != "pos_proj.bias")]
-    features = None if contender == "fused" else _features(side)  # kept between steps, as timm keeps them
+    features = None if contender == "fused" else _features(side)  # cached between steps, as in timm
 
     def step() -> list[Tensor]:
         out = layer(x) if features is None else _materialised(layer, x, features, per_image=contender == "per image")
@@ -62,14 +62,14 @@ def prepare(*, batch: int, side: int, heads: int, channels: int, contender: str)
 
 
 def _features(side: int) -> Tensor:
-    """(dx, dy, dx^2 + dy^2) of every pair of tokens, key minus query: (1, n, n, 3)."""
+    """Compute (dx, dy, dx^2 + dy^2) of all pairs of tokens, key minus query, (1, n, n, 3)."""
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
     down, across = (places[None] - places[:, None]).unbind(-1)
     return torch.stack((across, down, across**2 + down**2), -1)[None]
 
 
 def _materialised(layer: GatedPositionalAttention, x: Tensor, features: Tensor, *, per_image: bool) -> Tensor:
-    """The formula: both softmaxes, their mixture, its rows divided by their sums."""
+    """Compute both softmaxes and their mixture, and normalise its rows."""
     queries, keys = layer.qk(x).unflatten(-1, (2, layer.heads, -1)).permute(2, 0, 3, 1, 4)
     values = layer.v(x).unflatten(-1, (layer.heads, -1)).transpose(1, 2)
     scores = layer.pos_proj(features.expand(x.shape[0] if per_image else 1, -1, -1, -1)).permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""What does a convolution cost as hard attention heads?
+"""Hard attention heads compared with the equivalent convolution.
 
-Every distinct convolution of ResNet-18, converted to a layer by `from_conv` and planned for its image's size, against
-itself; forward, and forward with backward. The first convolution gets no gradient of its input, as in the network.
+Every distinct convolution of ResNet-18 is compared with its conversion by `from_conv`, planned for the image's size:
+forward pass, and forward with backward pass. For the first convolution, the gradient of the input is not computed.
 
     python -m benchmarks hard-heads
 """
@@ -14,7 +14,7 @@ from attnconv.layers import SelfAttention2d
 from benchmarks.compare import Step, compare
 from benchmarks.results import Results, Row
 
-# Inputs, outputs, kernel, stride, the network's image size over the convolution's, and how many the network has.
+# Input channels, output channels, kernel size, stride, image size of the network / the convolution, and occurrences.
 RESNET18 = (
     (3, 64, 7, 2, 1, 1),
     (64, 64, 3, 1, 4, 4),
@@ -32,7 +32,7 @@ QUICK = {"batch": 2, "side": 32, "repeats": 2}
 
 
 def run(*, batch: int = 32, side: int = 224, repeats: int = 9) -> Results:
-    """Times of all convolutions, and of the whole network's together."""
+    """Measure the time of all convolutions, and their total in the network."""
     rows: list[Row] = []
     facts: dict[str, float] = {}
     for words in ("forward", "forward + backward"):
@@ -40,7 +40,7 @@ def run(*, batch: int = 32, side: int = 224, repeats: int = 9) -> Results:
         for inputs, outputs, kernel, stride, reduction, count in RESNET18:
             sizes = {"inputs": inputs, "outputs": outputs, "kernel": kernel, "stride": stride}
             size = side // reduction
-            shape = f"{kernel} x {kernel}" + (f" by {stride}" if stride > 1 else "")
+            shape = f"{kernel} x {kernel}" + (f" stride {stride}" if stride > 1 else "")
             found = compare(
                 prepare,
                 {**sizes, "batch": batch, "side": size, "backward": words != "forward"},
@@ -52,20 +52,20 @@ def run(*, batch: int = 32, side: int = 224, repeats: int = 9) -> Results:
             rows += found
             convolution += count * found[0].median
             attention += count * found[1].median
-        facts[f"all 20 convolutions of the network, {words}"] = attention / convolution
-    return Results("hard-heads", "times as long as the convolution", tuple(rows), facts)
+        facts[f"time ratio for all 20 convolutions of the network, {words}"] = attention / convolution
+    return Results("hard-heads", "time relative to the convolution", tuple(rows), facts)
 
 
 def prepare(
     *, inputs: int, outputs: int, kernel: int, stride: int, batch: int, side: int, backward: bool, contender: str
 ) -> Step:
-    """A step of the convolution or of the layer with its weights."""
+    """Return a step of the convolution, or of the layer with its weights."""
     torch.manual_seed(0)
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     module = from_conv(convolution) if contender == "attention" else convolution
     if isinstance(module, SelfAttention2d):
         module.plan((side, side), choose="shift")
-    torch.manual_seed(1)  # the same images for both, whatever the layer drew
+    torch.manual_seed(1)  # the same images for both contenders
     images = torch.randn(batch, inputs, side, side, requires_grad=backward and inputs != RESNET18[0][0])
 
     def step() -> list[Tensor]:

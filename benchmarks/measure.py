@@ -1,12 +1,12 @@
-"""Time and peak memory, measured in the same way by every benchmark.
+"""Measurement of time and peak memory, shared by all benchmarks.
 
-    time        contenders take turns (A B C A B C ..), so that a disturbance affects all of them
-    ratio       of the medians; its spread is that of the ratios within the rounds
-    memory      peak of one step in a process of its own, without its inputs; on a GPU, what torch allocates there
+    time        contenders take turns (A B C A B C ..), so that disturbances affect all of them
+    ratio       ratio of medians; its range is that of the ratios within rounds
+    memory      peak of one step in a separate process, excluding inputs; on a GPU, memory allocated by torch
     exponent    slope of the least-squares line through (log size, log seconds)
 
-`torch.utils.benchmark.Timer` times one statement after another, so only its clock is used, which waits for the GPU.
-Tensors and layers are created on torch's default device, which `measuring_on` sets.
+`torch.utils.benchmark.Timer` measures statements one after another, so only its clock is used; it synchronises the GPU.
+Tensors and layers are created on torch's default device, which is set by `measuring_on`.
 """
 
 import json
@@ -32,7 +32,7 @@ _IMPORTED_FROM = (Path(__file__).parents[1], Path(attnconv.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of two medians, with the smallest and the largest ratio of a single round."""
+    """Ratio of two medians, with the minimum and maximum of the ratios within rounds."""
 
     value: float
     least: float
@@ -40,7 +40,7 @@ class Ratio:
 
     @staticmethod
     def of(over: Sequence[float], under: Sequence[float]) -> "Ratio":
-        """Ratio of the times of two contenders that took turns.
+        """Compute the ratio from the times of two contenders in each round.
 
         Example:
             >>> Ratio.of((2.0, 4.0), (1.0, 1.0))
@@ -56,9 +56,9 @@ class Memory:
     """Peak memory in bytes.
 
     Attributes:
-        step: Peak of the step, beyond what was resident (on a GPU: allocated) when its inputs were built.
-        process: Peak of the process, the interpreter and torch included (on a GPU: what torch reserved).
-        tensors: Peak of torch's tensors during the step, beyond its inputs: `step` without what libraries keep.
+        step: Peak during the step minus resident memory (on a GPU: allocated memory) after creating the inputs.
+        process: Peak of the process, including the interpreter and torch (on a GPU: memory reserved by torch).
+        tensors: Peak of torch's tensors during the step, excluding inputs and memory used by libraries.
     """
 
     step: int
@@ -67,27 +67,27 @@ class Memory:
 
 
 def measuring_on(device: str) -> AbstractContextManager[object]:
-    """Create tensors and layers on a device; for a CPU nothing is set, since that costs a little in every call."""
+    """Return a context that sets the default device; for a CPU it does nothing, which avoids overhead."""
     return nullcontext() if device == "cpu" else torch.device(device)
 
 
 def device_here() -> torch.device:
-    """Default device. `torch.get_default_device` ignores contexts before torch 2.8."""
+    """Return the default device; `torch.get_default_device` ignores contexts before torch 2.8."""
     return torch.empty(0).device
 
 
 def precision(dtype: str) -> AbstractContextManager[object]:
-    """Autocast for "bfloat16", nothing for "float32"."""
+    """Return a context with autocast for "bfloat16", or without effect for "float32"."""
     return torch.autocast(device_here().type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
 
 
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], repeats: int, *, clock: Callable[[], float] = timer
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of every contender in each of `repeats` rounds, after a round that is not timed.
+    """Measure the seconds of every contender in each of `repeats` rounds, after one warm-up round.
 
     Raises:
-        ValueError: `repeats` is below 1.
+        ValueError: If `repeats` is below 1.
     """
     if repeats < 1:
         raise ValueError(bad("repeats", "must be at least 1", repeats))
@@ -103,7 +103,7 @@ def interleaved(
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The p of seconds ~ size^p, by least squares through the logarithms.
+    """Fit the exponent p of seconds ~ size^p by least squares of the logarithms.
 
     Example:
         >>> round(exponent([1, 10, 100], [3, 30, 300]), 6)
@@ -113,14 +113,14 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
-    """Peak memory of one step on the default device, in a process of its own.
+    """Measure the peak memory of one step on the default device, in a separate process.
 
     Args:
-        module: A module with a function `prepare(**case)` that builds the inputs and returns the step.
-        case: Its arguments, as JSON values.
+        module: A module with a function `prepare(**case)` that creates the inputs and returns the step.
+        case: Arguments of `prepare`, as JSON values.
 
     Raises:
-        ChildProcessError: The process failed, for instance because it ran out of memory.
+        ChildProcessError: If the process fails, for example because it runs out of memory.
     """
     words = ["benchmarks.memory_process", module, json.dumps(dict(case)), str(torch.get_num_threads())]
     paths = [*map(str, _IMPORTED_FROM), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -133,5 +133,7 @@ def memory_of(module: str, case: Mapping[str, Any]) -> Memory:
     )
     if result.returncode != 0:
         error = (result.stderr.strip().splitlines() or ["killed"])[-1]
-        raise ChildProcessError(bad("case", "must run in a process of its own", f"status {result.returncode}: {error}"))
+        raise ChildProcessError(
+            bad("case", "must complete in a separate process", f"status {result.returncode}: {error}")
+        )
     return Memory(**json.loads(result.stdout.splitlines()[-1]))

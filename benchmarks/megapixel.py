@@ -1,7 +1,7 @@
-"""How do time and memory of full attention grow up to a megapixel?
+"""Scaling of full attention up to a megapixel.
 
-Forward pass of one layer over one square image, every query over every key, by local and by wide heads. The peak is
-that of a process of its own, the interpreter and torch included, beside the size of the dense matrices.
+Forward pass of one layer with local or wide heads on one square image, with attention of all queries to all keys. Peak
+memory is also reported for the whole process, and compared with the size of the dense matrices.
 
     python -m benchmarks megapixel
 """
@@ -28,7 +28,7 @@ def run(
     channels: int = 64,
     repeats: int = 3,
 ) -> Results:
-    """Times and memory of all sizes, and how time grows with the number of pixels."""
+    """Measure time and memory for all sizes, and the exponent of time over pixels."""
     rows: list[Row] = []
     contenders = [f"alpha {alpha:g}" for alpha in alphas]
     for side in sides:
@@ -41,16 +41,16 @@ def run(
             memory=side >= 64,
             dense_bytes=4 * HEADS * side**4,
         )
-        rows += [replace(row, ratio=None, memory_ratio=None) for row in found]  # they compute different things
+        rows += [replace(row, ratio=None, memory_ratio=None) for row in found]  # contenders are not equivalent
     facts = {}
     for name in contenders:
         seconds = [row.median for row in rows if row.contender == name]
-        facts[f"time grows as pixels to the power of, {name}"] = exponent([side**2 for side in sides], seconds)
+        facts[f"exponent of time over pixels, {name}"] = exponent([side**2 for side in sides], seconds)
     return Results("megapixel", "", tuple(rows), facts)
 
 
 def prepare(*, side: int, channels: int, heads: int, contender: str) -> Step:
-    """The forward pass over one image, without gradients."""
+    """Return a forward pass over one image without gradients."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads)
     assert isinstance(layer.encoding, Quadratic)

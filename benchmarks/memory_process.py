@@ -1,13 +1,13 @@
-"""The process that `memory_of` starts: builds one case, runs one step, prints the peak of its memory.
+"""Process started by `memory_of`: prepares one case, runs one step and prints its peak memory.
 
     python -m benchmarks.memory_process MODULE CASE THREADS DEVICE
 
-A first case is built and run before, so that what libraries load and keep at a first call is not counted. Freed blocks
-are returned to the system (`attnconv._util.glibc_malloc`).
+The case is first prepared and run once without measurement, to exclude memory that libraries allocate on first use.
+Freed blocks are returned to the system (`attnconv._util.glibc_malloc`).
 
-On Linux the peak is the kernel's high-water mark of this process (VmHWM), which is reset once the inputs are built.
-`getrusage` (ru_maxrss) would not do there: a child inherits its parent's. Other systems only have ru_maxrss, which
-cannot be reset: what the step needs below an earlier peak is then not seen.
+On Linux, the peak is the kernel's high-water mark of this process (VmHWM), which is reset after creating the inputs.
+`getrusage` (ru_maxrss) is not suitable, because a child process inherits its parent's value. Other systems have only
+ru_maxrss, which cannot be reset, so a step that stays below an earlier peak appears to use no memory.
 """
 
 import functools
@@ -30,7 +30,7 @@ Prepare: TypeAlias = Callable[[], Callable[[], object]]
 
 
 def main(words: Sequence[str]) -> dict[str, int]:
-    """Bytes by the fields of `Memory`."""
+    """Return the fields of `Memory` in bytes."""
     module, case, threads, device = words
     map_large_blocks()
     torch.set_flush_denormal(True)
@@ -55,7 +55,7 @@ def _on_cpu(prepare: Prepare) -> dict[str, int]:
     give_back()
     step = prepare()
     building = peak()
-    with suppress(OSError):  # only Linux can reset the mark
+    with suppress(OSError):  # only Linux can reset the high-water mark
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = peak()
     step()
@@ -64,7 +64,7 @@ def _on_cpu(prepare: Prepare) -> dict[str, int]:
 
 
 def _tensors(step: Callable[[], object]) -> int:
-    """Peak of the tensors of one more step, from torch's own record of allocations."""
+    """Run one more step and return the peak of its tensors, from the allocations recorded by torch's profiler."""
     with profile(profile_memory=True) as record:
         kept = step()
     del kept
@@ -78,7 +78,7 @@ def _tensors(step: Callable[[], object]) -> int:
 
 
 def peak() -> int:
-    """Peak resident memory of this process in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):

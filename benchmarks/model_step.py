@@ -1,13 +1,13 @@
-"""What does attention add to a training step of the paper's model?
+"""Cost of attention in a training step of the paper's model.
 
-One step of SGD with momentum, dropout on, of a whole model. Contenders in the same run:
+One step of SGD with momentum and dropout. Contenders:
 
-    stored       the same step with the mixed values A_h X of each head replaced by a stored tensor: the projection, its
-                 gradient and the gradient of the mixed values are still computed, the mixing and its gradients are not
+    stored       the model with the mixed values A_h X of all heads replaced by a stored tensor: the projection, its
+                 gradient and the gradient of the mixed values are computed, but not the mixing and its gradients
     attention    the model
-    products     the products of the linear layers only, heads' matrices included: one forward and two backward each
+    products     matrix products of all linear maps only, including those of the heads: one forward, two backward
 
-Norms, dropout, residuals and the optimiser are the difference between stored and products.
+The difference between stored and products is due to norms, dropout, residuals and the optimiser.
 
     python -m benchmarks model-step
 """
@@ -37,17 +37,17 @@ def run(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     repeats: int = 7,
 ) -> Results:
-    """Times of the step."""
+    """Measure the time of the step."""
     rows: list[Row] = []
     for dtype in dtypes:
         sizes = {"preset": preset, "batch": batch, "dtype": dtype}
         case = f"{preset}, {dtype}, batch {batch}"
         rows += compare(prepare, sizes, CONTENDERS, case=case, repeats=repeats, slower=True)
-    return Results("model-step", "times as long as the step with stored values", tuple(rows))
+    return Results("model-step", "time relative to the step with stored values", tuple(rows))
 
 
 def prepare(*, preset: str, batch: int, dtype: str, contender: str) -> Step:
-    """A training step, or its products; nothing to compare, since dropout differs."""
+    """Return a training step, or its products; there are no outputs to compare, as dropout is random."""
     torch.manual_seed(0)
     settings, model = preset_settings(preset), build(preset).train()
     images = torch.randn(batch, settings.image_channels, settings.image_size, settings.image_size)
@@ -70,7 +70,7 @@ def prepare(*, preset: str, batch: int, dtype: str, contender: str) -> Step:
 
 
 def with_stored_values(model: nn.Module) -> nn.Module:
-    """The model, changed in place: every attention layer projects stored numbers instead of mixed values."""
+    """Change all attention layers of a model, in place, to project stored values, and return the model."""
     for module in list(model.modules()):
         for name, layer in module.named_children():
             if isinstance(layer, SelfAttention):
@@ -80,7 +80,7 @@ def with_stored_values(model: nn.Module) -> nn.Module:
 
 @final
 class _StoredValues(nn.Module):
-    """The projection and the bias of a layer that keeps its image's size."""
+    """Projection and bias of a layer whose output has the size of its input."""
 
     def __init__(self, layer: SelfAttention) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _StoredValues(nn.Module):
 
 @final
 class _Projection(torch.autograd.Function):
-    """M W for stored M; the backward pass computes both gradients of the product, and drops that of M."""
+    """Product M W for stored M; the backward pass computes both gradients and discards that of M."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, mixed: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ class _Projection(torch.autograd.Function):
         weight, mixed = ctx.saved_tensors
         flat = gradient.flatten(0, -2)
         to_weight = (mixed.flatten(0, -2).mT @ flat).view(weight.shape)
-        torch.mm(flat, weight.flatten(0, 1).mT)  # the gradient of M, which goes nowhere
+        torch.mm(flat, weight.flatten(0, 1).mT)  # the gradient of M, discarded
         return gradient.new_zeros(ctx.shape), to_weight, None
 
 
 def _products(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Step:
-    """The three products of every linear map of the model, on random numbers of the same sizes."""
+    """Return a step with the three products of every linear map of the model, on random tensors."""
     sizes: list[tuple[int, int, int]] = []
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,12 +1,12 @@
-"""How fast and lean is a position-only layer beside the formula it computes?
+"""Time and memory of position-only layers compared with a direct softmax.
 
-The whole layer, mixing and projection, forward and backward, of round Gaussians. Contenders are the layer's backends
-with the same weights on the same images:
+Forward and backward pass of a whole layer, mixing and projection, with isotropic Gaussian heads. Contenders are the
+backends of the layer, with the same weights and images:
 
-    reference     the formula itself: the softmax of all scores, its matrix stored
-    dense         the matrix from one factor per axis, stored
-    structured    the factors, never a matrix
-    auto          the form that the layer chooses by default
+    reference     softmax of all scores, as a stored matrix
+    dense         a stored matrix, computed from one factor per axis
+    structured    one factor per axis, without a matrix
+    auto          the default, chosen by the planner
 
     python -m benchmarks position-only
 """
@@ -34,7 +34,7 @@ def run(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     repeats: int = 7,
 ) -> Results:
-    """Times of all cases, and peak memory of the larger ones."""
+    """Measure the time of all cases and the peak memory of the larger ones."""
     rows: list[Row] = []
     for dtype, width, (batch, side) in itertools.product(dtypes, channels, cases):
         if width <= 64 or side <= 32:
@@ -49,12 +49,12 @@ def run(
             )
     tensors = {(row.case, row.contender): row.memory.tensors for row in rows if row.memory is not None}
     shares = [tensors[case, name] / tensors[case, BACKENDS[0]] for case, name in tensors if name == "structured"]
-    facts = {"structured: tensors at their peak, largest part of the formula's": max(shares)} if shares else {}
-    return Results("position-only", "times as fast as the formula", tuple(rows), facts)
+    facts = {"structured: peak tensor memory relative to reference, maximum over cases": max(shares)} if shares else {}
+    return Results("position-only", "speedup over the reference", tuple(rows), facts)
 
 
 def prepare(*, batch: int, side: int, channels: int, heads: int, dtype: str, contender: Backend) -> Step:
-    """A step, forward and backward, on a new layer; every backend draws the same weights and images."""
+    """Return a forward and backward step; all backends use the same weights and images."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads, backend=contender)
     images = torch.randn(batch, side, side, channels).movedim(-1, 1).requires_grad_()

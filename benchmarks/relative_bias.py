@@ -1,14 +1,14 @@
-"""What does a learned relative bias cost beside content?
+"""Time and memory of content-based attention with a learned relative bias.
 
-Attention with a table of rows and a table of columns that are multiplied with the query, forward and backward,
-gradients of both tables included. All contenders compute the same from the same tensors:
+Forward and backward pass of attention with learned row and column vectors that are multiplied by the query, including
+the gradients of both tables. All contenders compute the same result from the same tensors:
 
-    materialised    `scaled_dot_product_attention` with the n x n bias as its mask, as is usual
-    folded          the same function, the biases folded in as more channels: no n x n bias
-    linear          `attention_with_relative_bias`, whichever form it uses
+    materialised    `scaled_dot_product_attention` with the n x n bias as `attn_mask`, the usual implementation
+    folded          the same function with the biases as additional channels, without an n x n bias
+    linear          `attention_with_relative_bias`
 
-In bfloat16 queries, keys and values have that dtype and the tables stay float32. The difference from the materialised
-form is then mostly the rounding of its own bias. NATTEN is no contender: its queries see windows, not all keys.
+In bfloat16, queries, keys and values have that dtype, and the tables are in float32. Differences from the materialised
+form are then mostly due to rounding of its bias. NATTEN is not comparable, as its queries only attend to windows.
 
     python -m benchmarks relative-bias
     python -m benchmarks relative-bias --device cuda
@@ -38,7 +38,7 @@ def run(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     repeats: int = 7,
 ) -> Results:
-    """Times, peak memory and differences over the sizes."""
+    """Measure time, peak memory and differences for all sizes."""
     rows: list[Row] = []
     for dtype, (batch, side) in itertools.product(dtypes, cases):
         rows += compare(
@@ -49,11 +49,11 @@ def run(
             repeats=repeats,
             memory=side > 8,
         )
-    return Results("relative-bias", "times as fast as with the bias materialised", tuple(rows))
+    return Results("relative-bias", "speedup over the materialised bias", tuple(rows))
 
 
 def prepare(*, batch: int, side: int, heads: int, channels: int, dtype: str, contender: str) -> Step:
-    """A step that returns the output and the gradients of all five inputs; every contender draws the same tensors."""
+    """Return a step that computes the output and all gradients; all contenders use the same tensors."""
     torch.manual_seed(0)
     shape = (batch, heads, side * side, channels)
     q, k, v = (torch.randn(shape).to(getattr(torch, dtype)).requires_grad_() for _ in range(3))
@@ -82,7 +82,7 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, tables: list[Tensor], sizes: tuple[
 
 
 def _scaled(q: Tensor, tables: list[Tensor], sizes: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
-    """Queries / sqrt(e) in their own dtype, and the biases in the scores'."""
+    """Return queries / sqrt(e) in their dtype, and the biases in the dtype of scores."""
     scaled = q.to(score_dtype(q.dtype)) * q.shape[-1] ** -0.5
     return scaled.to(q.dtype), [axis_scores(scaled, table, dim, sizes) for dim, table in enumerate(tables)]
 

@@ -1,4 +1,4 @@
-"""What a benchmark measured: rows of times and peak memory, and statistics of several rows."""
+"""Results of benchmarks: rows with times and peak memory, and statistics over several rows."""
 
 import statistics
 from collections.abc import Mapping
@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from benchmarks.measure import Memory, Ratio
 
 QUESTIONS: Mapping[str, str] = {
-    "position-only": "How fast and lean is a position-only layer beside the formula it computes?",
+    "position-only": "How much time and memory do position-only layers save over a direct softmax?",
     "model-step": "What does attention add to a training step of the paper's model?",
-    "megapixel": "How do time and memory of full attention grow up to a megapixel?",
-    "full-covariance": "What does a full covariance cost, which does not factor over the axes?",
-    "hard-heads": "What does a convolution cost as hard attention heads?",
-    "relative-bias": "What does a learned relative bias cost beside content?",
-    "gated": "What does ConViT's gated positional attention cost?",
-    "planner": "Does the planner choose well?",
+    "megapixel": "How do time and memory of full attention scale up to a megapixel?",
+    "full-covariance": "How fast is attention with a full covariance, which is not separable over axes?",
+    "hard-heads": "How much slower than a convolution are the equivalent hard attention heads?",
+    "relative-bias": "How fast is content-based attention with a learned relative bias?",
+    "gated": "How fast is ConViT's gated positional attention?",
+    "planner": "Does the planner choose the faster form?",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in one case.
+    """Measurements of one contender in one case.
 
     Attributes:
-        case: What was measured.
-        contender: The form that was measured.
+        case: Description of the problem.
+        contender: Name of the implementation.
         seconds: Time of each round.
-        ratio: Ratio to the first contender of the case, as `Results.ratio_name` describes it.
+        ratio: Time ratio to the first contender of the case, as described by `Results.ratio_name`.
         memory: Peak memory of a step.
-        memory_ratio: Peak memory over that of the first contender.
-        pixels: Size of the problem.
-        difference: Largest difference from the outputs of the first contender, relative to their largest value.
-        dense_bytes: Size of the dense attention matrices.
+        memory_ratio: Peak memory divided by that of the first contender.
+        pixels: Number of pixels of an image.
+        difference: Maximum difference from the outputs of the first contender, relative to their maximum.
+        dense_bytes: Size of the dense attention matrices in bytes.
     """
 
     case: str
@@ -52,13 +52,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of one question.
+    """Results of one benchmark.
 
     Attributes:
         name: A key of `QUESTIONS`.
-        ratio_name: What the ratios of the rows mean; empty where there are none.
-        rows: At least one.
-        facts: Statistics of several rows, by their description.
+        ratio_name: Meaning of the ratios in the rows; empty if there are none.
+        rows: Measurements, at least one.
+        facts: Statistics over several rows, by description.
     """
 
     name: str

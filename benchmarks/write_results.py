@@ -1,4 +1,4 @@
-"""Results as Markdown for the screen, and as a folder with results.json, a page of tables and figures."""
+"""Output of results: Markdown for the screen, or a folder with results.json, tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,13 +10,13 @@ from attnconv.training.run_folder import write_json, write_text
 from benchmarks.figures import FIGURES
 from benchmarks.results import QUESTIONS, Results, Row
 
-_TEXT = ("case", "contender")  # columns that are aligned left
-_PAGE_ONLY = ("least", "most", "process", "tensors", "dense matrix")  # columns left out on the screen, beside ratios
+_TEXT = ("case", "contender")  # left-aligned columns
+_PAGE_ONLY = ("min", "max", "process", "tensors", "dense matrix")  # columns hidden on the screen if there are ratios
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def section(results: Results, settings: Mapping[str, Any], *, screen: bool = False) -> str:
-    """Markdown with the question, its settings, the table and the facts; fewer columns for the screen."""
+    """Format a benchmark as Markdown: its settings, table and statistics; fewer columns for the screen."""
     cells = [_cells(row) for row in results.rows]
     hidden = _PAGE_ONLY if screen and results.ratio_name else ()
     shown = [name for name in cells[0] if any(row[name] for row in cells) and name not in hidden]
@@ -29,7 +29,7 @@ def section(results: Results, settings: Mapping[str, Any], *, screen: bool = Fal
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
     ]
     if results.ratio_name:
-        parts.append(f"ratio: {results.ratio_name}, of medians; in brackets the smallest and largest of one round.")
+        parts.append(f"Ratio: {results.ratio_name}, from medians, with its range over rounds in brackets.")
     parts += [f"{name}: {value:.3g}." for name, value in results.facts.items()]
     return "\n\n".join(parts)
 
@@ -40,9 +40,9 @@ def write(
     """Write results.json, README.md and the figures.
 
     Args:
-        folder: Created where it is missing; older files of these names are replaced.
-        all_results: At least one.
-        settings: Of each question, by its name.
+        folder: Output folder, created if missing; existing files are replaced.
+        all_results: Results of at least one benchmark.
+        settings: Settings of each benchmark, by name.
         environment: Versions and hardware; see `attnconv.training.environment`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,11 +60,11 @@ def _page(all_results: Sequence[Results], settings: Mapping[str, Any], environme
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     parts = [
         "# Benchmarks",
-        f"Measured by `{' '.join(environment['command'])}` on {environment['device']}, {environment['threads']} "
+        f"Measured with `{' '.join(environment['command'])}` on {environment['device']}, {environment['threads']} "
         f"threads, {environment['platform']}; {versions}; started {environment['started']}. Contenders take turns, "
-        "denormals are flushed, and times are medians. Memory is the peak of one step in a process of its own, "
-        "without its inputs: resident, with freed blocks of 1 MiB and more returned to the system, and of tensors "
-        "only; on a GPU, what torch allocates there. `results.json` has all rounds.",
+        "denormals are flushed to zero, and times are medians. Memory is the peak of one step in a separate process, "
+        "excluding inputs: resident memory, with freed blocks of 1 MiB or more returned to the system, and memory of "
+        "tensors only. On a GPU, both are the memory allocated by torch. `results.json` contains all rounds.",
     ]
     for results in all_results:
         parts.append(section(results, settings[results.name]))
@@ -84,12 +84,12 @@ def _cells(row: Row) -> dict[str, str]:
         "case": row.case,
         "contender": row.contender,
         "median": duration(row.median),
-        "least": duration(min(row.seconds)),
-        "most": duration(max(row.seconds)),
+        "min": duration(min(row.seconds)),
+        "max": duration(max(row.seconds)),
         "ratio": "" if ratio is None else f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f})",
         "memory": "" if memory is None else size(memory.step),
         "tensors": "" if memory is None else size(memory.tensors),
-        "of the base": "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}",
+        "memory ratio": "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}",
         "process": "" if memory is None else size(memory.process),
         "dense matrix": "" if row.dense_bytes is None else size(row.dense_bytes),
         "difference": "" if row.difference is None else "0" if row.difference == 0 else f"{row.difference:.0e}",
@@ -97,7 +97,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds or milliseconds, to three digits.
+    """Format a duration in seconds or milliseconds, to three digits.
 
     Example:
         >>> duration(12.34), duration(0.5), duration(0.00123)
@@ -107,7 +107,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, to three digits, in powers of 1,024.
+    """Format a number of bytes in powers of 1,024, to three digits.
 
     Example:
         >>> size(1000), size(3 * 2**20), size(9 * 1024**4 * 4)

@@ -1,7 +1,7 @@
-"""attnconv: self-attention that performs convolution, after Cordonnier, Loukas and Jaggi (ICLR 2020).
+"""Self-attention layers that can express any convolution, after Cordonnier, Loukas and Jaggi (ICLR 2020).
 
-The names below are the whole top-level surface; everything else lives in the subpackages. Names are imported when first
-used, so that ``import attnconv`` does not import torch.
+`__init__.pyi` lists the public top-level names; the subpackages contain the rest. Names are imported on first use, so
+that `import attnconv` does not import torch.
 """
 
 from attnconv._util.exports import attach

@@ -1,17 +1,17 @@
-"""Positions of queries and keys: the geometry that every attention operator shares.
+"""Positions of queries and keys: the geometry that all attention operators share.
 
-Along one axis an image has m keys, `spacing` apart, and query i is at `stride * i + offset`. The *shift* is key
-position minus query position. The **lattice** is the ordered list of all positions that take part in the softmax; the
-border rule decides what its points hold:
+Along one axis an image has m keys, `spacing` apart, and query i is at `stride * i + offset`. A *shift* is a key
+position minus a query position. The *lattice* is the ordered list of all positions included in the softmax. The border
+rule determines the values at its points:
 
-    renormalise   lattice = the image's keys; rows over them sum to 1 (the paper's softmax)
-    zero          lattice = keys, gaps and padding; gaps and padding hold zeros but take their share of the softmax
-    replicate     lattice = keys and padding; a padding point is a copy of the nearest key
-    reflect       ... of the key mirrored at the edge (the edge itself not repeated)
-    circular      ... of the key one period away
+    renormalise   only the image's keys are included, and rows over them sum to 1 (the paper's softmax)
+    zero          padding and gaps between keys are included; their value is zero, but they receive probability
+    replicate     padding is included; each padding point copies the nearest key
+    reflect       padding is included; each padding point copies the key mirrored at the edge, which is not repeated
+    circular      padding is included; each padding point copies the key one period away
 
-The lattice of an image is the product of its axes' lattices, and *folding* lattice probabilities onto image keys works
-axis by axis. `docs/grid.md` states this as formulas; `tests/laws.py` tests them.
+The lattice of an image is the product of the lattices of its axes. Lattice probabilities are *folded* onto the image's
+keys one axis at a time. `docs/grid.md` gives the formulas, which `tests/test_grid.py` and `tests/laws.py` verify.
 """
 
 import math
@@ -33,59 +33,59 @@ Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid: `queries` query points over `size` keys."""
+    """One axis of a grid, with `queries` queries and `size` keys."""
 
-    size: int  # number of image keys m, at least 1
+    size: int  # number of keys m, at least 1
     queries: int  # number of queries n, at least 1
     stride: int = 1  # distance between neighbouring queries
     offset: int = 0  # position of the first query
-    padding: tuple[int, int] = (0, 0)  # lattice points before the first and after the last key
+    padding: tuple[int, int] = (0, 0)  # number of lattice points before the first and after the last key
     spacing: int = 1  # distance between neighbouring keys; above 1 for transposed convolutions
-    border: Border = "renormalise"  # what the lattice points that are not image keys hold
+    border: Border = "renormalise"  # determines the values at lattice points that are not keys
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
-            raise ValueError(bad("border", "must be 'zero' where keys have gaps between them", repr(self.border)))
+            raise ValueError(bad("border", "must be 'zero' if spacing is above 1", repr(self.border)))
 
     @property
     def lattice_size(self) -> int:
-        """Number of positions that take part in the softmax."""
+        """Number of positions included in the softmax."""
         if self.border == "renormalise":
             return self.size
         return self.spacing * (self.size - 1) + 1 + self.padding[0] + self.padding[1]
 
     def query_positions(self, device: torch.device | None = None) -> Tensor:
-        """Positions of the queries, (n,) int64: stride * i + offset."""
+        """Return the positions of the queries, (n,) int64: stride * i + offset."""
         return torch.arange(self.offset, self.offset + self.stride * self.queries, self.stride, device=device)
 
     def lattice_positions(self, device: torch.device | None = None) -> Tensor:
-        """Positions of the lattice points in order, (lattice,) int64."""
+        """Return the positions of the lattice points in ascending order, (lattice,) int64."""
         if self.border == "renormalise":
             return torch.arange(0, self.spacing * self.size, self.spacing, device=device)
         return torch.arange(-self.padding[0], self.lattice_size - self.padding[0], device=device)
 
     def shifts(self, device: torch.device | None = None) -> Tensor:
-        """Lattice position minus query position, (n, lattice) int64."""
+        """Return lattice position minus query position, (n, lattice) int64."""
         return self.lattice_positions(device)[None, :] - self.query_positions(device)[:, None]
 
     @property
     def shift_count(self) -> int:
-        """Number of different shifts: those of `all_shifts`."""
+        """Number of distinct shifts, the length of `all_shifts`."""
         return self.lattice_size + self.stride * (self.queries - 1)
 
     def all_shifts(self, device: torch.device | None = None) -> Tensor:
-        """Every shift that occurs, ascending, int64."""
+        """Return all distinct shifts in ascending order, (shift_count,) int64."""
         first = 0 if self.border == "renormalise" else -self.padding[0]
         last_query = self.offset + self.stride * (self.queries - 1)
         return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
 
     def windows(self, queries: Tensor) -> Tensor:
-        """Places in `all_shifts` of the shifts of queries (r,), (r, lattice): from stride * (n - 1 - query) on."""
+        """Return the shifts of `queries` (r,) as indices into `all_shifts`, (r, lattice)."""
         starts = self.stride * (self.queries - 1 - queries)
         return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
     def sources(self, positions: Tensor) -> Tensor:
-        """The image key that each position of the lattice shows, int64, -1 where it holds zeros."""
+        """Map lattice positions to the keys whose values they have, int64; -1 for positions with value zero."""
         if self.border in ("renormalise", "zero"):
             key = torch.div(positions, self.spacing, rounding_mode="floor")
             shown = (positions % self.spacing == 0) & (key >= 0) & (key < self.size)
@@ -99,7 +99,7 @@ class Axis:
         return torch.where(mirrored < self.size, mirrored, period - mirrored)
 
     def fold(self, probabilities: Tensor) -> Tensor:
-        """Lattice probabilities (..., lattice) -> probabilities of the image's keys (..., m)."""
+        """Fold lattice probabilities (..., lattice) onto the image's keys, (..., m)."""
         if self.border == "renormalise":
             return probabilities
         if self.border == "zero":
@@ -110,14 +110,14 @@ class Axis:
         return folded.index_add(-1, sources, probabilities)
 
     def empty_mass(self, probabilities: Tensor) -> Tensor:
-        """Mass of lattice probabilities (..., lattice) on points that hold zeros, (...)."""
+        """Sum the lattice probabilities (..., lattice) of the points with value zero, (...)."""
         if self.border != "zero":
             return probabilities.new_zeros(probabilities.shape[:-1])
         empty = self.sources(self.lattice_positions(probabilities.device)) < 0
         return (probabilities * empty).sum(-1)
 
     def take(self, image: Tensor, dim: int, positions: Tensor) -> Tensor:
-        """`image` at the lattice's `positions` (l,) along its axis `dim`; outside the lattice its nearest point."""
+        """Sample `image` along axis `dim` at `positions` (l,), clamped to the lattice."""
         lattice = self.lattice_positions(positions.device)
         sources = self.sources(positions.clamp(lattice[0], lattice[-1]))
         if self.border != "zero":
@@ -128,7 +128,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Queries over keys in one, two or three dimensions: the product of its axes, row-major (height before width).
+    """Grid of queries and keys in one, two or three dimensions: a product of axes, row-major (height before width).
 
     Example:
         >>> grid = Grid.make((5, 4), stride=2)
@@ -147,20 +147,20 @@ class Grid:
         border: Border = "renormalise",
         window: Sequence[int] | None = None,
     ) -> "Grid":
-        """The grid of a layer over an image.
+        """Create the grid of a layer over an image.
 
-        A free layer has ceil(m / stride) queries per axis, whatever the padding; with a `window`, as many as that
-        convolution has outputs: (m + padding_before + padding_after - window) // stride + 1.
+        Without a `window` there are ceil(m / stride) queries per axis, regardless of padding. With a `window` there are
+        as many as that convolution has outputs: (m + padding_before + padding_after - window) // stride + 1.
 
         Args:
-            sizes: Keys per axis, each at least 1.
-            stride: Distance between queries, at least 1; one number or one per axis.
+            sizes: Number of keys per axis, each at least 1.
+            stride: Distance between queries, at least 1; one number, or one per axis.
             padding: Points added to the lattice, at least 0: one number, one per axis, or (before, after) per axis.
             border: One of `renormalise`, `zero`, `replicate`, `reflect`, `circular`.
-            window: Extent dilation * (kernel - 1) + 1 of a kernel per axis, or None for a free layer.
+            window: Extent of the kernel per axis, dilation * (kernel_size - 1) + 1; None for a layer without a kernel.
 
         Raises:
-            ValueError: An axis without a pixel, or a window larger than the padded image.
+            ValueError: If the window is larger than the padded image, or an argument is out of range.
         """
         strides = per_axis("stride", stride, len(sizes), least=1)
         paddings = padding_pairs(padding, len(sizes))
@@ -185,13 +185,13 @@ class Grid:
         output_padding: int | Sequence[int] = 0,
         window: Sequence[int],
     ) -> "Grid":
-        """The grid of a transposed convolution: keys are `stride` apart, with zeros between them.
+        """Create the grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
-        Per axis there are stride * (m - 1) + window - padding_before - padding_after + output_padding queries: padding
-        is cut off the output, and output_padding, at least 0, comes after it. The rest is as for `make`.
+        There are stride * (m - 1) + window - padding_before - padding_after + output_padding queries per axis: padding
+        is cropped from the output, and output_padding, at least 0, extends its end. For other arguments see `make`.
 
         Raises:
-            ValueError: An axis without a pixel, or a padding that leaves no output.
+            ValueError: If the padding leaves no output, or an argument is out of range.
         """
         strides = per_axis("stride", stride, len(sizes), least=1)
         extras = per_axis("output_padding", output_padding, len(sizes), least=0)
@@ -214,22 +214,22 @@ class Grid:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Image keys per axis."""
+        """Number of keys per axis."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def query_sizes(self) -> tuple[int, ...]:
-        """Queries per axis."""
+        """Number of queries per axis."""
         return tuple(axis.queries for axis in self.axes)
 
     @property
     def lattice_sizes(self) -> tuple[int, ...]:
-        """Lattice points per axis."""
+        """Number of lattice points per axis."""
         return tuple(axis.lattice_size for axis in self.axes)
 
     @property
     def key_count(self) -> int:
-        """Number of image keys."""
+        """Number of keys."""
         return math.prod(self.sizes)
 
     @property
@@ -243,7 +243,7 @@ class Grid:
         return math.prod(self.lattice_sizes)
 
     def unravel(self, queries: Tensor) -> tuple[Tensor, ...]:
-        """Flat row-major query indices (r,) -> one index per axis, each (r,)."""
+        """Convert flat row-major query indices (r,) to one index per axis, each (r,)."""
         indices: list[Tensor] = []
         for axis in reversed(self.axes):
             indices.append(queries % axis.queries)
@@ -251,14 +251,14 @@ class Grid:
         return tuple(reversed(indices))
 
     def fold(self, probabilities: Tensor) -> Tensor:
-        """Joint lattice probabilities (..., lattice points) -> (..., image keys)."""
+        """Fold lattice probabilities (..., lattice points) onto the image's keys, (..., keys)."""
         folded = probabilities.unflatten(-1, self.lattice_sizes)
         for dim, axis in zip(range(-self.dims, 0), self.axes, strict=True):
             folded = axis.fold(folded.movedim(dim, -1)).movedim(-1, dim)
         return folded.flatten(-self.dims)
 
     def empty(self, device: torch.device | None = None) -> Tensor:
-        """Which lattice points hold zeros, (lattice points,) bool."""
+        """Return a mask of the lattice points with value zero, (lattice points,) bool."""
         shown = torch.ones((), dtype=torch.bool, device=device)
         for axis in self.axes:
             filled = axis.sources(axis.lattice_positions(device)) >= 0
@@ -266,19 +266,19 @@ class Grid:
         return ~shown
 
     def extend(self, image: Tensor) -> Tensor:
-        """What every lattice point shows: (..., *sizes, c) -> (..., *lattice sizes, c)."""
+        """Extend an image (..., *sizes, c) to all lattice points, (..., *lattice sizes, c)."""
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             if axis.border != "renormalise":
                 image = axis.take(image, dim, axis.lattice_positions(image.device))
         return image
 
     def at_queries(self, image: Tensor) -> Tensor:
-        """The pixels under the queries: (..., *sizes, c) -> (..., *query sizes, c); ValueError if there is none."""
+        """Sample an image (..., *sizes, c) at the queries, (..., *query sizes, c); each must coincide with a key."""
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
             if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):
-                requirement, fix = "content-based scores need every query on a pixel", "Use a position-only encoding."
-                got = f"queries from {axis.offset} to {last} over {axis.size} pixels {axis.spacing} apart"
+                requirement, fix = "content-based scores require a key at every query", "Use a position-only encoding."
+                got = f"queries from {axis.offset} to {last} over {axis.size} keys with spacing {axis.spacing}"
                 raise ValueError(bad("encoding", requirement, got, fix))
             if axis.stride > 1 or axis.offset > 0 or axis.queries != axis.size:
                 image = image.index_select(dim, axis.query_positions(image.device))
@@ -286,28 +286,28 @@ class Grid:
 
 
 def per_axis(name: str, value: int | Sequence[int], dims: int, *, least: int) -> tuple[int, ...]:
-    """One whole number per axis, each at least `least`; a single number serves every axis."""
+    """Validate one integer per axis, each at least `least`; a single integer applies to every axis."""
     given = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(given) != dims or not all(is_index(v) and _plain(v) >= least for v in given):
-        requirement = f"must be a whole number of at least {least}, or one for each of {dims} axes"
+        requirement = f"must be an integer of at least {least}, or a sequence of {dims} of them"
         raise ValueError(bad(name, requirement, repr(value)))
     return tuple(_plain(v) for v in given)
 
 
 def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
-    """Padding as (before, after) for every axis."""
+    """Convert padding to (before, after) for every axis."""
     given = list(padding) if isinstance(padding, Sequence) else [padding] * dims
     pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in given]
     numbers = [number for pair in pairs for number in pair]
     whole_pairs = len(pairs) == dims and all(len(pair) == 2 for pair in pairs)
     if not whole_pairs or not all(is_index(v) and _plain(v) >= 0 for v in numbers):
-        requirement = f"must be a whole number of at least 0, one for each of {dims} axes, or (before, after) pairs"
+        requirement = f"must be an integer of at least 0, or a sequence of {dims} integers or (before, after) pairs"
         raise ValueError(bad("padding", requirement, repr(padding)))
     return tuple((_plain(before), _plain(after)) for before, after in pairs)
 
 
 def _plain(value: SupportsIndex) -> int:
-    """An int of numpy's as Python's; a compiler's symbol stays one."""
+    """Convert a NumPy integer to an int; return a compiler's symbolic integer unchanged."""
     if isinstance(value, torch.SymInt):
         return cast("int", value)
     return operator.index(value)
@@ -315,10 +315,10 @@ def _plain(value: SupportsIndex) -> int:
 
 def _check_pixels(sizes: Sequence[int]) -> None:
     if any(size < 1 for size in sizes):
-        raise ValueError(bad("sizes", "every axis needs at least one pixel", tuple(sizes)))
+        raise ValueError(bad("sizes", "must be at least 1 on every axis", tuple(sizes)))
 
 
 def check_border(border: str) -> None:
-    """Refuse a border rule that does not exist."""
+    """Raise `ValueError` for an unknown border rule."""
     if border not in BORDERS:
         raise ValueError(bad("border", f"must be one of {', '.join(BORDERS)}", repr(border)))

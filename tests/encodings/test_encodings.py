@@ -1,4 +1,4 @@
-"""Encodings: counts, formulas written out once more, and what is refused."""
+"""Tests of encodings: parameter counts, explicit formulas and invalid arguments."""
 
 import copy
 import itertools
@@ -195,7 +195,7 @@ def test_relative_is_equation_8_term_by_term(features: Callable[[], SinusoidalFe
 
 @pytest.mark.parametrize("size", range(1, 16))
 def test_every_choice_of_terms_stands_alone(size: int) -> None:
-    """Each of the 15 subsets: only its parameters exist, all get gradients, and the operator is their softmax."""
+    """Each of the 15 subsets has only its parameters, all with gradients; the operator is the softmax of the terms."""
     terms = tuple(term for i, term in enumerate(TERMS) if size >> i & 1)
     encoding, grid = Relative(12, 2, terms=terms).double(), Grid.make((3, 2), padding=1, border="replicate")
     x = image(grid)
@@ -234,11 +234,11 @@ def test_learned_positions_are_their_table_at_its_size_and_resampled_at_others()
     torch.testing.assert_close(positions(Grid.make((2, 3)), [torch.arange(2), torch.arange(3)], torch.float32), table)
     larger = positions(Grid.make((4, 6)), [torch.arange(4), torch.arange(-2, 6)], torch.float32)
     assert larger.shape == (4, 8, 3)
-    torch.testing.assert_close(larger[:, 0], larger[:, 2])  # outside: the nearest pixel's
+    torch.testing.assert_close(larger[:, 0], larger[:, 2])  # outside the image: nearest position
 
 
 def test_sinusoids_of_a_shift_are_rotations() -> None:
-    """p(a + d) is a fixed rotation of p(a): what makes sinusoids good for relative positions."""
+    """p(a + d) is a fixed rotation of p(a), which makes sinusoids suitable for relative positions."""
     here, there = sinusoids(torch.tensor([3.0, 8.0], dtype=DOUBLE), 8), sinusoids(torch.tensor([5.0, 10.0]).double(), 8)
     torch.testing.assert_close((here[0] * there[0]).sum(), (here[1] * there[1]).sum())
 
@@ -281,7 +281,7 @@ def test_sizes_that_follow_from_the_image_are_rounded_up_to_what_the_axes_need()
 @pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
 @pytest.mark.parametrize("centre", [0.0, 7.3, 40.0, -1e3])
 def test_float32_follows_float64_for_sharp_flat_and_far_heads(kind: type[Encoding], centre: float) -> None:
-    """One axis sharp, one flat, turned any way, the centre on the image or far from it: rows keep their digits."""
+    """Rows are accurate with one sharp and one flat axis, any rotation, and centres inside or far outside the image."""
     grid = Grid.make((9, 12), padding=1, border="zero")
     for sharp, flat, turn in itertools.product((100.0, 3.0), (0.1, 1e-3), (0.0, 0.3, math.pi / 4)):
         encoding = kind(1, 2) if kind is GeneralizedQuadratic else Quadratic(1, 2, diagonal=True)
@@ -309,16 +309,16 @@ def test_hard_shifts_are_found_only_where_heads_are_hard() -> None:
     with torch.no_grad():
         encoding.spread.fill_(100.0)
         encoding.centres[0, 0] = 1.5
-    assert encoding.hard_shifts() is None  # between two pixels: half on each, however sharp
+    assert encoding.hard_shifts() is None  # midway between two positions: half on each, for any alpha
 
 
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 @pytest.mark.parametrize("alike", [False, True])
-@pytest.mark.parametrize("size", [10, 24])  # all rows at once, and by windows
+@pytest.mark.parametrize("size", [10, 24])  # all rows at once; windows
 def test_gradients_of_a_covariance_in_float32_are_right_to_the_rounding_of_their_terms(
     size: int, alike: bool, mean: float
 ) -> None:
-    """dS = sum A (dA - sum_k A dA) ds/dS: with u = 2^-24 off by at most u times the same sum of absolute values."""
+    """The error of dS = sum A (dA - sum_k A dA) ds/dS is at most u = 2^-24 times the same sum of absolute values."""
     layer = SelfAttention2d(2, 2, 2, encoding=GeneralizedQuadratic(2))
     exact = copy.deepcopy(layer).double()
     x, slope = torch.rand(1, 2, size, size) + mean, torch.randn(1, 2, size, size)

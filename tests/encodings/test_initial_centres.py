@@ -1,4 +1,4 @@
-"""Heads that begin at the nearest shifts."""
+"""Tests of heads initialised at the nearest shifts."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def test_nine_heads_are_a_kernel_of_three_by_three_and_narrow(encoding: Quadrati
 def test_each_head_attends_its_own_shift_most() -> None:
     encoding = Quadratic(9, spread_std=0.0)
     start_at_neighbours(encoding)
-    middle = 4 * 9 + 4  # of 9 x 9 positions
+    middle = 4 * 9 + 4  # centre of 9 x 9 positions
     row = encoding.operator(Grid.make((9, 9)), torch.zeros(1, 9, 9, 1)).to_dense()[0, :, middle]
     places = encoding.centres.int() + 4
     torch.testing.assert_close(row.argmax(1), (9 * places[:, 0] + places[:, 1]).long())

@@ -1,4 +1,4 @@
-"""On one long axis no factor is stored: scores of shifts take its place, with equal outputs and gradients."""
+"""Tests of a single long axis: scores of shifts replace the factor, with equal outputs and gradients."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ MAKERS: dict[str, Callable[[int], Encoding]] = {
 
 
 def both(encoding: Encoding, grid: Grid, x: torch.Tensor) -> tuple[Toeplitz, Kronecker]:
-    """The operator without a stored factor, and with it."""
+    """Return the operator without a stored factor and with one."""
     stored = encoding.operator(grid, x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_sizes, "ALL_ROWS", 1000)

@@ -1,4 +1,4 @@
-"""The encodings of docs/own-encoding.md: the laws accept them unchanged."""
+"""Tests of the encodings in docs/own-encoding.md with the operator tests of `tests/laws.py`."""
 
 import doctest
 from pathlib import Path
@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-encoding.md"
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """The names that the page's code defines."""
+    """Return the names defined by the code of the page."""
     parser, names = doctest.DocTestParser(), {}  # type: ignore[var-annotated]
     for example in parser.get_examples(PAGE.read_text()):
         exec(compile(example.source, str(PAGE), "single"), names)
@@ -50,12 +50,12 @@ def test_the_laws_accept_it(page: dict[str, Any], name: str, layout: Layout) -> 
 
 @pytest.fixture
 def twins(page: dict[str, Any]) -> tuple[Encoding, Quadratic]:
-    """Heads of the page's class, and the library's own with the same numbers."""
+    """Return an encoding of the page and an equal `Quadratic` encoding."""
     mine, ours = page["Oval"](HEADS), Quadratic(HEADS, diagonal=True)
     with torch.no_grad():
         mine.spread.copy_(torch.linspace(0.5, 3, HEADS)[:, None])
         ours.centres.copy_(mine.centres)
-        ours.spread.copy_(mine.widths())
+        ours.spread.copy_(mine.inverse_widths())
     return mine, ours
 
 

@@ -1,4 +1,4 @@
-"""Gated positional attention: equal to its formula and to timm's layer, gradients included; fused ConViTs."""
+"""Tests of gated positional attention: equal to its formula and to timm's layer, with gradients; fused ConViTs."""
 
 import copy
 from typing import Any
@@ -16,7 +16,7 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 
 
 class StandIn(nn.Module):
-    """The attributes of timm's GPSA that conversions read, where timm is not installed."""
+    """Stand-in for timm's GPSA with the attributes that conversions read, so that timm is not required."""
 
     def __init__(self, dim: int = 8, num_heads: int = 4) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ StandIn.__module__, StandIn.__name__ = "timm.models.convit", "GPSA"
 
 
 def formula(layer: GatedPositionalAttention, x: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Both softmaxes over all pairs of tokens, mixed and normalised."""
+    """Compute both softmaxes over all pairs of tokens, mix and normalise them."""
     places = torch.cartesian_prod(*(torch.arange(size, dtype=x.dtype) for size in sizes))  # (n, 2): row, column
     down, across = (places[None] - places[:, None]).unbind(-1)  # key minus query
     position = layer.pos_proj(torch.stack((across, down, across**2 + down**2), -1)).permute(2, 0, 1)
@@ -43,7 +43,7 @@ def formula(layer: GatedPositionalAttention, x: Tensor, sizes: tuple[int, int]) 
 
 
 def random_layer(heads: int = 4, dtype: torch.dtype = DOUBLE) -> GatedPositionalAttention:
-    """Weights and gates that are far from where a layer starts."""
+    """Return a layer with weights and gates far from their initial values."""
     layer = GatedPositionalAttention(4 * heads, heads, qkv_bias=True, dtype=dtype)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -53,7 +53,7 @@ def random_layer(heads: int = 4, dtype: torch.dtype = DOUBLE) -> GatedPositional
 
 
 def assert_same(out: Tensor, expected: Tensor, inputs: list[Tensor], others: list[Tensor], scale: float) -> None:
-    """Outputs and the gradients of all inputs, the same weights on both outputs."""
+    """Compare outputs and the gradients of all inputs, for the same weights on both outputs."""
     near = tolerance(out.dtype, scale=scale)
     torch.testing.assert_close(out, expected, **near)
     weights = torch.randn_like(out)
@@ -117,7 +117,7 @@ def test_bfloat16_by_autocast_and_by_itself() -> None:
 
 def test_a_fresh_layer_starts_as_a_convolution() -> None:
     layer = GatedPositionalAttention(18, 9, locality_strength=50.0)
-    rows = layer.position_operator((5, 5)).rows(torch.tensor([12]))[0, :, 0]  # the middle pixel's, (h, 25)
+    rows = layer.position_operator((5, 5)).rows(torch.tensor([12]))[0, :, 0]  # of the central position, (h, 25)
     seen = [(int(key) // 5 - 2, int(key) % 5 - 2) for key in rows.argmax(-1)]
     assert sorted(seen) == [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
     torch.testing.assert_close(rows.amax(-1), torch.ones(9))
@@ -156,7 +156,7 @@ def test_it_equals_timms_layer(dtype: torch.dtype, spread: float) -> None:
     x = torch.randn(2, 196, 32, dtype=dtype, requires_grad=True)
     names = [name for name, _ in ours.named_parameters()]
     parameters = [[dict(layer.named_parameters())[name] for name in names] for layer in (ours, theirs)]
-    # the slope in w_3 sums 77 000 pairs times up to 338 pixel^2, which cancel
+    # the gradient of w_3 sums 77 000 pairs times up to 338 position^2, which cancel
     scale = 10 if dtype == torch.float32 else 1
     assert_same(ours(x), theirs(x), [x, *parameters[0]], [x, *parameters[1]], scale=scale)
 

@@ -1,4 +1,4 @@
-"""The layers: every encoding against the formula, the face of nn.Conv*d, symmetries, and what is refused."""
+"""Tests of the layers: all encodings against the formula, the interface of nn.Conv*d, symmetries, invalid arguments."""
 
 import copy
 from typing import Any
@@ -130,7 +130,7 @@ def test_without_positions_the_layer_is_permutation_equivariant() -> None:
 
 @every_encoding
 def test_relative_encodings_are_translation_equivariant_and_absolute_ones_are_not(name: str) -> None:
-    """Within a patch that does not meet the border, attention moves with the image."""
+    """In a patch away from the border, attention moves with the image."""
     layer, x = layer2d(name), images(6, 6)
     here = _patch_attention(layer, x, 0, 0)
     there = _patch_attention(layer, x.roll((2, 1), (2, 3)), 2, 1)
@@ -141,13 +141,13 @@ def test_relative_encodings_are_translation_equivariant_and_absolute_ones_are_no
 
 
 def _patch_attention(layer: SelfAttention2d, x: Tensor, down: int, right: int) -> Tensor:
-    """softmax of the scores among the pixels of a 3 x 4 patch that begins at (down, right)."""
+    """Return the softmax of the scores within a 3 x 4 patch that starts at (down, right)."""
     scores = torch.stack(torch.broadcast_tensors(*layer.score_terms(x).values())).sum(0)
     places = ((torch.arange(3) + down)[:, None] * x.shape[3] + torch.arange(4) + right).flatten()
     return scores[:, :, places][..., places].softmax(-1)
 
 
-# The tools of PyTorch.
+# PyTorch tools.
 
 
 @every_encoding
@@ -191,7 +191,7 @@ def test_bf16_autocast_keeps_scores_in_float32(name: str) -> None:
         layer.backend = "reference"
         reference = layer.operator(x).to_dense()
     assert {term.dtype for term in terms.values()} == {torch.float32}
-    # The terms of absolute positions project content and position apart, each rounded to bf16 by itself.
+    # The terms of absolute encodings project content and position separately, each rounded to bf16.
     accuracy = {"rtol": 5e-2, "atol": 1e-2} if name.startswith("absolute") else tolerance(torch.float32)
     torch.testing.assert_close(reference, rows, **accuracy)
 
@@ -241,7 +241,7 @@ def test_plan_freezes_hard_heads_as_shifts_with_zero_gradients() -> None:
     assert layer.plan((5, 6)) == "shift"
     assert isinstance(layer.operator(x), Shift)
     layer(x).square().sum().backward()
-    assert layer.encoding.get_parameter("centres").grad is None  # frozen: no optimiser, no weight decay moves them
+    assert layer.encoding.get_parameter("centres").grad is None  # frozen: no gradient or weight decay
     layer.encoding.requires_grad_(True)
     layer(x).square().sum().backward()
     for name, parameter in layer.named_parameters():
@@ -314,7 +314,7 @@ def test_representation_names_what_matters() -> None:
 
 @every_encoding
 def test_shapes_without_memory(name: str) -> None:
-    """On the meta device and on fake tensors a layer gives shapes: models of any size can be counted."""
+    """On meta and fake tensors, a layer returns shapes, so models of any size can be analysed."""
     layer = SelfAttention2d(12, 5, 3, encoding=name).to("meta")
     assert layer(torch.empty(2, 12, 6, 7, device="meta")).shape == (2, 5, 6, 7)
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""Inputs and arguments of layers that are refused."""
+"""Tests of invalid inputs and arguments of layers."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_values_that_are_not_finite_are_refused_on_loading() -> None:
     state = {name: torch.full_like(value, torch.nan) for name, value in layer.state_dict().items()}
     with pytest.raises(ValueError, match=r"weight: .*got NaN or infinite values \(from the loaded"):
         layer.load_state_dict(state)
-    assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer keeps what it had
+    assert all(torch.isfinite(value).all() for value in layer.state_dict().values())  # the layer is unchanged
     with torch.no_grad():
         layer.encoding.get_parameter("centres").fill_(torch.nan)
     with pytest.raises(ValueError, match=r"encoding.centres: .*got NaN"):
@@ -135,7 +135,7 @@ def test_values_that_are_not_finite_are_refused_on_loading() -> None:
 
 def test_content_needs_every_query_on_a_pixel() -> None:
     layer = layer2d("learned-content", window=(1, 1), padding=2, border="zero")
-    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 7 over 4 pixels"):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 7 over 4 keys"):
         layer(images(4, 4))
-    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 6 over 4 pixels 2"):
+    with pytest.raises(ValueError, match=r"encoding: .*got queries from 0 to 6 over 4 keys with spacing 2"):
         layer2d("learned-content", window=(1, 1), stride=2, border="zero", transposed=True)(images(4, 4))

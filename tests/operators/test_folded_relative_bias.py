@@ -1,4 +1,4 @@
-"""The folded form for GPUs, as far as a CPU runs it: values, gradients, digits in half precision."""
+"""Tests of the folded form for GPUs on a CPU: values, gradients and accuracy in half precision."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ DOUBLE = torch.float64
 
 
 def problem(sizes: tuple[int, ...], dtype: torch.dtype = DOUBLE, *, shared: bool = False) -> list[Tensor]:
-    """Queries, keys, values, biases; shared: one set of queries and biases for both images, of values for all heads."""
+    """Return queries, keys, values and biases. If `shared`, images share queries and biases, and heads share values."""
     lattice, few = torch.Size(sizes).numel(), 1 if shared else 2
     tensors = [
         torch.randn(few, 3, 7, 4),
@@ -24,7 +24,7 @@ def problem(sizes: tuple[int, ...], dtype: torch.dtype = DOUBLE, *, shared: bool
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_biases_keep_their_digits_in_half_precision(dtype: torch.dtype) -> None:
-    """Scores of a hundred and more, of biases alone: rounded to bfloat16 they would be off by a quarter and more."""
+    """With biases only and scores above 100, rounding to bfloat16 would cause errors of at least 0.25."""
     queries, keys, values = (part.to(dtype) for part in problem((4, 5))[:3])
     biases = [100 + 2 * torch.randn(2, 3, 7, size) for size in (4, 5)]
     exact = attend_plainly(0 * queries.float(), keys.float(), values.float(), *biases)
@@ -36,7 +36,7 @@ def test_biases_keep_their_digits_in_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_the_gradient_of_a_folded_bias_is_whole() -> None:
-    """Of its two parts one carries it: neither both nor none."""
+    """Exactly one of the two parts of a bias has its gradient."""
     inputs = problem((4, 5), torch.float32)
     biases = [part.requires_grad_() for part in inputs[3:]]
     half = [part.bfloat16() for part in inputs[:3]]
@@ -50,7 +50,7 @@ def test_the_gradient_of_a_folded_bias_is_whole() -> None:
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)])
 def test_derivatives_of_the_folded_form_beyond_the_first(sizes: tuple[int, ...]) -> None:
-    """Fused kernels have none: they are those of all scores."""
+    """Fused kernels do not support second derivatives, so they are computed from all scores."""
     inputs = [tensor.requires_grad_() for tensor in problem(sizes)]
     assert torch.autograd.gradgradcheck(attend_folded, inputs, fast_mode=True)
     assert torch.autograd.gradcheck(attend_folded, inputs, fast_mode=True, check_forward_ad=True)
@@ -92,5 +92,5 @@ def test_the_gpus_kernels_agree(sizes: tuple[int, int], dtype: torch.dtype) -> N
     for out in (attend_folded(*there), attend(there[0], there[1], there[2], there[3:])):
         torch.testing.assert_close(out.cpu().double(), expected, **tolerance(dtype))
         for got, want in zip(torch.autograd.grad(out, there, g.to(out)), wanted, strict=True):
-            # Sums over hundreds of queries, of products in the inputs' dtype.
+            # Products in the dtype of the inputs are summed over hundreds of queries.
             torch.testing.assert_close(got.cpu(), want, **tolerance(dtype, scale=5))

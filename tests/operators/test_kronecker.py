@@ -1,4 +1,4 @@
-"""The lean contraction: every split into blocks, tiles and bands equals the plain products, values and gradients."""
+"""Tests of Kronecker contractions: all splits into blocks, tiles and bands equal the plain products and gradients."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def problem(
     outputs: int = 5,
     groups: int = 1,
 ) -> list[Tensor]:
-    """Images of 4 channels, weights and factors, of which some hold zeros in every row, and one row nothing else."""
+    """Return images of 4 channels, weights and factors; factors have zeros in every row, and one row is all zeros."""
     x, weight = torch.randn(batch, *sizes, 4), torch.randn(3, 4 // groups, outputs)
     factors = [torch.rand(3, n, m) for n, m in zip(queries, sizes, strict=True)]
     if band:
@@ -53,7 +53,7 @@ def check_gradients(fast: Tensor, slow: Tensor, inputs: list[Tensor], dtype: tor
     grads = zip(torch.autograd.grad(fast, chosen, g), torch.autograd.grad(slow, chosen, g), strict=True)
     for tensor, (got, expected) in zip(chosen, grads, strict=True):
         factor = any(tensor is each for each in inputs[2:])
-        held = (tensor != 0).to(DOUBLE) if factor else 1.0  # of a factor, what a softmax passes on
+        held = (tensor != 0).to(DOUBLE) if factor else 1.0  # a softmax propagates no gradient to zeros of a factor
         torch.testing.assert_close(got * held, expected * held, **tolerance(dtype, scale=10))
 
 
@@ -70,7 +70,7 @@ def test_every_split_equals_the_plain_products(
     monkeypatch.setattr(block_sizes, "LONG_AXIS", axis)
     monkeypatch.setattr(block_sizes, "BAND_TILE", 2)
     monkeypatch.setattr(block_sizes, "LEAST_COLUMNS", 2)
-    for outputs in (5, 3):  # the mixing comes first, or the projection
+    for outputs in (5, 3):  # mixing before projection; projection before mixing
         for band in (True, False):
             check(problem(sizes, queries, band=band, outputs=outputs))
     for outputs in (6, 2):
@@ -78,7 +78,7 @@ def test_every_split_equals_the_plain_products(
 
 
 class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest storage that an operation returns, beside those of tensors that were there."""
+    """Record the bytes of the largest storage returned by an operation, except storages that existed before."""
 
     def __init__(self, *known: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_outgrows_a_block_and_the_inputs(
     sizes: tuple[int, ...], channels: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long axes, few channels: what the factors' gradients are summed from has more numbers than the mixed pixels."""
+    """For long axes and few channels, the summands of the factors' gradients are larger than the mixed values."""
     monkeypatch.setattr(block_sizes, "KRONECKER_BLOCK", 2**17)
     x, weight = torch.randn(40, *sizes, channels).to(dtype), torch.randn(3, channels, outputs).to(dtype)
     factors = [torch.rand(3, size, size).to(dtype) for size in sizes]
@@ -130,7 +130,7 @@ def test_rows_for_all_images_have_no_gradient_of_each_image_where_there_are_more
 
 @pytest.fixture(params=["short", "long"])
 def axes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of the two ways is gone: in large products, or head by head over bands, tiles and strips."""
+    """Short axes use large products; long axes use bands, tiles and strips for each head."""
     if request.param == "long":
         monkeypatch.setattr(block_sizes, "LONG_AXIS", 1)
         monkeypatch.setattr(block_sizes, "BAND_TILE", 2)
@@ -184,7 +184,7 @@ def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monk
     with torch.no_grad():
         encoding.centres.copy_(torch.tensor([[0.0, 0.3], [3.0, -40.0], [0.0, 0.0], [-2.5, 90.0]]))
         encoding.spread.copy_(torch.tensor([[1.0], [2.0], [0.02], [9.0]]))
-        if not far:  # all look nearby, so that the image goes strip by strip
+        if not far:  # all heads are local, so the image is split into strips
             encoding.centres.clamp_(-1, 1)
             encoding.spread.clamp_min_(5.0)
     grid = Grid.make((20, 140), padding=3, border=border)
@@ -194,7 +194,7 @@ def test_long_images_of_local_wide_and_far_heads(border: Border, far: bool, monk
     weight = torch.randn(4, 3, 4, dtype=DOUBLE, requires_grad=True)
     inputs = [x, weight, *encoding.parameters()]
     fast = operator.contract(x, weight)
-    whole = far or border == "circular"  # the first columns meet the last keys
+    whole = far or border == "circular"  # the first columns attend to the last keys
     assert (len(strips(operator.factors)) == 1) == whole
     slow = contract_plainly(x, weight, *operator.factors)
     torch.testing.assert_close(fast, slow, **tolerance(DOUBLE))

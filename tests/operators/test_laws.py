@@ -1,4 +1,4 @@
-"""Every operator of the registry keeps the contract, on every border rule, stride and size."""
+"""Tests of the operator contract for all registered operators, border rules, strides and sizes."""
 
 import copy
 import random
@@ -39,7 +39,7 @@ def test_contract_and_apply_equal_the_dense_matrix(name: str, layout: Layout) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name not in ENCODING_NAMES])
 def test_contract_of_narrow_images_and_few_channels_in_any_memory(name: str, dtype: torch.dtype) -> None:
-    """Forward and backward do not depend on strides; those of axes of size 1 are arbitrary."""
+    """Forward and backward do not depend on strides, which are arbitrary for axes of size 1."""
     for number, layout in enumerate(NARROW):
         source, grid = random.Random(number), layout.grid()
         operator, _ = OPERATORS[name](grid, torch.float32, 2)
@@ -135,7 +135,7 @@ def test_deepcopy_and_dense_of_keep_the_values(name: str) -> None:
 
 
 def _detached(operator: AttentionOperator) -> AttentionOperator:
-    """Only leaves can be copied: the same operator without its history."""
+    """Only leaves can be copied, so compare with the same operator without history."""
     for name, value in vars(operator).items():
         if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
             setattr(operator, name, tuple(part.detach() for part in value))

@@ -1,4 +1,4 @@
-"""The planner: costs grow as they should, choices follow them, and a calibration is kept and read back."""
+"""Tests of the planner: growth of costs, choices, and saving and loading of calibrations."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def test_small_images_run_dense_and_large_ones_by_structure(low: bool, training:
         assert min(found, key=found.__getitem__) == form
     growth = {form: costs(512)[form] / costs(256)[form] for form in costs(256)}
     assert growth["dense"] == pytest.approx(16, rel=0.05)
-    assert growth["structured"] == pytest.approx(8, rel=0.2)  # n^1.5: every key along each axis
+    assert growth["structured"] == pytest.approx(8, rel=0.2)  # n^1.5: all keys along each axis
 
 
 def test_the_layer_follows_the_plan() -> None:
@@ -51,7 +51,7 @@ def test_a_calibration_is_kept_and_used() -> None:
     options = {"low": False, "training": False, "device": "cpu"}
     assert fastest(grid, 9, 8, 1, **options) == "dense"
     assert machine_of("cpu") == Machine()
-    slow = Machine(product=1e3)  # a machine that is bad at large products
+    slow = Machine(product=1e3)  # slow at large products
     assert keep(slow) == calibration_file()
     assert machine_of("cpu") == slow
     assert fastest(grid, 9, 8, 1, **options) == "structured"
@@ -75,7 +75,7 @@ def test_the_plan_counts_the_blocks_of_its_device(
     assert given == [block]
     image = torch.zeros(1, side, side, 1, device="meta" if device == "cuda" else "cpu")
     assert block_sizes.block_bytes(image.device.type, long=side == 128) == block
-    grid, machine = Grid.make((side, side)), Machine(call=1.0)  # launches are all that costs
+    grid, machine = Grid.make((side, side)), Machine(call=1.0)  # only launches have a cost
     costs = [seconds(grid, 9, 64, 8, low=low, training=True, machine=machine, block=block) for block in (2**22, 2**23)]
     mixed = 9 * side**2 * 64 * 8 * (2 if low else 4)
     assert costs[0]["structured"] - costs[1]["structured"] == pytest.approx(24 * mixed / 2**23)
@@ -93,7 +93,7 @@ def test_a_calibration_that_cannot_be_read_counts_for_nothing(text: str) -> None
     calibration_file().parent.mkdir(parents=True)
     calibration_file().write_text(text)
     assert machine_of("cpu") == Machine()
-    keep(Machine(call=1.0))  # and can be measured again
+    keep(Machine(call=1.0))  # and can be calibrated again
     assert machine_of("cpu") == Machine(call=1.0)
 
 
@@ -107,7 +107,7 @@ def test_measured_constants_are_those_of_a_machine() -> None:
 
 @pytest.mark.parametrize(("columns", "form"), [(0.5, "structured"), (1, "structured"), (3, "dense")])
 def test_where_memory_is_slow_the_form_that_moves_less_is_chosen(columns: float, form: str) -> None:
-    """Training passes over n x n probabilities about twice as often as over n mixed values of each column."""
+    """In training, n x n probabilities are passed over about twice as often as n mixed values of each column."""
     keys, starved = 16 * 16, Machine(memory=1.0)
     found = seconds(Grid.make((16, 16)), 9, int(columns * keys), 1, low=False, training=True, machine=starved)
     assert min(found, key=found.__getitem__) == form

@@ -1,4 +1,4 @@
-"""Attention with axis biases: every split into blocks, and the folded form, equal the softmax of all scores."""
+"""Tests of attention with axis biases: all splits into blocks, and the folded form, equal the softmax of all scores."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ DOUBLE = torch.float64
 
 
 def problem(sizes: tuple[int, ...], *, shared: bool, batches: tuple[int, int, int] = (2, 2, 2)) -> list[Tensor]:
-    """Queries, keys, values and biases; batches of queries, keys and biases (values have two images)."""
+    """Return queries, keys, values and biases, with the given batch sizes; values have two images."""
     lattice, (of_queries, of_keys, of_biases) = torch.Size(sizes).numel(), batches
     tensors = [
         torch.randn(of_queries, 3, 7, 4),
@@ -66,7 +66,7 @@ def test_second_and_forward_derivatives_and_vmap() -> None:
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("sizes", [(3, 5), (4, 4), (1, 6)])
 def test_the_function_is_its_formula(sizes: tuple[int, int], per_head: bool) -> None:
-    """Tables shorter and longer than the image, shared and per head, written out pixel by pixel."""
+    """Tables shorter and longer than the image, shared and per head, against explicit scores of all positions."""
     n, heads, e = sizes[0] * sizes[1], 2, 4
     q, k = torch.randn(2, 2, heads, n, e, dtype=DOUBLE).requires_grad_().unbind()
     v = torch.randn(2, heads, n, 3, dtype=DOUBLE, requires_grad=True)
@@ -90,7 +90,7 @@ def test_the_function_is_its_formula(sizes: tuple[int, int], per_head: bool) -> 
 
 
 def test_the_biases_of_vectors_in_half_precision_keep_their_digits() -> None:
-    """Position alone, in bfloat16: the tables meet q, not a rounding of q / sqrt(e), and no bias is rounded."""
+    """With position scores only, in bfloat16: neither q / sqrt(e) nor any bias is rounded."""
     q, table = torch.randn(1, 2, 12, 8).bfloat16(), 6 * torch.randn(7, 8)
     k, v = torch.zeros_like(q), torch.randn(1, 2, 12, 4)
     sizes = (3, 4)
@@ -112,8 +112,8 @@ def test_it_is_public_and_keeps_dtypes() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 5, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 pixels"),
-        (((1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 pixels"),
+        (((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 5, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 positions"),
+        (((1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 positions"),
         (((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 6, 4), (4, 4), (3, 4)), r"row_table: must be \(2 t \+ 1, 4\).* \(4, 4\)"),
         (((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 6, 4), (3, 4), (3, 5)), r"column_table: must be .* shape \(3, 5\)"),
     ],

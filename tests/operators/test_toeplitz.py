@@ -1,4 +1,4 @@
-"""Mixing by scores of shifts: windows and spectrum equal the whole matrix, values and gradients, and stay lean."""
+"""Tests of mixing by scores of shifts: windows and spectrum equal the whole matrix, and their costs."""
 
 import math
 
@@ -24,7 +24,7 @@ GRIDS = {
     "transposed": Grid.transposed((7, 6), stride=2, padding=1, window=(3, 3)),
     "cube": Grid.make((5, 9, 6)),
 }
-HEADS_OF = {  # centre and root of the precision along each axis, and how strongly the axes are coupled
+HEADS_OF = {  # centre, root of the precision along each axis, coupling of the axes
     "local": (1.0, 1.0, 0.4),
     "sharp": (-2.0, 9.0, 0.0),
     "wide": (0.0, 0.05, 0.5),
@@ -34,7 +34,7 @@ HEADS_OF = {  # centre and root of the precision along each axis, and how strong
 
 
 def table_of(grid: Grid, name: str, dtype: torch.dtype = DOUBLE) -> Tensor:
-    """The scores of a head with a full covariance."""
+    """Return the scores of a head with a full covariance."""
     centre, root, coupling = HEADS_OF[name]
     encoding = GeneralizedQuadratic(1, grid.dims).to(dtype)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def inputs_of(grid: Grid, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def both(grid: Grid, values: Tensor, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Results and gradients of the fast form, each beside that of the obvious one."""
+    """Return pairs of results and gradients of the fast and the plain form."""
     found = []
     for out in (mix_by_shift(grid, values, table), mix_plainly(grid, values, table)):
         gradients = torch.autograd.grad(
@@ -96,7 +96,7 @@ def test_each_head_goes_the_cheaper_way() -> None:
     assert ways == {"local": False, "sharp": False, "wide": True, "beyond": False, "far beyond": False}
     wide = table_of(grid, "wide")
     runs = toeplitz.runs_of(grid, wide, DOUBLE)
-    assert not toeplitz._prefers_spectrum(grid, runs, values.double(), wide)  # a spectrum is no finer than float64
+    assert not toeplitz._prefers_spectrum(grid, runs, values.double(), wide)  # float64 needs windows
     assert not toeplitz._prefers_spectrum(grid, runs, values, wide.float())
 
 
@@ -164,12 +164,12 @@ def test_half_precision_follows_float32(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def line_of(root: float, centre: float, size: int) -> Tensor:
-    """Scores of a Gaussian head on a line."""
+    """Return the scores of a Gaussian head on one axis."""
     return -0.5 * (root * (torch.arange(1.0 - size, size, dtype=DOUBLE) - centre)).square()
 
 
 def test_a_bright_pixel_that_no_query_sees_leaves_the_spectrums_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transform spreads its rounding over all rows, and those of a head that points outside have tiny sums."""
+    """A transform spreads rounding errors over all rows, and rows of a head that points outside have tiny sums."""
     monkeypatch.setattr(toeplitz, "_prefers_spectrum", lambda *_: True)
     values = torch.randn(1, 400, 1)
     values[:, 0] = 1e5

@@ -1,4 +1,4 @@
-"""Every fast form under what PyTorch does with layers: transforms, many gradients at once, no images, no values."""
+"""Tests of all fast forms under function transforms, batched gradients, empty batches and meta tensors."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_no_images(encoding: str, outputs: int) -> None:
 
 @every_form
 def test_shapes_without_values(encoding: str) -> None:
-    columns = 9 if encoding == "learned-content" else 100  # long axes too; content goes a block of queries at a time
+    columns = 9 if encoding == "learned-content" else 100  # long axes; blocks of queries for content
     shape = (1, 4, 128, columns)
     attention = SelfAttention2d(4, 5, 3, encoding=encoding, device="meta")
     assert attention(torch.zeros(shape, device="meta")).shape == (1, 5, 128, columns)
@@ -113,7 +113,7 @@ def test_rows_hold_no_denormal_numbers(encoding: str, sizes: tuple[int, ...]) ->
     operator = sharp.operator(Grid.make(sizes), torch.zeros(1, *sizes, 4))
     if encoding == "quadratic":
         assert isinstance(operator, Kronecker)
-    torch.set_flush_denormal(False)  # or they would neither be made nor compare as more than nothing
+    torch.set_flush_denormal(False)  # keep denormals
     try:
         rows = operator.to_dense()
         assert rows.sum(-1).min() > 0.999

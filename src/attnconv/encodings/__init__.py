@@ -1,4 +1,4 @@
-"""Positional encodings: attention scores as a function of the shift, key minus query."""
+"""Positional encodings: attention scores as a function of the shift (key position minus query position)."""
 
 from attnconv._util.exports import attach
 

@@ -1,11 +1,11 @@
-"""Base classes of positional encodings: scores of shifts, laid over a grid. See `docs/own-encoding.md`.
+"""Base classes of positional encodings, which score shifts on a grid. See `docs/own-encoding.md`.
 
-The mass of Gaussian heads off the nearest key has a bound on every grid that holds it. With the centre f from that key,
-|f| <= 1/2, keys at distance k weigh exp(-alpha (k^2 - 2 k f)), so the nearest one gets at least 1 / S along an axis,
-whose second form is Poisson's formula:
+`mass_off_nearest` bounds the probability that a Gaussian head assigns to keys other than the nearest one, on any grid
+that contains that key. If the centre is at distance f from it, |f| <= 1/2, a key k positions away has the relative
+weight exp(-alpha (k^2 - 2 k f)). Along an axis, the nearest key thus has probability at least 1 / S, where
 
     S(alpha, f) = sum_k exp(-alpha (k^2 - 2 k f))
-                = exp(alpha f^2) sqrt(pi / alpha) (1 + 2 sum_{n >= 1} exp(-pi^2 n^2 / alpha) cos(2 pi n f))
+                = exp(alpha f^2) sqrt(pi / alpha) (1 + 2 sum_{n >= 1} exp(-pi^2 n^2 / alpha) cos(2 pi n f))   (Poisson)
 """
 
 import abc
@@ -32,12 +32,12 @@ from attnconv.operators.toeplitz import Toeplitz
 @final
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Heads whose score is -1/2 |S_h^T (delta - Delta_h)|^2: Gaussians over the shift.
+    """Heads with Gaussian attention over shifts: the score is -1/2 |S_h^T (delta - Delta_h)|^2.
 
     Attributes:
-        centres: Delta, (h, dims) in pixels: the parameter itself.
-        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / pixel^2.
-        spread: The parameter that S is proportional to.
+        centres: Delta, (h, dims), in positions; the encoding's parameter.
+        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / position^2.
+        spread: The encoding's parameter to which S is proportional.
     """
 
     centres: nn.Parameter
@@ -46,42 +46,41 @@ class Gaussians:
 
     @property
     def precision(self) -> Float64[Tensor, "h dims dims"]:
-        """P = S S^T, in float64 on the CPU."""
+        """Precision P = S S^T, in float64 on the CPU."""
         root = self.root_precision.detach().cpu().double()
         return root @ root.mT
 
     @property
     def covariance(self) -> Float64[Tensor, "h dims dims"]:
-        """P^-1 in pixel^2; ValueError where a head has none."""
+        """Covariance P^-1, in position^2; raises `ValueError` if P is singular."""
         inverse, info = torch.linalg.inv_ex(self.precision)
         if bool(info.any()):
             got = f"singular heads {info.nonzero().flatten().tolist()}"
-            raise ValueError(bad("root_precision", "must be invertible to have a covariance", got))
+            raise ValueError(bad("root_precision", "must be invertible", got))
         return inverse
 
     @property
     def alpha(self) -> Float64[Tensor, "h dims"] | None:
-        """Sharpness along each axis, s^2 / 2; None where a head's axes are not the image's."""
+        """Sharpness s^2 / 2 along each axis; None if the precision of a head is not diagonal."""
         precision = self.precision
         along = precision.diagonal(dim1=-2, dim2=-1)
         return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
 
 
 class Encoding(nn.Module, abc.ABC):
-    """Attention scores of each head as a function of positions and, optionally, of content.
+    """Base class of positional encodings: attention scores of each head from positions and, optionally, content.
 
-    `plan`, error bounds, pruning, head records and the explorer only use the methods below, so they work with a custom
-    encoding.
+    `plan`, error bounds, pruning, head statistics and the explorer use only the methods below, so they support custom
+    encodings.
 
     Args:
         heads: Number of heads h, at least 1.
         dims: Number of axes, 1 to 3.
 
     Attributes:
-        undecayed: Names of the parameters without weight decay (a centre has no reason to be small).
-        by_head: Names of the parameters and submodules whose first axis holds one equal part per head, in order; None
-            where the class does not say.
-        reads_content: Whether scores depend on the image, or on the shift only.
+        undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
+        by_head: Names of parameters and submodules split into equal parts by head along axis 0; None if undeclared.
+        reads_content: Whether scores depend on the image; if False, on positions only.
     """
 
     reads_content: bool = True
@@ -97,24 +96,24 @@ class Encoding(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
-        """The encoding laid over a grid. Position-only encodings read no value of x."""
+        """Return the attention operator on a grid; position-only encodings do not read the values of x."""
 
     @abc.abstractmethod
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """The terms of the score, each over the whole lattice; their sum is what the softmax sees.
+        """Return the terms of the score over the whole lattice; their sum is the input of the softmax.
 
-        Keys are those of equations (7) and (8) that the encoding has: `content-content`, `content-position`,
-        `position-content`, `position-position`.
+        Keys are the terms of equations (7) and (8) that the encoding uses, among `content-content`, `content-position`,
+        `position-content` and `position-position`.
         """
 
     def gaussians(self) -> Gaussians | None:
-        """The heads as Gaussians; None, the default, where they are none."""
+        """Return the parameters of Gaussian heads; None, the default, if the heads are not Gaussian."""
         return None
 
     def mass_off(self) -> Float64[Tensor, "h"] | None:
-        """Upper bound of each head's attention off the key nearest to its centre; None if unknown.
+        """Return an upper bound on each head's attention to keys other than the one nearest to its centre.
 
-        By default it is known of Gaussians along the axes.
+        The default implementation supports Gaussian heads with diagonal precisions and returns None for others.
         """
         heads = self.gaussians()
         if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:
@@ -123,26 +122,26 @@ class Encoding(nn.Module, abc.ABC):
         return mass_off_nearest(alpha, centres - centres.round())
 
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The only shift that each head attends to; None where a head is soft.
+        """Return the single shift that each head attends to, or None if any head is soft.
 
-        A head is hard if on an unbounded grid its mass off the nearest shift is below the parameters' eps.
+        A head is hard if `mass_off` is at most the machine epsilon of the parameters' dtype.
         """
         heads, mass = self.gaussians(), self.mass_off()
         if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
             return None
-        # No image is as large as 2^40 pixels: beyond it all places are alike, and int64 holds sums of them.
+        # No image has 2^40 positions, so clamping changes no result, and sums of shifts fit in int64.
         nearest = heads.centres.detach().cpu().double().round().clamp(-(2.0**40), 2.0**40)
         return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
 
     @final
     def select_heads(self, heads: Sequence[int]) -> "Encoding":
-        """A copy with these heads only, in this order; a head may occur twice.
+        """Return a copy with the given heads, in the given order; a head may be repeated.
 
         Args:
             heads: One or more of 0 .. self.heads - 1.
 
         Raises:
-            ValueError: No head or one that does not exist is named, or `by_head` is None.
+            ValueError: If `heads` is empty or out of range, or `by_head` is None.
 
         Example:
             >>> from attnconv import Quadratic
@@ -152,8 +151,8 @@ class Encoding(nn.Module, abc.ABC):
         """
         name = type(self).__name__
         if self.by_head is None:
-            fix = f"Set {name}.by_head, () if heads have no parameters of their own."
-            raise ValueError(bad("by_head", "must name the parameters with a part per head", f"None in {name}", fix))
+            fix = f"Set {name}.by_head, to () if no parameter is split by head."
+            raise ValueError(bad("by_head", "must name the parameters split by head", f"None in {name}", fix))
         if not heads or any(not 0 <= head < self.heads for head in heads):
             raise ValueError(bad("heads", f"must be one or more of 0 .. {self.heads - 1}", list(heads)))
         picked = copy.deepcopy(self)
@@ -173,17 +172,17 @@ class Encoding(nn.Module, abc.ABC):
 
 
 class SeparableEncoding(Encoding):
-    """A position-only encoding whose score is a sum over axes: implement `axis_scores`."""
+    """Base class of position-only encodings whose score is a sum over axes; implement `axis_scores`."""
 
     reads_content = False
 
     @abc.abstractmethod
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
-        """One axis's part of the score, for each head.
+        """Return the contribution of one axis to the score of each head.
 
         Args:
-            axis: Index of the axis, 0 for the first (height in 2-D).
-            shifts: Key minus query along that axis, whole numbers: one row per query, one column per lattice point.
+            axis: Index of the axis; 0 is the first one (height in 2-D).
+            shifts: Key minus query along that axis, as integers; one row per query and one column per lattice point.
         """
 
     @final
@@ -192,7 +191,7 @@ class SeparableEncoding(Encoding):
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
-        indices = grid.unravel(all_queries(grid, x.device))  # of every query along each axis
+        indices = grid.unravel(all_queries(grid, x.device))  # of all queries along each axis
         scores = zip(self._scores(grid, x.device, score_dtype(x.dtype)), indices, strict=True)
         return {"position-position": axis_sum([score.index_select(1, index) for score, index in scores])[None]}
 
@@ -203,17 +202,17 @@ class SeparableEncoding(Encoding):
 
 
 class JointEncoding(Encoding):
-    """A position-only encoding whose score couples the axes: implement `scores`."""
+    """Base class of position-only encodings whose score is not a sum over axes; implement `scores`."""
 
     reads_content = False
 
     @abc.abstractmethod
     def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:
-        """The score of every shift, for each head.
+        """Return the score of every shift for each head.
 
         Args:
-            shifts: Key minus query, whole numbers, one per axis in the last dimension; in float64 on devices that
-                have it, since only differences of scores count.
+            shifts: Key minus query, as integers, one per axis in the last dimension. Their dtype is float64 on devices
+                that support it, because the softmax depends on small differences of large scores.
         """
 
     @final
@@ -232,12 +231,12 @@ class JointEncoding(Encoding):
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
-    """The Gaussian heads of an encoding that was passed as `argument`; other encodings are refused."""
+    """Return the Gaussian heads of the encoding passed as `argument`; raise an error if it has none."""
     if not isinstance(encoding, Encoding):
         raise TypeError(bad(argument, "must be an encoding", type(encoding).__name__))
     heads = encoding.gaussians()
     if heads is None:
-        requirement = "must have Gaussian heads, as Quadratic and GeneralizedQuadratic have"
+        requirement = "must have Gaussian heads, such as those of Quadratic and GeneralizedQuadratic"
         raise ValueError(bad(argument, requirement, type(encoding).__name__))
     return heads
 
@@ -245,8 +244,8 @@ def gaussians_of(encoding: object, argument: str) -> Gaussians:
 def mass_off_nearest(
     alpha: Float64[Tensor, "*heads dims"], offset: Float64[Tensor, "*#heads #dims"]
 ) -> Float64[Tensor, "*heads"]:
-    """1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / pixel^2 and `offset` f between -1/2 and 1/2 pixel."""
-    # From alpha = 1 on, eight terms on either side reach float64; below, three of Poisson's formula.
+    """Compute 1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / position^2 and `offset` f from -1/2 to 1/2."""
+    # For float64 precision, 8 terms on either side suffice if alpha >= 1, and 3 of Poisson's formula if alpha < 1.
     steps = torch.arange(1, 9, device=alpha.device, dtype=alpha.dtype)
     sharp, beside = alpha.clamp_min(1)[..., None], offset[..., None]
     direct = torch.exp(-sharp * steps * (steps - 2 * beside)) + torch.exp(-sharp * steps * (steps + 2 * beside))
@@ -260,9 +259,10 @@ def mass_off_nearest(
 def separable_operator(
     grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
-    """The operator of scores that are a sum over axes: a Kronecker product of `scores`, (h, queries, lattice) per axis.
+    """Return the operator for a score that is a sum over axes; `scores` computes (h, queries, lattice) for each axis.
 
-    For one long axis, where a factor would be the whole matrix, they are wanted as a table, (h, 1, shifts).
+    It is a Kronecker product, unless one axis is so long that its factor is nearly as large as the matrix. Then it is a
+    `Toeplitz` operator, and `scores` is called with `table=True` to compute (h, 1, shifts) for each axis.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
@@ -273,10 +273,10 @@ def separable_operator(
 
 
 def _points(axes: list[Tensor]) -> Tensor:
-    """All points of a product of axes: (*axes, dims)."""
+    """Return all points of the product of axes, (*axes, dims)."""
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """float64, but for Apple's MPS, which has none."""
+    """Return float64, or float32 on Apple's MPS, which does not support float64."""
     return torch.float32 if device.type == "mps" else torch.float64

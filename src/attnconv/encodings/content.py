@@ -1,11 +1,11 @@
-"""Encodings with queries and keys of the image: absolute positions, and the four terms of Transformer-XL.
+"""Content-based encodings: absolute positions, and the four terms of Transformer-XL.
 
-Absolute, equations (3) and (7): a vector per position is added to the pixel before queries and keys; values stay x. The
-vectors are sinusoids of any real position, or a learned table over an image's positions.
+Absolute, equations (3) and (7): a vector per position is added to the image before computing queries and keys, but not
+values. The vectors are sinusoids of the position or a learned table.
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
-Relative, equation (8): r_delta = sum_a phi_a(delta_a) is fixed. Each term can be left out, with its parameters.
+Relative, equation (8): r_delta = sum_a phi_a(delta_a) is fixed. Any term can be omitted, along with its parameters.
 
     score_h(q, k) = scale * (   x_q W_qry . x_k W_key          content-content
                               + x_q W_qry . W^_key r_delta     content-position
@@ -32,20 +32,20 @@ from attnconv.operators.kernels.contractions import axis_sum
 
 Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
 TERMS: tuple[Term, ...] = get_args(Term)
-WAVELENGTH = 10_000.0  # of the slowest sinusoid, in units of 2 pi pixels
+WAVELENGTH = 10_000.0  # upper limit of the sinusoids' wavelengths, in units of 2 pi positions
 _INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 @final
 class SinusoidalPositions(nn.Module):
-    """Fixed sinusoids: one equal part of the channels for each axis."""
+    """Fixed sinusoidal vectors of absolute positions, with an equal share of the channels for each axis."""
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
         self.channels = check_sinusoidal("in_channels", channels, dims)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
-        """The vectors at the product of one list of positions per axis (int64, any position of the lattice)."""
+        """Return the vectors at all combinations of `points`, one int64 tensor of positions per axis."""
         parts = []
         for dim, positions in enumerate(points):
             part = sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
@@ -56,9 +56,9 @@ class SinusoidalPositions(nn.Module):
 
 @final
 class LearnedPositions(nn.Module):
-    """A learned vector for each position of an image of `sizes`, resampled linearly to other image sizes.
+    """Learned vector for each position of an image of `sizes`, interpolated linearly for other image sizes.
 
-    A position outside the image has the vector of the nearest pixel.
+    A position outside the image uses the vector of the nearest position inside.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
@@ -77,17 +77,17 @@ class LearnedPositions(nn.Module):
 
 @final
 class Absolute(Encoding):
-    """Attention by content with absolute positions.
+    """Absolute positional encoding: attention from the content plus a vector for each position.
 
     Args:
         in_channels: Channels of the image and of the position vectors.
-        heads, dims: Number of heads and of axes.
-        positions: The vectors: `SinusoidalPositions` or `LearnedPositions`, with in_channels channels.
-        head_channels: Length e of a head's query and key; None for in_channels.
+        heads, dims: Number of heads and number of axes.
+        positions: Position vectors, a `SinusoidalPositions` or `LearnedPositions` with in_channels channels.
+        head_channels: Length e of a head's queries and keys; None for in_channels.
 
     Attributes:
         query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias.
-        positions: The module that gives the vectors.
+        positions: The module that computes the position vectors.
     """
 
     by_head = ("query", "key")
@@ -136,21 +136,21 @@ class Absolute(Encoding):
 
 @final
 class SinusoidalFeatures:
-    """One equal part of the vector for each axis, made of sines and cosines of the shift at geometric wavelengths."""
+    """Sines and cosines of the shift at geometrically spaced wavelengths, with equal channels per axis."""
 
     def __init__(self, channels: int, dims: int) -> None:
         self.channels = check_sinusoidal("position_channels", channels, dims)
         self.dims = dims
 
     def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
-        """phi_a: what the shift along one axis adds to r_delta."""
+        """Compute phi_a, the contribution of the shift along one axis to r_delta."""
         part = self.channels // self.dims
         return F.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
 
 
 @final
 class QuadraticFeatures:
-    """``r_delta = (|delta|^2, delta_1, .., delta_dims)`` of equation (9): D_p = dims + 1 numbers."""
+    """Features of equation (9), `r_delta = (|delta|^2, delta_1, .., delta_dims)`, with D_p = dims + 1."""
 
     def __init__(self, dims: int) -> None:
         self.channels = dims + 1
@@ -164,21 +164,21 @@ class QuadraticFeatures:
 
 @final
 class Relative(Encoding):
-    """Equation (8), term by term.
+    """Relative positional encoding of Transformer-XL, equation (8), with any subset of its four terms.
 
     Args:
         in_channels: Channels of the image.
-        heads, dims: Number of heads and of axes.
-        head_channels: Length e of a head's query and key; None for in_channels.
-        features: The vectors r_delta; None for sinusoids of in_channels numbers, or the next multiple of 2 * dims.
-        terms: Which of the four terms to use; parameters of the others do not exist.
-        scaled: Divide the score by sqrt(e), as Transformer-XL does; equation (8) itself has no such factor.
+        heads, dims: Number of heads and number of axes.
+        head_channels: Length e of a head's queries and keys; None for in_channels.
+        features: The vectors r_delta; None for sinusoids with in_channels, rounded up to a multiple of 2 * dims.
+        terms: The terms to use; parameters that occur only in other terms are not created.
+        scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 
     Attributes:
-        query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias, or None where no used term has them.
-        position_key: W^_key, Linear(D_p, heads * e) without bias, or None.
-        content_bias: u, (heads, e), or None.
-        position_bias: v, (heads, e), or None.
+        query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias, or None if unused.
+        position_key: W^_key, Linear(D_p, heads * e) without bias, or None if unused.
+        content_bias: u, (heads, e), or None if unused.
+        position_bias: v, (heads, e), or None if unused.
     """
 
     by_head = ("query", "key", "position_key", "content_bias", "position_bias")
@@ -196,7 +196,7 @@ class Relative(Encoding):
     ) -> None:
         super().__init__(heads, dims)
         if not terms or any(term not in TERMS for term in terms):
-            raise ValueError(bad("terms", f"must be some of {', '.join(TERMS)}", terms))
+            raise ValueError(bad("terms", f"must be a non-empty subset of {', '.join(TERMS)}", terms))
         self.used = frozenset(terms)
         self.reads_content = self.used != {"position-position"}
         self.head_channels = check_head_channels(in_channels, head_channels)
@@ -224,7 +224,7 @@ class Relative(Encoding):
         if self.key is not None:
             key = split_heads(self.key(grid.extend(x)), self.heads)
             return Content(grid, functools.reduce(torch.add, by_content), key, biases=biases)
-        nothing = by_position[0][..., :0]  # vectors without numbers, whose products are 0
+        nothing = by_position[0][..., :0]  # vectors of length 0, so that all products are 0
         empty = nothing.new_zeros((nothing.shape[0], self.heads, grid.lattice_count, 0))
         return Content(grid, nothing, empty, biases=biases)
 
@@ -243,7 +243,7 @@ class Relative(Encoding):
         return f"heads={self.heads}, dims={self.dims}, terms={tuple(t for t in TERMS if t in self.used)}"
 
     def _left(self, grid: Grid, x: Tensor) -> dict[Term, Float[Tensor, "#b h n e"]]:
-        """The scaled left vectors of the terms: those of the pixels under the queries, u or v."""
+        """Return the scaled left factor of each term: the query vectors, u or v."""
         found: dict[str, Tensor] = {}
         if self.query is not None:
             query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
@@ -255,7 +255,7 @@ class Relative(Encoding):
         return {term: found[term] for term in TERMS if term in self.used}
 
     def _position_scores(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
-        """left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
+        """Compute left . W^_key phi_a(delta_a), one (b, h, n, lattice_a) for each axis."""
         indices = grid.unravel(all_queries(grid, left.device))
         along = zip(self._tables(grid, left), grid.axes, indices, strict=True)
         return [scores_at(table, axis.windows(index)) for table, axis, index in along]
@@ -263,7 +263,7 @@ class Relative(Encoding):
     def _factor_scores(
         self, grid: Grid, device: torch.device, dtype: torch.dtype, *, table: bool = False
     ) -> list[Tensor]:
-        """v . W^_key phi_a(delta_a), scaled, one (h, n_a, lattice_a) or (h, 1, shifts) for each axis."""
+        """Compute the scaled v . W^_key phi_a(delta_a), one (h, n_a, lattice_a) or (h, 1, shifts) for each axis."""
         assert self.position_bias is not None
         found = self._tables(grid, self.position_bias.to(dtype)[None, :, None] * self.scale)
         if table:
@@ -272,28 +272,28 @@ class Relative(Encoding):
         return [scores[0, :, 0][:, each] for scores, each in zip(found, rows, strict=True)]
 
     def _tables(self, grid: Grid, left: Float[Tensor, "#b h n e"]) -> list[Tensor]:
-        """left . W^_key phi_a(delta_a) of each shift, one (b, h, n, shifts) for each axis."""
+        """Compute left . W^_key phi_a(delta_a) for all shifts, one (b, h, n, shifts) for each axis."""
         assert self.position_key is not None
         shifts = [axis.all_shifts(left.device).to(left.dtype) for axis in grid.axes]
         with full_precision(left.device):
             matrix = self.position_key.weight.to(left.dtype).unflatten(0, (self.heads, self.head_channels))
-            folded = left @ matrix  # (b, h, n, D_p): W^T q meets r directly
+            folded = left @ matrix  # (b, h, n, D_p), to be multiplied by r
             return [folded @ self.features.along(dim, row).mT for dim, row in enumerate(shifts)]
 
 
 def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "*keys lattice e"]) -> Float[Tensor, "b h n lattice"]:
-    """q . k for every scaled query and lattice point, or row of a table."""
+    """Compute q . k for all scaled queries and all lattice points or table rows."""
     with full_precision(query.device):
         return query @ key.mT
 
 
 def scores_at(table: Float[Tensor, "b h n t"], rows: Int[Tensor, "n lattice"]) -> Float[Tensor, "b h n lattice"]:
-    """Scores from each query's own table, at the rows of its lattice points."""
+    """Gather scores from the table of each query at the rows of its lattice points."""
     return table.gather(-1, rows.expand(*table.shape[:2], -1, -1))
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
-    """The length of a head's query and key, by default in_channels or the next multiple above."""
+    """Validate the length of queries and keys; None means in_channels, rounded up to a multiple."""
     in_channels = whole("in_channels", in_channels, 1)
     if head_channels is None:
         return -(-in_channels // multiple_of) * multiple_of
@@ -304,20 +304,20 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
 
 
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
-    """Channels of all heads -> one vector per head and point, in the dtype of scores."""
+    """Split the channels into one vector per head and point, in the dtype of scores."""
     split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
     return split.transpose(1, 2).to(score_dtype(flat.dtype), memory_format=torch.contiguous_format)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:
-    """[sin(p w_i), cos(p w_i)] with w_i = WAVELENGTH^(-2 i / channels), i = 0 .. channels / 2 - 1."""
+    """Compute [sin(p w_i), cos(p w_i)] with w_i = WAVELENGTH^(-2 i / channels), i = 0 .. channels / 2 - 1."""
     exponents = torch.arange(channels // 2, device=positions.device, dtype=positions.dtype) * (2 / channels)
     angles = positions[..., None] * WAVELENGTH**-exponents
     return torch.cat((angles.sin(), angles.cos()), -1)
 
 
 def check_sinusoidal(name: str, channels: int, dims: int) -> int:
-    """Sinusoids need a sine and a cosine for each axis."""
+    """Validate that the channels split into sine-cosine pairs for each axis."""
     if channels < 1 or channels % (2 * dims):
         requirement = f"must be a positive multiple of {2 * dims} for sinusoids over {dims} axes"
         raise ValueError(bad(name, requirement, channels))

@@ -1,9 +1,9 @@
-"""Learned relative encodings: a table of vectors r_a for the shifts along each axis a. Section 4.3 of the paper.
+"""Learned relative encodings: a table of vectors r_a for the shifts along each axis a, section 4.3 of the paper.
 
     position only   score_h(delta) = sum_a  r_a[delta_a] . w_h,a
     with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
 
-q_h,a is the a-th equal part of the query vector. A shift beyond the table takes its outermost row.
+The query vector q_h is split into one equal part q_h,a per axis. A shift beyond the table uses its outermost row.
 """
 
 import math
@@ -24,16 +24,16 @@ from attnconv.operators.kernels.contractions import axis_sum
 
 @final
 class LearnedRelative(SeparableEncoding):
-    """Learned relative encoding without content: a fixed map of attention per head, the same for every image.
+    """Learned relative encoding without content: attention depends on the shift only and is the same for all images.
 
     Args:
-        heads, dims: Number of heads and of axes.
-        channels: Length of the table's vectors.
-        max_shift: Largest shift with a row of its own, in pixels; 15 for the paper's 16 x 16 positions.
+        heads, dims: Number of heads and number of axes.
+        channels: Length of the vectors in the tables.
+        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16 positions.
 
     Attributes:
-        tables: One (2 * max_shift + 1, channels) for each axis; row max_shift is shift 0.
-        projections: One bias-free Linear(channels, heads) for each axis.
+        tables: One table (2 * max_shift + 1, channels) per axis; row max_shift is shift 0.
+        projections: One Linear(channels, heads) without bias per axis.
     """
 
     by_head = ("projections",)
@@ -53,18 +53,18 @@ class LearnedRelative(SeparableEncoding):
 
 @final
 class LearnedRelativeContent(Encoding):
-    """Learned relative encoding with content, q.k + q.r: the full stand-alone self-attention of section 4.3.
+    """Learned relative encoding with content, q.k + q.r, as in section 4.3 of the paper.
 
     Args:
         in_channels: Channels of the image.
         heads: Number of heads.
         dims: Number of axes; must divide head_channels.
-        head_channels: Length e of a head's query and key; None for in_channels, or the next multiple of dims.
-        max_shift: Largest shift with a row of its own, in pixels.
+        head_channels: Length e of a head's queries and keys; None for in_channels, rounded up to a multiple of dims.
+        max_shift: Largest shift in the tables, in positions.
 
     Attributes:
-        query, key: Linear(in_channels, heads * e), with bias.
-        tables: One (2 * max_shift + 1, e / dims) for each axis, shared by the heads.
+        query, key: Linear(in_channels, heads * e) with bias.
+        tables: One table (2 * max_shift + 1, e / dims) per axis, shared by all heads.
     """
 
     by_head = ("query", "key")
@@ -90,7 +90,7 @@ class LearnedRelativeContent(Encoding):
         return {"content-content": products(query, key), "content-position": axis_sum(biases)}
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Scaled queries, keys, and the scores of positions along each axis."""
+        """Compute scaled queries, keys, and the position scores along each axis."""
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
         indices = grid.unravel(all_queries(grid, query.device))
         biases = []
@@ -101,5 +101,5 @@ class LearnedRelativeContent(Encoding):
 
 
 def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:
-    """The table row of each shift: shifts beyond the table take its outermost rows."""
+    """Return the table row of each shift; shifts beyond the table use its outermost rows."""
     return shifts.to(torch.int64).clamp(-max_shift, max_shift) + max_shift

@@ -1,10 +1,10 @@
-"""Quadratic encodings: each head is a Gaussian around a shift of its own. Equations (9), (14), (18), (19).
+"""Quadratic encodings: each head is a Gaussian centred on a shift, equations (9), (14), (18) and (19).
 
     isotropic     score_h(delta) = -alpha_h |delta - Delta_h|^2,                       alpha_h = s_h^2 / 2
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-Scores are taken relative to a nearby shift d0, which changes no softmax, so that nothing overflows or cancels:
+Scores are relative to a shift d0 near the centre. The softmax is unchanged, but nothing overflows or cancels:
 
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
@@ -24,17 +24,17 @@ from attnconv.operators.base import score_dtype
 
 @final
 class Quadratic(SeparableEncoding):
-    """The paper's quadratic encoding, one centre and one width per head (per axis if diagonal).
+    """Quadratic encoding of the paper, with one centre and one width per head (one width per axis if diagonal).
 
     Args:
-        heads, dims: Number of heads and of axes.
-        diagonal: One width per axis instead of one per head.
-        centre_std: Standard deviation of the initial centres, in pixels. The paper writes N(0, 2 I), a variance; its
-            code draws with standard deviation 2, the default here.
-        spread_std: Standard deviation of the initial spreads s around 1.
+        heads, dims: Number of heads and number of axes.
+        diagonal: Use one width per axis instead of one per head.
+        centre_std: Standard deviation of the initial centres, in positions. The paper states a variance of 2; its code
+            uses a standard deviation of 2, the default here.
+        spread_std: Standard deviation of the initial spreads s, whose mean is 1.
 
     Attributes:
-        centres: Delta, the shift that a head attends to, (h, dims) in pixels.
+        centres: Delta, the shift on which each head is centred, (h, dims), in positions.
         spread: s, (h, 1) or (h, dims); alpha = s^2 / 2.
 
     Example:
@@ -55,7 +55,7 @@ class Quadratic(SeparableEncoding):
 
     @property
     def alpha(self) -> Float[Tensor, "h #dims"]:
-        """How sharp each head is: s^2 / 2, in 1 / pixel^2."""
+        """Sharpness of each head, s^2 / 2, in 1 / position^2."""
         return self.spread.to(score_dtype(self.spread.dtype)).square() / 2
 
     def gaussians(self) -> Gaussians:
@@ -70,19 +70,19 @@ class Quadratic(SeparableEncoding):
 
 @final
 class GeneralizedQuadratic(JointEncoding):
-    """The paper's generalised quadratic encoding: a full covariance per head (appendix E).
+    """Generalised quadratic encoding of the paper, with a full covariance per head (appendix E).
 
     Args:
-        heads, dims: Number of heads and of axes.
-        centre_std: Standard deviation of the initial centres, in pixels.
-        spread_std: Standard deviation of the entries of the initial S around the identity.
+        heads, dims: Number of heads and number of axes.
+        centre_std: Standard deviation of the initial centres, in positions.
+        spread_std: Standard deviation of the entries of the initial S, whose mean is the identity.
 
-    Normalise images: gradients of scores are differences of numbers as large as the image's mean. In float32, where
-    pixels are 100 with a deviation of 0.3, that of `root_precision` can be off by 1e-3 of its size; by 1e-5 for mean 0.
+    Normalise the images: gradients of scores are differences of numbers as large as the image's mean. In float32, the
+    gradient of `root_precision` can be off by 1e-3 (relative) for mean 100 and std 0.3, but by 1e-5 for mean 0.
 
     Attributes:
-        centres: Delta, (h, dims) in pixels.
-        root_precision: S, (h, dims, dims), free; the precision P = S S^T is positive semi-definite whatever S is.
+        centres: Delta, (h, dims), in positions.
+        root_precision: S, (h, dims, dims), unconstrained; the precision P = S S^T is always positive semi-definite.
 
     Example:
         >>> encoding = GeneralizedQuadratic(9, dims=2)
@@ -114,9 +114,9 @@ class GeneralizedQuadratic(JointEncoding):
 
 
 def start_at_neighbours(encoding: Encoding) -> None:
-    """Move Gaussian heads to the shifts nearest to the query, in place, and double their spreads.
+    """Move the centres of Gaussian heads to the shifts nearest to 0 and double their spreads, in place.
 
-    On an image each gives its own shift 62 % of its attention; at spread 1 it would be 16 %.
+    On an image, a head with spread 2 gives 62 % of its attention to its centre; with spread 1 it would give 16 %.
     """
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():
@@ -125,9 +125,9 @@ def start_at_neighbours(encoding: Encoding) -> None:
 
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
-    """The `count` shifts over `dims` axes that are nearest to 0, shortest first and ties row-major."""
+    """Return the `count` shifts over `dims` axes that are nearest to 0, shortest first and ties in row-major order."""
     count, dims = whole("count", count, 1), whole("dims", dims, 1)
-    # The ball of this radius holds more than count points, and the box around it holds the ball.
+    # A ball of this radius contains more than `count` points, and the box contains the ball.
     radius = range(-math.ceil(count ** (1 / dims)), math.ceil(count ** (1 / dims)) + 1)
     box = itertools.product(radius, repeat=dims)
     return sorted(box, key=lambda shift: (sum(step * step for step in shift), shift))[:count]

@@ -1,4 +1,4 @@
-"""Encodings by name, without importing torch before one is made."""
+"""Registry of encodings by name; importing it does not import torch."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -29,21 +29,21 @@ def encoding_named(
     centre_std: float = 2.0,
     spread_std: float = 0.01,
 ) -> "encodings.Encoding":
-    """A new encoding by name; each uses the arguments that it has. Defaults are those of the paper's models.
+    """Create an encoding by name, ignoring arguments that it does not have; defaults are those of the paper.
 
     Args:
         name: One of `ENCODING_NAMES`.
         in_channels: Channels of the image.
         heads: Number of heads.
         dims: Number of axes.
-        key_channels: Channels of each head's query and key; None for in_channels.
-        max_shift: Largest shift with its own row in learned tables.
-        positions: Positions per axis in a table of absolute positions.
+        key_channels: Length of each head's queries and keys; None for in_channels.
+        max_shift: Largest shift in the tables of learned relative encodings, in positions.
+        positions: Number of positions per axis in the table of a learned absolute encoding.
         centre_std: Standard deviation of the initial centres of quadratic encodings, in positions.
-        spread_std: Standard deviation of their initial spreads around 1.
+        spread_std: Standard deviation of the initial spreads of quadratic encodings.
 
     Raises:
-        ValueError: There is no encoding of that name, or it does not fit the sizes.
+        ValueError: If the name is unknown, or an argument is out of range.
     """
     match name:
         case "quadratic":

@@ -1,4 +1,4 @@
-"""Checks of every layer: devices and dtypes, loaded values; a layer as one node of a symbolic trace."""
+"""Validation of devices, dtypes and loaded values for all layers, and support for symbolic tracing."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,31 +12,31 @@ from attnconv._util.value_checks import FLOATING
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
-    """Refuse dtypes other than `FLOATING`, and float64 on Apple's MPS."""
+    """Raise `TypeError` for dtypes not in `FLOATING`, and for float64 on Apple's MPS."""
     if dtype is not None and dtype not in FLOATING:
         raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
-        raise TypeError(bad("dtype", "Apple's MPS has no float64", str(dtype), "Use torch.float32 there."))
+        raise TypeError(bad("dtype", "must not be float64 on MPS", str(dtype), "Use torch.float32."))
 
 
 def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """Before loading a state dict: refuse NaN and infinity, so that the layer keeps its values."""
+    """Raise `ValueError` for NaN or infinity in a state dict before it is loaded."""
     loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
     check_finite(loaded.items(), origin="from the loaded state dict")
 
 
 def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
-    """Refuse named tensors with NaN or infinity; `origin` says where they come from. Meta tensors pass."""
+    """Raise `ValueError` for named tensors with NaN or infinity, except meta tensors; `origin` is their source."""
     for name, value in values:
         if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
             raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))
 
 
 def traced_node(layer: nn.Module, *arguments: Any) -> Any:
-    """The layer as one node of the symbolic trace (`torch.fx`) that the first argument comes from, else None."""
+    """Return the layer as one node of a symbolic trace (`torch.fx`) if the first argument is traced, else None."""
     if not isinstance(arguments[0], torch.fx.Proxy):
         return None
     tracer: Any = arguments[0].tracer
     if not (path := tracer.path_of_module(layer)):
-        raise TypeError(bad("root", "must be a model that holds the layer, which is one node", type(layer).__name__))
+        raise TypeError(bad("root", "must be a model that contains the layer as a submodule", type(layer).__name__))
     return tracer.create_proxy("call_module", path, arguments, {})

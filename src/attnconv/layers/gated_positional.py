@@ -1,10 +1,10 @@
-"""Gated positional self-attention, exact and without an n x n tensor of either softmax (d'Ascoli et al., 2021).
+"""Gated positional self-attention (d'Ascoli et al., 2021), exact, without materialising n x n probabilities.
 
     out_q = sum_h ( (1 - g_h) softmax_k(q_q . k_k / sqrt(e)) v_k + g_h softmax_k(p_h(k - q)) v_k ) W_out,h + b
     p_h(dx, dy) = ( w_2 dy + w_3 dy^2 ) + ( w_1 dx + w_3 dx^2 ) + b_h,        g_h = sigmoid(gamma_h)
 
-Content is `scaled_dot_product_attention`; the softmax of p_h, a sum over axes, is a Kronecker product. Rows of the
-mixture sum to 1, so dividing by their sum, as is usual, would change rounding only.
+The content part uses `scaled_dot_product_attention`. The softmax of p_h, a sum over axes, is a Kronecker product. Rows
+of the mixture sum to 1, so the usual division by their sum would only affect rounding.
 """
 
 import math
@@ -26,31 +26,31 @@ from attnconv.operators.kronecker import Kronecker
 
 @final
 class GatedPositionalAttention(nn.Module):
-    """Gated positional self-attention over the tokens of an image: (b, height * width, c) to the same shape.
+    """Gated positional self-attention over the tokens of an image, (b, height * width, c) -> (b, height * width, c).
 
-    Parameters have the names of timm's `GPSA`, so its state dict loads. A new layer is initialised as a convolution, as
-    in the paper: heads attend to neighbouring pixels, values are the inputs.
+    Parameter names are those of timm's `GPSA`, so its state dicts can be loaded. As in the paper, new layers are
+    initialised as convolutions: heads attend to neighbouring positions, and values are the inputs.
 
     Args:
-        channels: Channels c in and out.
-        heads: Number of heads h, which divides the channels.
-        qkv_bias: Add learned vectors to queries, keys and values.
+        channels: Number of input and output channels c.
+        heads: Number of heads h; must divide `channels`.
+        qkv_bias: Add learned biases to queries, keys and values.
         output_dropout: Dropout probability of the output.
-        locality_strength: Initial alpha in `-alpha |delta - Delta_h|^2`, in 1 / pixel^2.
-        device: Where the parameters live.
-        dtype: Their dtype.
+        locality_strength: Initial alpha in `-alpha |delta - Delta_h|^2`, in 1 / position^2.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Attributes:
-        qk: Queries and keys, c to 2 c.
-        v: Values, c to c.
-        pos_proj: The position score, (dx, dy, dx^2 + dy^2) to h; shifts are key minus query in pixels. Its bias has no
-            effect, since it is equal in all scores of a row.
+        qk: Linear map to queries and keys, c to 2 c.
+        v: Linear map to values, c to c.
+        pos_proj: Linear map from (dx, dy, dx^2 + dy^2) to position scores, 3 to h; (dx, dy) is key minus query, in
+            positions. Its bias has no effect, because it is equal in all scores of a row.
         gating_param: gamma, (h,).
-        proj: The output, c to c.
+        proj: Linear map to the output, c to c.
         scale: Factor on the products of queries and keys, 1 / sqrt(c / h).
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> layer = GatedPositionalAttention(8, 4)
@@ -89,34 +89,34 @@ class GatedPositionalAttention(nn.Module):
         self.reset_parameters()
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
 
-    if TYPE_CHECKING:  # nn.Module says Any
+    if TYPE_CHECKING:  # nn.Module returns Any
 
         def __call__(self, x: Tensor, sizes: Sequence[int] | None = None) -> Tensor: ...
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """The same layer as a `timm.models.convit.GPSA`, sharing its parameters; hooks of the old one are not kept.
+        """Convert a `timm.models.convit.GPSA`, sharing its parameters; its hooks are not copied.
 
         Raises:
-            TypeError: The module is no `GPSA` of timm.
-            ValueError: It drops attention probabilities, which this layer never holds.
+            TypeError: If the module is not a timm `GPSA`.
+            ValueError: If it uses attention dropout, which is not supported.
         """
         if not _is_gpsa(module):
-            raise TypeError(bad("module", "must be a GPSA of timm.models.convit", type(module).__name__))
-        old: Any = module  # the attributes of another library's class
+            raise TypeError(bad("module", "must be a timm.models.convit.GPSA", type(module).__name__))
+        old: Any = module  # a class of another library
         if old.attn_drop.p > 0:
-            fix = "Set module.attn_drop.p = 0 or leave this layer as it is."
-            raise ValueError(bad("attn_drop", "must be 0: probabilities are never held", old.attn_drop.p, fix))
-        made = GatedPositionalAttention(old.dim, old.num_heads, device="meta")  # no memory for what is replaced
+            fix = "Set module.attn_drop.p = 0, or do not convert this layer."
+            raise ValueError(bad("attn_drop", "must be 0, as probabilities are not materialised", old.attn_drop.p, fix))
+        made = GatedPositionalAttention(old.dim, old.num_heads, device="meta")  # no memory for replaced parameters
         made.scale, made.locality_strength, made.training = old.scale, old.locality_strength, old.training
         made.qk, made.v, made.proj, made.pos_proj = old.qk, old.v, old.proj, old.pos_proj
         made.proj_drop, made.gating_param = old.proj_drop, old.gating_param
         return made
 
     def reset_parameters(self) -> None:
-        """Initialise as a convolution: the first k^2 heads, k = floor(sqrt(h)), at the pixels of a k x k kernel.
+        """Initialise as a convolution: the first k^2 heads, k = floor(sqrt(h)), attend to the shifts of a k x k kernel.
 
-        Further heads attend to the query's own pixel. Values are the inputs, gates are sigmoid(1).
+        Other heads attend to the position of the query. Values are the inputs, and gates are sigmoid(1).
         """
         self.qk.reset_parameters()
         self.proj.reset_parameters()
@@ -127,7 +127,7 @@ class GatedPositionalAttention(nn.Module):
                 nn.init.zeros_(bias)
         side = math.isqrt(self.heads)
         weight = torch.zeros(self.heads, 3)
-        weight[:, 2] = -1.0  # -|delta - Delta|^2 = -|delta|^2 + 2 delta . Delta, less a constant
+        weight[:, 2] = -1.0  # -|delta - Delta|^2 = -|delta|^2 + 2 delta . Delta - constant
         for head in range(side**2):
             weight[head, 0] = 2 * (head // side) - (side - 1)
             weight[head, 1] = 2 * (head % side) - (side - 1)
@@ -135,14 +135,14 @@ class GatedPositionalAttention(nn.Module):
             self.pos_proj.weight.copy_(self.locality_strength * weight)
 
     def forward(self, x: Float[Tensor, "b n c"], sizes: Sequence[int] | None = None) -> Float[Tensor, "b n c"]:
-        """The gated mixture of both attentions, projected.
+        """Compute the projected, gated mixture of content and position attention.
 
         Args:
             x: Tokens, row-major.
             sizes: Height and width of the image in tokens, height * width = n; None for a square image.
 
         Raises:
-            ValueError: Wrong rank or channels, or a number of tokens that does not fit the sizes.
+            ValueError: If x has a wrong shape, or its number of tokens does not match the sizes.
         """
         if (node := traced_node(self, x, sizes)) is not None:
             return node
@@ -153,27 +153,27 @@ class GatedPositionalAttention(nn.Module):
         content = F.scaled_dot_product_attention(queries, keys, values, scale=self.scale)
         position = self.position_operator(sizes).apply(values.unflatten(2, sizes)).flatten(2, 3)
         gate = self.gating_param.to(score_dtype(self.gating_param.dtype))[:, None, None]
-        # 1 - sigmoid(gamma) = sigmoid(-gamma), without the cancellation where a gate is nearly closed
+        # 1 - sigmoid(gamma) = sigmoid(-gamma), without cancellation if gamma is large
         out = torch.sigmoid(-gate) * content + torch.sigmoid(gate) * position
         out = self.proj(out.to(values.dtype).transpose(1, 2).flatten(2))  # (b, n, c)
         return self.proj_drop(out)
 
     def position_operator(self, sizes: Sequence[int]) -> Kronecker:
-        """The positional part, softmax_k p_h(k - q), over an image of height and width `sizes`."""
+        """Return the operator of the position part, softmax_k p_h(k - q), for an image of height and width `sizes`."""
         grid = Grid.make(per_axis("sizes", sizes, 2, least=1))
         weight, bias = self.pos_proj.weight, self.pos_proj.bias
         dtype = score_dtype(weight.dtype)
         with full_precision(weight.device):
             across, down, square = weight.to(dtype)[:, :, None, None].unbind(1)  # (h, 1, 1) each
             rows, columns = (axis.shifts(weight.device).to(dtype) for axis in grid.axes)
-            scores = down * rows + square * rows**2 + bias.to(dtype)[:, None, None]  # the bias enters a score once
+            scores = down * rows + square * rows**2 + bias.to(dtype)[:, None, None]  # add the bias to one axis only
             return Kronecker.from_scores(grid, [scores, across * columns + square * columns**2])
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}"
 
     def _sizes(self, x: Tensor, sizes: Sequence[int] | None) -> tuple[int, ...]:
-        """Height and width, checked against the tokens."""
+        """Return height and width, validated against the number of tokens."""
         if x.dim() != 3 or x.shape[2] != self.channels:
             requirement = f"must be (batch, tokens, {self.channels} channels)"
             raise ValueError(bad("x", requirement, f"shape {tuple(x.shape)}"))
@@ -181,25 +181,25 @@ class GatedPositionalAttention(nn.Module):
             side = round(int(x.shape[1]) ** 0.5)  # a tensor under torch.jit.trace
             if side < 1 or side**2 != x.shape[1]:
                 fix = "Pass sizes=(height, width)."
-                raise ValueError(bad("x", "must hold the tokens of a square image", f"{x.shape[1]} tokens", fix))
+                raise ValueError(bad("x", "must have the tokens of a square image", f"{x.shape[1]} tokens", fix))
             return side, side
         height, width = per_axis("sizes", sizes, 2, least=1)
         if height * width != x.shape[1]:
-            raise ValueError(bad("sizes", f"must make up the {x.shape[1]} tokens of x", (height, width)))
+            raise ValueError(bad("sizes", f"must have product {x.shape[1]}, the number of tokens", (height, width)))
         return height, width
 
 
 def fuse_convit(model: nn.Module) -> int:
-    """Replace every `GPSA` of a ConViT of timm by a `GatedPositionalAttention`, in place; return their number.
+    """Replace every `GPSA` of a timm ConViT with a `GatedPositionalAttention`, in place, and return their number.
 
-    The model computes the same, to rounding. Its parameters stay the same tensors under the same names.
+    The outputs are the same up to rounding. Parameters remain the same tensors, with the same names.
 
     Args:
-        model: A ConViT of timm, or any module that holds `timm.models.convit.GPSA` layers.
+        model: A timm ConViT, or any other module that contains `timm.models.convit.GPSA` layers.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: There is no such layer in the model, or one drops attention probabilities; nothing was replaced.
+        TypeError: If `model` is not a module.
+        ValueError: If no such layer is found, or one uses attention dropout. No layer is replaced then.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -209,8 +209,8 @@ def fuse_convit(model: nn.Module) -> int:
     check_module(model)
     places = {name: found for name, found in model.named_modules(remove_duplicate=False) if name and _is_gpsa(found)}
     if not places:
-        fix = "Pass a ConViT of timm; a single layer goes to GatedPositionalAttention.from_timm."
-        raise ValueError(bad("model", "must hold GPSA layers of timm.models.convit", type(model).__name__, fix))
+        fix = "Pass a timm ConViT; convert single layers with GatedPositionalAttention.from_timm."
+        raise ValueError(bad("model", "must contain timm.models.convit.GPSA layers", type(model).__name__, fix))
     made = {found: GatedPositionalAttention.from_timm(found) for found in places.values()}
     for name, found in places.items():
         parent, _, own = name.rpartition(".")
@@ -219,5 +219,5 @@ def fuse_convit(model: nn.Module) -> int:
 
 
 def _is_gpsa(module: object) -> bool:
-    """Recognised by name, so that timm need not be installed."""
+    """Return whether a module is a timm `GPSA`, by its class name, so that timm is not required."""
     return (type(module).__module__, type(module).__name__) == ("timm.models.convit", "GPSA")

@@ -1,4 +1,4 @@
-"""Where a layer's queries stand over its image, with the arguments of nn.Conv*d."""
+"""Grids of layers, from the arguments of nn.Conv*d."""
 
 import functools
 import warnings
@@ -15,7 +15,7 @@ _known_grid = functools.lru_cache(Grid.make)
 
 
 class GridLayer(nn.Module):
-    """A layer over the grid that its stride, padding, dilation, border and window make of an image's sizes."""
+    """Base class of layers whose grid follows from stride, padding, dilation, border, window and the image's sizes."""
 
     dims: ClassVar[int]
 
@@ -40,30 +40,30 @@ class GridLayer(nn.Module):
         self.border: Border = border
         self.transposed = transposed
         if self.border == "renormalise" and self.window is None and any(pad != (0, 0) for pad in self.padding):
-            warnings.warn("padding has no effect under border='renormalise': it adds no points.", stacklevel=3)
+            warnings.warn("padding has no effect with border='renormalise' and no window.", stacklevel=3)
         if not self.transposed and any(self.output_padding):
-            raise ValueError(bad("output_padding", "is for transposed layers only", self.output_padding))
+            raise ValueError(bad("output_padding", "must be 0 unless transposed=True", self.output_padding))
         if self.transposed and (self.border != "zero" or self.window is None):
             got = f"border={self.border!r}, window={self.window}"
-            raise ValueError(bad("transposed", "needs border 'zero' and the window of a kernel", got))
+            raise ValueError(bad("transposed", "requires border='zero' and a window", got))
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
-        """Kernel size per axis of the window; None without a window."""
+        """Kernel size per axis, from window and dilation; None without a window."""
         if self.window is None:
             return None
         return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
 
     @final
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """The grid of this layer over an image of `sizes`; `output_size` as in `forward`.
+        """Return the grid of this layer for an image of `sizes`; for `output_size` see `forward`.
 
         Raises:
-            ValueError: The window exceeds the padded image, or the output size cannot be reached.
+            ValueError: If the window is larger than the padded image, or the output size is not possible.
         """
         if not self.transposed:
             if output_size is not None:
-                raise ValueError(bad("output_size", "is for transposed layers only", tuple(output_size)))
+                raise ValueError(bad("output_size", "must be None unless transposed=True", tuple(output_size)))
             known = not torch.compiler.is_compiling() and all(type(size) is int for size in sizes)
             make = _known_grid if known else Grid.make
             return make(tuple(sizes), stride=self.stride, padding=self.padding, border=self.border, window=self.window)
@@ -75,5 +75,5 @@ class GridLayer(nn.Module):
         extra = tuple(want - have for want, have in zip(wanted, least, strict=False))
         if len(wanted) < self.dims or not all(0 <= more < step for more, step in zip(extra, self.stride, strict=True)):
             most = tuple(have + step - 1 for have, step in zip(least, self.stride, strict=True))
-            raise ValueError(bad("output_size", f"must lie between {least} and {most}", tuple(output_size)))
+            raise ValueError(bad("output_size", f"must be between {least} and {most}", tuple(output_size)))
         return spread(output_padding=extra)

@@ -1,4 +1,4 @@
-"""Which operator a layer runs: that of its encoding, its stored matrix, or the shifts of hard heads."""
+"""Choice of a layer's operator: that of the encoding, its dense matrix, or the shifts of hard heads."""
 
 import abc
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Plan: TypeAlias = Literal["dense", "structured", "shift"]
 
 
 class PlannedLayer(GridLayer, abc.ABC):
-    """A layer over a grid that chooses its operator at every call, or once by `plan`."""
+    """Base class of layers that choose their operator at every call, or once in `plan`."""
 
     in_channels: int
     out_channels: int
@@ -40,18 +40,18 @@ class PlannedLayer(GridLayer, abc.ABC):
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Fix, and return, how the layer runs on images of about `sizes`, also when traced or exported.
+        """Choose and fix the operator for images of about `sizes`, also for tracing and export; return the choice.
 
-        A forward pass reads no parameter's value, and under a compiler no size; a plan reads both. With `auto` hard
-        heads are frozen as shifts, small images run dense and others by structure. Frozen shifts do not follow later
-        changes of the centres; `unplan`, or loading a state dict, discards the plan.
+        A forward pass does not read parameter values, nor sizes when compiled; `plan` reads both. With `auto`, hard
+        heads run as `shift`, small images as `dense` and others as `structured`. The shifts do not follow later changes
+        of the centres. `unplan`, or loading a state dict, discards the plan.
 
         Args:
-            sizes: Pixels per axis.
+            sizes: Number of positions per axis.
             choose: `auto`, `dense`, `structured`, or `shift`.
 
         Raises:
-            ValueError: There is no such choice, a head is soft and `shift` was asked for, or a parameter is not finite.
+            ValueError: If `choose` is unknown, `shift` is given and a head is soft, or a parameter is not finite.
         """
         if choose not in ("auto", *get_args(Plan)):
             raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
@@ -59,8 +59,8 @@ class PlannedLayer(GridLayer, abc.ABC):
         sizes = per_axis("sizes", sizes, self.dims, least=1)
         shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
-            fix = "Harden the heads (a larger alpha, whole-number centres) or choose 'structured'."
-            raise ValueError(bad("choose", "'shift' needs every head to attend a single key", "soft heads", fix))
+            fix = "Increase alpha and use integer centres, or choose 'structured'."
+            raise ValueError(bad("choose", "'shift' requires every head to attend to a single key", "soft heads", fix))
         if choose == "auto":
             choose = self._form(self.grid(sizes), 1, self._dtype) if shifts is None else "shift"
         self._plan, self._shifts = choose, shifts or ()
@@ -68,12 +68,12 @@ class PlannedLayer(GridLayer, abc.ABC):
 
     @final
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """The only shift that each head attends to, to its dtype's precision; None where a head is soft."""
+        """Return the single shift that each head attends to, up to rounding; None if any head is soft."""
         return self.encoding.hard_shifts()
 
     @final
     def unplan(self) -> None:
-        """Discard the plan: choose anew at every call."""
+        """Discard the plan, so that the operator is chosen at every call."""
         self._plan, self._shifts = None, ()
 
     def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
@@ -84,7 +84,7 @@ class PlannedLayer(GridLayer, abc.ABC):
         if self._plan == "shift":
             parameters = list(self.encoding.parameters())
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-            # Receives zero gradients: all parameters if one is trained, else any one.
+            # The anchor receives zero gradients: all parameters if any is trained, otherwise any one of them.
             anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
             return Shift(grid, self._shifts, anchor)
         if self.backend == "reference":
@@ -98,7 +98,7 @@ class PlannedLayer(GridLayer, abc.ABC):
         return Dense.of(operator) if dense else operator
 
     def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
-        """What the planner predicts to be fastest."""
+        """Return the form that the planner predicts to be faster."""
         channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
         low = dtype in (torch.bfloat16, torch.float16)
         training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())

@@ -1,8 +1,8 @@
-"""SelfAttention1d/2d/3d: multi-head self-attention over images, a drop-in for nn.Conv1d/2d/3d.
+"""Multi-head self-attention over images, a drop-in replacement for nn.Conv1d/2d/3d.
 
     out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b        equations (11) and (12)
 
-Images are (b, c, *sizes) outside and channels last inside; those in channels-last memory format are not copied.
+Inputs and outputs are (b, c, *sizes). Channels are last internally, so channels-last inputs are not copied.
 """
 
 import inspect
@@ -25,11 +25,11 @@ from attnconv.layers.planning import Backend, PlannedLayer
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 
-_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # what autocast brings to one dtype
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # autocast converts these to one dtype
 
 
 class SelfAttention(PlannedLayer):
-    """Multi-head self-attention over a grid; abstract, use `SelfAttention1d`, `SelfAttention2d` or `SelfAttention3d`.
+    """Base class of `SelfAttention1d`, `SelfAttention2d` and `SelfAttention3d`: multi-head self-attention over a grid.
 
     Args:
         in_channels: Channels of the input.
@@ -37,45 +37,45 @@ class SelfAttention(PlannedLayer):
         heads: Number of heads, at least 1.
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
-        stride: Distance between queries, in pixels; one number or one per axis. The output has ceil(size / stride).
-        padding: Points that the border rule adds around the image: a number, one per axis, or (before, after) per axis.
-        dilation: Factor on the initial centres of an encoding given by name; one number or one per axis.
-        border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `Grid`.
-        window: Kernel extent per axis; the output then has that convolution's size.
-        transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cut off the output.
-            Needs border `zero` and a window.
-        output_padding: Outputs that a transposed layer adds at the end; one number or one per axis.
-        bias: Add a learned vector to the output.
-        groups: Channel groups, as in a grouped convolution; divides both numbers of channels.
-        head_channels: None for merged weights W_h, or the width D_h of factored ones, W_h = W_val,h W_out,h.
-        attention_dropout: Probability of dropping an attention probability in training; runs dense.
-        backend: `auto` chooses by predicted cost; `reference` is the softmax of all scores; `structured` the encoding's
-            own operator; `dense` stores that operator's matrix. See also `plan`.
-        device: Where the parameters live.
-        dtype: Their dtype.
+        stride: Distance between queries, in positions; one number, or one per axis. Output size: ceil(size / stride).
+        padding: Points that `border` adds around the image: one number, one per axis, or (before, after) per axis.
+        dilation: Factor on the initial centres of an encoding given by name; one number, or one per axis.
+        border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1; the output then has that convolution's size.
+        transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
+            output. Requires border `zero` and a window.
+        output_padding: Size added to the end of a transposed layer's output; one number, or one per axis.
+        bias: Add a learned bias to the output.
+        groups: Number of channel groups, as in a grouped convolution; must divide both numbers of channels.
+        head_channels: None for merged weights W_h, or the width D_h of factored weights W_h = W_val,h W_out,h.
+        attention_dropout: Dropout probability of attention probabilities; if above 0, training uses a dense matrix.
+        backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
+            operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Attributes:
-        stride, padding, dilation, window, output_padding: As given, one entry per axis.
-        encoding: The encoding, with its parameters.
+        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis.
+        encoding: The encoding, an `nn.Module`.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
         value_weight: Factored weights W_val (heads, in_channels, head_channels); None if merged.
         output_weight: Factored weights W_out (heads, head_channels, out_channels); None if merged.
-        bias: (out_channels,), or None.
-        called: The layer's name in a model, quoted in messages about its input; `recast` sets it.
+        bias: Bias (out_channels,), or None.
+        called: Name of the layer in a model, used in error messages about its input; set by `recast`.
 
     Raises:
-        ValueError: An argument is out of range, or the encoding has another number of heads or axes.
+        ValueError: If an argument is out of range, or the encoding has a different number of heads or axes.
     """
 
     def __init_subclass__(cls) -> None:
-        """Give each class the arguments' documentation, which `help` and editors show."""
+        """Append the documentation of the arguments to that of each subclass, for `help` and editors."""
         super().__init_subclass__()
         if cls.__doc__ and SelfAttention.__doc__:
             about, _, example = inspect.cleandoc(cls.__doc__).partition("Example:")
             shared = inspect.cleandoc(SelfAttention.__doc__)
             cls.__doc__ = f"{about}{shared[shared.index('Args:') :]}\n\nExample:{example}"
 
-    def __init__(  # noqa: PLR0913 - the public face mirrors nn.Conv2d's
+    def __init__(  # noqa: PLR0913 - the signature mirrors nn.Conv2d
         self,
         in_channels: int,
         out_channels: int,
@@ -133,17 +133,17 @@ class SelfAttention(PlannedLayer):
             raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
         if width is not None and whole("head_channels", width, 1) and groups > 1:
             got = f"head_channels={width} with groups={groups}"
-            raise ValueError(bad("head_channels", "factored weights have one group", got))
+            raise ValueError(bad("head_channels", "must be None if groups is above 1", got))
         self.weight = nn.Parameter(torch.empty(heads, inputs // groups, outputs)) if width is None else None
         self.value_weight = None if width is None else nn.Parameter(torch.empty(heads, inputs, width))
         self.output_weight = None if width is None else nn.Parameter(torch.empty(heads, width, outputs))
 
-    if TYPE_CHECKING:  # nn.Module says Any
+    if TYPE_CHECKING:  # nn.Module returns Any
 
         def __call__(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor: ...  # noqa: A002
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias as nn.Linear(heads * in_channels, out_channels) does; the encoding is left as it is."""
+        """Initialise weights and bias as nn.Linear(heads * in_channels, out_channels) does; keep the encoding."""
         width = self.in_channels // self.groups if self.output_weight is None else self.output_weight.shape[1]
         for parameter, fan_in in (
             (self.weight, self.heads * width),
@@ -156,19 +156,19 @@ class SelfAttention(PlannedLayer):
 
     def forward(
         self,
-        input: Float[Tensor, "*images"],  # noqa: A002 - the name that nn.Conv*d gives it
+        input: Float[Tensor, "*images"],  # noqa: A002 - named as in nn.Conv*d
         output_size: Sequence[int] | None = None,
     ) -> Float[Tensor, "*outputs"]:
-        """The layer's output (b, out_channels, *queries), equation (12).
+        """Compute the output (b, out_channels, *queries), equation (12).
 
         Args:
-            input: Images of any size, (b, in_channels, *sizes), or one image without b.
-            output_size: Of a transposed layer, the output's size in place of `output_padding`: per axis, or the whole
-                shape, as for nn.ConvTranspose2d.
+            input: Images (b, in_channels, *sizes), or a single image without b.
+            output_size: Output size of a transposed layer, used instead of `output_padding`; per axis, or the full
+                shape, as in nn.ConvTranspose2d.
 
         Raises:
-            ValueError: Wrong rank or channels, an axis without a pixel, or an output size that cannot be reached.
-            TypeError: The input is no tensor, or has another dtype than the layer and no autocast is on.
+            ValueError: If the input has a wrong shape or an empty axis, or the output size is not possible.
+            TypeError: If the input is not a tensor, or its dtype is not that of the layer and autocast is disabled.
         """
         if (node := traced_node(self, input, output_size)) is not None:
             return node
@@ -189,12 +189,12 @@ class SelfAttention(PlannedLayer):
 
     @final
     def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
-        """The attention operator of the layer on x; with a position-only encoding it depends on x's shape only."""
+        """Return the attention operator on x; for a position-only encoding it depends on the shape of x only."""
         return self._operator(self._pixels(x))
 
     @final
     def score_terms(self, x: Float[Tensor, "*images"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """The terms of equation (7) or (8), each over the lattice; the attention is the softmax of their sum."""
+        """Return the terms of equation (7) or (8) over the lattice; attention is the softmax of their sum."""
         pixels = self._pixels(x)
         return self.encoding.terms(self.grid(pixels.shape[1:-1]), pixels)
 
@@ -223,7 +223,7 @@ class SelfAttention(PlannedLayer):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):
             got = f"heads={encoding.heads}, dims={encoding.dims}"
-            requirement = f"must have heads={self.heads} and dims={self.dims} as the layer does"
+            requirement = f"must have heads={self.heads} and dims={self.dims}"
             raise ValueError(bad("encoding", requirement, got))
         return encoding
 
@@ -234,22 +234,22 @@ class SelfAttention(PlannedLayer):
         return weight.dtype
 
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
-        """Check the input and return it channels last; one image becomes a batch of one."""
+        """Validate the input and return it channels last; add a batch dimension to a single image."""
         kind, dims, dtype = f"SelfAttention{self.dims}d", self.dims, self._dtype
 
         def wrong(requirement: str, got: str, fix: str = "") -> str:
             return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")
 
         if not isinstance(x, Tensor):
-            raise TypeError(wrong(f"{kind} takes a tensor", type(x).__name__))
+            raise TypeError(wrong("must be a tensor", type(x).__name__))
         x = x[None] if x.dim() == dims + 1 else x
         if x.dim() != dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[dims - 1]
-            raise ValueError(wrong(f"{kind} takes (batch, channels, {sizes})", f"shape {tuple(x.shape)}"))
+            raise ValueError(wrong(f"must be (batch, channels, {sizes}) for {kind}", f"shape {tuple(x.shape)}"))
         if x.shape[1] != self.in_channels:
-            raise ValueError(wrong(f"{kind} was made for {self.in_channels} channels", f"shape {tuple(x.shape)}"))
+            raise ValueError(wrong(f"must have {self.in_channels} channels", f"shape {tuple(x.shape)}"))
         if 0 in x.shape[2:]:
-            raise ValueError(wrong("every axis needs at least one pixel", f"shape {tuple(x.shape)}"))
+            raise ValueError(wrong("must not have empty axes", f"shape {tuple(x.shape)}"))
         if x.dtype != dtype and not ({x.dtype, dtype} <= _AUTOCAST and torch.is_autocast_enabled(x.device.type)):
             fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
             raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
@@ -294,6 +294,6 @@ class SelfAttention3d(SelfAttention):
 
 
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
-    """Discard a plan that was made for other values, after loading."""
+    """Discard the plan after loading, as it may not match the new values."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()

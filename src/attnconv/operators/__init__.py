@@ -1,4 +1,4 @@
-"""Attention operators: matrices of attention probabilities that know their structure."""
+"""Attention operators: structured matrices of attention probabilities."""
 
 from attnconv._util.exports import attach
 

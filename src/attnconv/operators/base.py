@@ -1,4 +1,4 @@
-"""The attention operator: one row-stochastic matrix A_h per head, known by its structure."""
+"""Base classes of attention operators: one row-stochastic matrix A_h per head, stored by its structure."""
 
 import abc
 import operator
@@ -15,20 +15,20 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_index
 from attnconv.grid import Grid
 
-Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # indices, flat and row-major
+Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # flat row-major indices
 Images: TypeAlias = Float[Tensor, "b *sizes c"]
 Weights: TypeAlias = Float[Tensor, "h i d"]  # one matrix per head, i = c / groups
 Outputs: TypeAlias = Float[Tensor, "b *queries d"]
-Factor: TypeAlias = Float[Tensor, "h _ _"]  # of one axis
+Factor: TypeAlias = Float[Tensor, "h _ _"]  # for one axis
 
 
 class AttentionOperator(abc.ABC):
-    """Attention probabilities on a grid. Abstract: see `Dense`, `Kronecker`, `Shift`, `Toeplitz`, `Content`.
+    """Base class of attention operators: `Dense`, `Kronecker`, `Shift`, `Toeplitz` and `Content`.
 
     Attributes:
         grid: Positions of queries and keys.
         heads: Number of heads h.
-        batch: 1 where all images share the probabilities, else the number of images b.
+        batch: 1 if all images share the probabilities, otherwise the number of images b.
         device: Device of the operator's tensors.
     """
 
@@ -39,41 +39,41 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        """sum_h A_h X W_h, equation (12) without the bias.
+        """Compute sum_h A_h X W_h, equation (12) without the bias.
 
         Args:
-            x: Images, channels last: (b, *sizes, c).
+            x: Images, channels last, (b, *sizes, c).
             weight: One matrix per head, (h, i, d) with i = c / groups.
             groups: Number of channel groups, as in a grouped convolution.
         """
 
     @abc.abstractmethod
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        """A_h V_h for every head: the weighted means of per-head values."""
+        """Compute A_h V_h, with separate values for each head."""
 
     @abc.abstractmethod
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
-        """Probabilities of chosen queries (flat, row-major) over all image keys (flat, row-major)."""
+        """Return the probabilities of the given queries over all keys; both are flat and row-major."""
 
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
-        """The probability that chosen queries put on lattice points that hold zeros; 0 without zero padding."""
+        """Return the probability that the given queries assign to lattice points with value zero (border `zero`)."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
         return f"{type(self).__name__}({about}" + (f", batch={self.batch})" if self.batch > 1 else ")")
 
     def to_dense(self) -> Float[Tensor, "#b h n m"]:
-        """The matrix of all probabilities: n * m numbers per head, so for small grids only."""
+        """Return all probabilities, n * m numbers per head; use only on small grids."""
         return self.rows(all_queries(self.grid, self.device))
 
 
 class LatticeOperator(AttentionOperator):
-    """An operator defined by its rows over the lattice. Abstract: implement `lattice_rows`, and how to contract."""
+    """Base class of operators that implement `lattice_rows`, in addition to `contract` and `apply`."""
 
     @abc.abstractmethod
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
-        """Probabilities of chosen queries over all lattice points, those that hold zeros included."""
+        """Return the probabilities of the given queries over all lattice points, including those with value zero."""
 
     @final
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
@@ -87,46 +87,46 @@ class LatticeOperator(AttentionOperator):
 
 
 def all_queries(grid: Grid, device: torch.device) -> Int[Tensor, "n"]:
-    """Every query of the grid, flat and row-major."""
+    """Return the indices of all queries of the grid, flat and row-major."""
     return torch.arange(grid.query_count, device=device)
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of scores and softmax: at least float32."""
+    """Return the dtype of scores and softmax, at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which products with a tensor are computed: autocast's where it is on, else the tensor's own."""
+    """Return the dtype of products with a tensor: that of autocast if enabled, otherwise the tensor's."""
     kind = tensor.device.type
-    narrow = tensor.dtype != torch.float64  # autocast leaves float64 as it is
+    narrow = tensor.dtype != torch.float64  # autocast does not convert float64
     if narrow and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return tensor.dtype
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Context without autocast, for scores."""
+    """Return a context that disables autocast, for computing scores."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether values can be read: not while a compiler traces, nor of meta and fake tensors."""
+    """Return whether values can be read, which excludes compilation, meta tensors and fake tensors."""
     return not (torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Tensor, "r"]:
-    """Query indices as a tensor on `device`; checked only on the CPU, where reading them does not synchronise."""
+    """Return query indices as a tensor on `device`; only those on the CPU are checked, to avoid synchronisation."""
     if isinstance(queries, Sequence) and all(map(is_index, queries)):
         queries = torch.tensor(list(map(operator.index, queries)), dtype=torch.int64)
     if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):
         got = str(queries.dtype) if isinstance(queries, Tensor) else type(queries).__name__
-        raise TypeError(bad("queries", "must be int64 indices, a tensor or a list", got))
+        raise TypeError(bad("queries", "must be a list of integers, or an int32 or int64 tensor", got))
     if queries.device.type == "cpu" and has_values(queries) and queries.numel():
         low, high = int(queries.min()), int(queries.max())
         if low < 0 or high >= grid.query_count:
-            requirement = f"must lie in 0 .. {grid.query_count - 1} on a grid of {grid.query_sizes}"
+            requirement = f"must be in 0 .. {grid.query_count - 1} for a grid of {grid.query_sizes} queries"
             raise ValueError(bad("queries", requirement, f"{low} .. {high}"))
     return queries.to(device)

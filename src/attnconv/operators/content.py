@@ -1,18 +1,19 @@
-"""Content: scores from queries and keys of the image, with or without position: equations (7) and (8) of the paper.
+"""Content operator: scores from queries and keys of the image plus optional position scores, equations (7) and (8).
 
     A = softmax(Q K^T + sum_a B_a),    one bias B_a,h[q, k_a] per axis
 
-It is applied a block of rows at a time, without an n x n array. The backward pass computes the probabilities P of a
-block again and uses, with G the gradient of the output,
+Rows are computed one block at a time, without materialising an n x n array. The backward pass recomputes the
+probabilities P of each block. With G the gradient of the output,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
 
-On CUDA the biases are folded into longer vectors for `scaled_dot_product_attention`, which sums in float32:
+On CUDA, biases are appended to queries, and one-hot vectors to keys, for `scaled_dot_product_attention`:
 
     Q' = [Q, B_1, .., B_a],    K' = [K, one-hot of k_1, .., one-hot of k_a],    Q' K'^T = Q K^T + sum_a B_a[q, k_a]
 
-In half precision each bias is folded as two numbers, its rounded value and the rest: 16 bits in bfloat16, 22 in
-float16. Flash kernels end at 256 channels, the folded ones included; beyond, torch has its memory-efficient kernel.
+In half precision each bias is split into its rounded value and the remainder, which together have a precision of 16
+bits in bfloat16 and 22 in float16. Flash kernels support up to 256 channels, including those of the biases; otherwise
+torch uses its memory-efficient kernel.
 """
 
 import math
@@ -32,18 +33,18 @@ from attnconv.operators.kernels.contractions import axis_sum, project, project_h
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 Buffers: TypeAlias = dict[int, Tensor]
-ALIGNED = 8  # half-precision kernels take multiples of so many channels only
+ALIGNED = 8  # half-precision kernels require a multiple of this number of channels
 
 
 @final
 class Content(LatticeOperator):
-    """Attention by content, with an optional position part that is a sum over axes.
+    """Attention operator with content-based scores and optional position scores that are a sum over axes.
 
     Args:
         grid: Positions of queries and keys.
         queries: Scaled query vectors, (1 or b, h, n, e).
-        keys: (1 or b, h, lattice points, e).
-        biases: Per axis a score (1 or b, h, n, lattice_a) that is added, or none.
+        keys: Key vectors, (1 or b, h, lattice points, e).
+        biases: Position scores, one (1 or b, h, n, lattice_a) for each axis; empty for none.
     """
 
     def __init__(
@@ -94,44 +95,44 @@ def attention_with_relative_bias(
     sizes: tuple[int, int],
     scale: float | None = None,
 ) -> Float[Tensor, "b h n f"]:
-    """Attention over an image with learned relative positions that meet the query: q . (k + r_row + r_column).
+    """Compute attention over an image with learned relative positions, q . (k + r_row + r_column).
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    Exact, differentiable in all five tensors, and without the n x n bias that `scaled_dot_product_attention` needs. It
-    keeps the inputs and height + width numbers per query and head.
+    The result is exact and differentiable in all five tensors. Unlike `scaled_dot_product_attention`, it does not need
+    an n x n bias; for the backward pass, it saves the inputs and height + width numbers per query and head.
 
     Args:
-        q: Query vectors of all pixels, row-major.
+        q: Query vectors of all positions, row-major.
         k: Key vectors.
         v: Values, of any length f.
-        row_table: One vector per row shift, (2 t + 1, e), or per head (h, 2 t + 1, e); the middle one is shift 0, and
-            a shift beyond the table takes its outermost vector.
+        row_table: One vector per row shift, (2 t + 1, e), or per head, (h, 2 t + 1, e). The middle one is for shift 0,
+            and shifts beyond the table use its outermost vector.
         column_table: The same for column shifts.
-        sizes: Height and width of the image, height * width = n.
+        sizes: Height and width of the image; height * width = n.
         scale: Factor on all products; None for 1 / sqrt(e).
 
     Raises:
-        ValueError: Shapes do not fit, or a table has no middle.
+        ValueError: If the shapes do not match, or a table has an even number of vectors.
 
     Example:
         >>> import torch
-        >>> q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()  # two images of 3 x 4 pixels, four heads
+        >>> q, k, v = torch.randn(3, 2, 4, 12, 8).unbind()  # two images of 3 x 4 positions, four heads
         >>> attention_with_relative_bias(q, k, v, torch.randn(5, 8), torch.randn(7, 8), sizes=(3, 4)).shape
         torch.Size([2, 4, 12, 8])
     """
     height, width = per_axis("sizes", sizes, 2, least=1)
     count = height * width
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
-        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} pixels"
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} positions"
         raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
-    # In the scores' dtype, since biases are sums of products, and large where a head is sharp.
+    # Compute biases in the dtype of scores, because they are large if a head is sharp.
     scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
         fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
         if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
-            requirement = f"must be (2 t + 1, {q.shape[-1]}), or one such table per head"
+            requirement = f"must be (2 t + 1, {q.shape[-1]}) or (h, 2 t + 1, {q.shape[-1]})"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
         with full_precision(q.device):
             biases.append(axis_scores(scaled, table, dim, sizes))
@@ -139,7 +140,7 @@ def attention_with_relative_bias(
 
 
 def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Float[Tensor, "b h n size"]:
-    """q . table[k_a - q_a] for every position k_a along an axis."""
+    """Compute q . table[k_a - q_a] for all positions k_a along an axis."""
     most, places = table.shape[-2] // 2, torch.arange(sizes[dim], device=q.device)
     vectors = table[..., (places - places[:, None]).clamp(-most, most) + most, :].to(q.dtype)  # (.., q_a, k_a, e)
     per_head = "h" if table.dim() == 3 else ""
@@ -153,9 +154,9 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """softmax(Q K^T + sum_a B_a) V for scaled queries: by fused kernels on CUDA, elsewhere a block of rows at a time.
+    """Compute softmax(Q K^T + sum_a B_a) V for scaled queries, by fused kernels on CUDA, else by blocks of rows.
 
-    Scores are at least float32; fused kernels multiply in the dtype of the values, and sum in float32.
+    Scores are in at least float32, except that fused kernels multiply in the dtype of the values and sum in float32.
     """
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact
@@ -166,14 +167,14 @@ def attend(
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """`attend` a block of rows at a time."""
+    """Compute `attend` one block of rows at a time."""
     batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
     out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
         weights = _rows(query, key, bias, held)
-        if value.shape[1] == 1:  # one for all heads
+        if value.shape[1] == 1:  # shared by all heads
             out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
         else:
             out[images, :, rows] = weights @ value
@@ -181,9 +182,9 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 
 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
-    del wanted  # all but the last sums are needed for any of them
+    del wanted  # almost all of the work is needed for any gradient
     queries, keys, _, *biases = inputs
-    # Sums over queries are held as rows: G^T P is a faster product than P^T G, since P lies along its keys.
+    # Gradients of keys and values are accumulated transposed: G^T P is faster than P^T G, as P is contiguous in keys.
     totals = [
         tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
     ]
@@ -192,9 +193,9 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         query, key, value, *bias = _part(images, rows, *inputs)
         into = _part(images, rows, *totals)
         weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
-        # Of the probabilities, where the scores were.
+        # Gradients of the probabilities, in the buffer of the scores.
         slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
-        if value.shape[1] == 1:  # one for all heads
+        if value.shape[1] == 1:  # shared by all heads
             into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
             torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
         else:
@@ -213,7 +214,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 
 def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor, not filled, in a buffer that all blocks share: a new one for each would cost page faults."""
+    """Return an uninitialised tensor in a buffer shared by all blocks, which avoids page faults."""
     size = math.prod(shape)
     if place not in held or held[place].numel() < size:
         held[place] = like.new_empty(size)
@@ -221,7 +222,7 @@ def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Te
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """All images and rows of queries, in parts of about `SCORES_BLOCK` bytes of scores."""
+    """Yield all images and rows of queries in parts of about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
     most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
@@ -231,16 +232,16 @@ def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, 
 
 
 def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
-    """Views of all inputs on a block; those that images share stay as they are."""
+    """Return views of all inputs on a block; inputs shared by all images are not indexed by image."""
     chosen = [part if part.shape[0] == 1 else part[images] for part in inputs]
     return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
-    """The probabilities of a block, in the second buffer."""
+    """Compute the probabilities of a block in the second buffer."""
     batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
     scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
-    if biases:  # they are written first: the product adds itself to what is there
+    if biases:  # write them first, then add the product in place
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
         shapes = [[-1 if axis == dim else 1 for axis in range(len(biases))] for dim in range(len(biases))]
         along = [bias.unflatten(-1, shape) for bias, shape in zip(biases, shapes, strict=True)]
@@ -256,7 +257,7 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`_add` of a product, which adds itself where it may."""
+    """Add a product to a view, in place if no sum over images is needed."""
     if total.shape[0] == left.shape[0] == right.shape[0]:
         flat = total.flatten(0, 1)
         torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), out=flat)
@@ -265,7 +266,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _add(total: Tensor, part: Tensor) -> None:
-    """Add to a view, summing over images where they share it."""
+    """Add to a view, summing over images if they share it."""
     total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
 
 
@@ -288,15 +289,15 @@ def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> T
 
 
 def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The bias as a sum of numbers of the queries' dtype: itself where it has it, else two."""
+    """Split the bias into one or two tensors of the queries' dtype that sum to it."""
     if torch.promote_types(bias.dtype, dtype) == dtype:
         return (bias.to(dtype),)
-    high = bias.detach().to(dtype)  # both meet the same one-hot channels, so the rest carries the gradient
+    high = bias.detach().to(dtype)  # both use the same one-hot channels, so only the remainder needs a gradient
     return high, (bias - high.to(bias.dtype)).to(dtype)
 
 
 def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """All scores at once, at least in float32: differentiable any number of times, also by compilers and transforms."""
+    """Compute `attend` with all scores at once; supports higher derivatives, compilers and function transforms."""
     exact = score_dtype(values.dtype)
     scores = queries.to(exact) @ keys.to(exact).mT
     scores = scores + axis_sum([bias.to(exact) for bias in biases]) if biases else scores

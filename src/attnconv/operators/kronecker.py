@@ -1,16 +1,16 @@
-"""Kronecker: one small factor per axis, for scores that are a sum over axes.
+"""Kronecker operator: one small factor per axis, for scores that are a sum over axes.
 
     softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)
 
-This is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys with a weight below eps^2 of the row's largest are
-left out: that changes less than rounding does, and avoids denormal numbers, which slow a CPU several times.
+The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys whose weight is below eps^2 times the
+largest of their row are dropped. The change is below rounding error and avoids denormals, which are slow on CPUs.
 
-The products keep no mixed pixels. Long axes go head by head (`kernels.kronecker_long_axes`). Short ones go for all
-heads at once, in an order that keeps products large:
+Mixed values A_h X are not kept for the backward pass. If an axis is long, heads are computed one at a time (see
+`kernels.kronecker_long_axes`). Otherwise they are computed together, in an order that keeps matrix products large:
 
-    Y_h = (F_h,2 (x) ..) X      all axes but the first; its keys lead, and images follow
+    Y_h = (F_h,2 (x) ..) X      all axes except the first; leading dimensions are keys of the first axis and images
     U_h = Y_h W_h               one product per head
-    out = sum_h F_h,1 U_h       the first axis: one product over heads and its keys
+    out = sum_h F_h,1 U_h       the first axis: one product over heads and keys
 
 With G the gradient of out and V_h = G W_h^T,  dW_h = Y_h^T (F_h,1^T G),  dF_h,1 = V_h Y_h^T,  dY_h = F_h,1^T V_h.
 """
@@ -43,12 +43,12 @@ from attnconv.operators.kernels.recompute_in_backward import Gradients, recomput
 
 @final
 class Kronecker(AttentionOperator):
-    """Attention whose matrix is a Kronecker product of one factor per axis, for each head.
+    """Attention operator whose matrix, for each head, is a Kronecker product of one factor per axis.
 
     Args:
         grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
-        padding_masses: Mass of each factor's rows on lattice points that hold zeros, one (h, n_a) for each axis.
+        padding_masses: Probability that falls on zeros in the lattice, one (h, n_a) for each axis a.
     """
 
     batch = 1
@@ -62,7 +62,7 @@ class Kronecker(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Sequence[Factor]) -> "Kronecker":
-        """softmax of one (h, n_a, lattice_a) for each axis, cut to the band and folded onto the image's keys."""
+        """Compute factors from scores, one (h, n_a, lattice_a) for each axis: banded softmax, folded onto the keys."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
             lattice = contractions.banded_softmax(score)
@@ -71,7 +71,7 @@ class Kronecker(AttentionOperator):
         return Kronecker(grid, factors, masses)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        return contract_factors(x, weight, self.factors)  # which knows the groups from the shapes
+        return contract_factors(x, weight, self.factors)  # groups follow from the shapes
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return mix_values(values, self.factors)
@@ -95,18 +95,18 @@ class Kronecker(AttentionOperator):
         return mass[None]
 
     def _at(self, queries: Queries, along: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of the queries, from those of each axis."""
+        """Select the rows of the queries along each axis."""
         indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
         return [rows.index_select(1, index) for rows, index in zip(along, indices, strict=True)]
 
 
 def _without_denormals(rows: Tensor, axes: int) -> Tensor:
-    """Products of three weights may be denormal: eps^6 is, in float32."""
+    """Set denormals to 0; products of three weights can reach eps^6, which is denormal in float32."""
     return rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0) if axes > 2 else rows
 
 
 def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
-    """sum_h (F_h,1 (x) F_h,2 ..) X W_h. On long axes zeros of a factor get no gradient: a softmax passes none on."""
+    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros of long factors get no gradient, as softmax ignores it."""
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
@@ -114,7 +114,7 @@ def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> O
 
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
-    """The same in a few differentiable products, with all mixed values at once."""
+    """Compute `contract_factors` in a few differentiable products, materialising all mixed values."""
     groups = x.shape[-1] // weight.shape[1]
     if _narrows(x, weight):
         return mix_values(contractions.project_heads(x, weight, groups).movedim(-2, 1), factors).sum(1)
@@ -124,7 +124,7 @@ def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
 def mix_values(
     values: Float[Tensor, "b one_or_h *sizes c"], factors: Sequence[Factor]
 ) -> Float[Tensor, "b h *queries c"]:
-    """A_h V_h, one axis after the other; `values` may be shared by all heads (second axis 1)."""
+    """Compute A_h V_h one axis at a time; `values` may be shared by all heads (second dimension 1)."""
     for dim, factor in enumerate(factors, start=2):
         moved = values.flatten(dim + 1)  # (b, h, *before, m_a, rest)
         matrix = factor.to(values.dtype).reshape(factor.shape[0], *(1,) * (dim - 2), *factor.shape[1:])
@@ -157,7 +157,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 
 def _narrows(x: Tensor, weight: Tensor) -> bool:
-    """Whether to mix after the projection, as it leaves fewer channels: the adjoint of the other order."""
+    """Return whether projecting before mixing mixes fewer channels; that order is the adjoint of the other."""
     return weight.shape[2] < x.shape[-1]
 
 
@@ -174,7 +174,7 @@ def _pull(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) ->
 
 
 def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
-    """The products of the module's docstring; c / i groups of channels."""
+    """Compute the products in the module's docstring; there are c / i groups of channels."""
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
     outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
@@ -191,9 +191,9 @@ def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
 
 
 def _pull_short(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
-    """Gradients of x, of the weights and of the factors, as far as they are wanted."""
+    """Compute the gradients of x, the weights and the factors, where wanted."""
     x, weight, first, *inner = inputs
-    exact = score_dtype(x.dtype)  # sums over parts lose nothing
+    exact = score_dtype(x.dtype)  # accumulate parts in at least float32
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
     for images, parts in _parts(x, weight, inputs[2:]):
         keys = x[images].transpose(0, 1).contiguous()
@@ -218,7 +218,7 @@ def _pull_part(
     totals: Sequence[Tensor],
     wanted: Sequence[bool],
 ) -> Tensor | None:
-    """A part's gradient of its keys; those of weights and factors are added to the totals."""
+    """Return the gradient of one part's keys; add the gradients of weights and factors to `totals`."""
     weight, first, *inner = inputs
     heads, groups, moving = len(first), keys.shape[-1] // weight.shape[1], any(wanted[2:])
     mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
@@ -237,7 +237,7 @@ def _pull_part(
 
 
 def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
-    """Images, and spans of columns (queries of the last axis), for which Y or U fits in a block."""
+    """Yield images with spans of columns (queries of the last axis) such that Y and U fit in a block."""
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
@@ -245,7 +245,7 @@ def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     most = max(block_sizes.block_bytes(x.device.type) // column, 1)
     count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
     for some in block_sizes.spans(x.shape[0], max(most // columns, 1)):
-        yield some, block_sizes.spans(columns, math.ceil(columns / count))  # of about the same width
+        yield some, block_sizes.spans(columns, math.ceil(columns / count))  # of nearly equal widths
 
 
 def _of_columns(inner: Sequence[Tensor], columns: slice) -> list[Tensor]:
@@ -259,13 +259,13 @@ def _of_image(image: Tensor, columns: slice) -> Tensor:
 def _mix(
     keys: Float[Tensor, "k b *sizes c"], factors: Sequence[Factor], heads: int
 ) -> tuple[Float[Tensor, "h kb *queries c"], list[Tensor]]:
-    """Y, and the input of each axis but the last, in the order of axes."""
+    """Compute Y, and return it with the input of each axis except the last, in order of axes."""
     flat = keys.flatten(0, 1)
     if not factors:
         return flat.expand(heads, *flat.shape), []
     *others, last = factors
     lead = flat.shape[:-2]
-    # The last axis, all heads at once.
+    # Mix the last axis for all heads at once.
     wide = torch.bmm(last.flatten(0, 1).expand(math.prod(lead), -1, -1), flat.flatten(0, -3))
     part, steps = wide.view(*lead, *last.shape[:2], -1).movedim(len(lead), 0).contiguous(), []
     for dim, factor in reversed(list(enumerate(others, start=2))):
@@ -283,7 +283,7 @@ def _unmix(
     to_factors: Sequence[Tensor],
     wanted: bool,
 ) -> Float[Tensor, "kb *sizes c"] | None:
-    """The adjoint of `_mix`, if wanted; adds to the gradients of the factors if there are any to add to."""
+    """Compute the adjoint of `_mix` if `wanted`, and add the factors' gradients to `to_factors` if given."""
     if not factors:
         return gradient.sum(0) if wanted else None
     *others, last = factors
@@ -305,7 +305,7 @@ def _unmix(
 
 
 def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:
-    """A matrix per head that multiplies axis `dim` of (h, kb, .., k, rest)."""
+    """Reshape one matrix per head to multiply axis `dim` of (h, kb, .., k, rest)."""
     return matrix.reshape(matrix.shape[0], *(1,) * (dim - 1), *matrix.shape[1:])
 
 

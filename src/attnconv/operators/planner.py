@@ -1,8 +1,8 @@
-"""Predict the fastest form of a position-only operator from a few constants of the machine.
+"""Cost model that predicts the faster form of a position-only operator, dense or structured.
 
     seconds = flops of large products / rate + flops of thin products / rate + bytes / bandwidth + calls * overhead
 
-The defaults are those of a two-core x86 machine; `attnconv calibrate` measures those of another one.
+The default constants are those of a two-core x86 machine; `attnconv calibrate` measures those of yours.
 """
 
 import functools
@@ -28,17 +28,17 @@ Form = Literal["dense", "structured"]
 @final
 @dataclass(frozen=True)
 class Machine:
-    """Measured speed of a device."""
+    """Speed of a device."""
 
     product: float = 150e9  # flops per second of large matrix products in float32
     low_product: float = 400e9  # the same in bf16
     thin: float = 80e9  # flops per second of batched products of small matrices in float32
     low_thin: float = 250e9  # the same in bf16
     memory: float = 15e9  # bytes read or written per second
-    call: float = 6e-6  # seconds that an operation takes at least
+    call: float = 6e-6  # minimum seconds per operation
 
 
-# A large GPU, by its data sheet: rates of a fifth of the peak, the overhead of a launch.
+# A large GPU, from its data sheet: a fifth of peak rates, and launch overhead.
 GPU = Machine(product=20e12, low_product=150e12, thin=2e12, low_thin=6e12, memory=1e12, call=8e-6)
 
 
@@ -53,9 +53,9 @@ def seconds(
     machine: Machine,
     block: int = KRONECKER_BLOCK,
 ) -> dict[Form, float]:
-    """Predicted seconds of mixing by each form.
+    """Predict the time of mixing by each form, in seconds.
 
-    `channels` is the smaller of a layer's two numbers of channels, `low` means 16-bit products, `block` is in bytes.
+    `channels` is the smaller of a layer's input and output channels, `low` means 16-bit products, `block` is in bytes.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count
@@ -71,7 +71,7 @@ def seconds(
 
 @functools.lru_cache(maxsize=1024)
 def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, training: bool, device: str) -> Form:
-    """The form that the model predicts to be the fastest on a device (`cpu`, `cuda`, ..)."""
+    """Return the form that is predicted to be faster on a device (`cpu`, `cuda`, ..)."""
     block = block_bytes(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
     machine = machine_of(device)
     costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine, block=block)
@@ -80,21 +80,21 @@ def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, tra
 
 @functools.lru_cache
 def machine_of(device: str) -> Machine:
-    """The constants of a device: measured ones, or the defaults of its kind."""
+    """Return the constants of a device: measured ones if available, otherwise defaults."""
     default = asdict(Machine() if device == "cpu" else GPU)
     found = _known().get(device, {})
     return Machine(**({name: found[name] for name in default} if found.keys() >= default.keys() else default))
 
 
 def calibration_file() -> Path:
-    """The file with measured constants: `attnconv/machine.json` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Return the path of the measured constants: `attnconv/machine.json` in `$XDG_CACHE_HOME` or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home else Path.home() / ".cache") / "attnconv" / "machine.json"
 
 
 def calibrate(device: str = "cpu") -> Machine:
     """Measure the constants of this machine, in about two seconds."""
-    from torch.utils.benchmark import Timer  # takes a tenth of a second, for which layers should not wait
+    from torch.utils.benchmark import Timer  # a slow import (0.1 s) that layers do not need
 
     def measured(call: Callable[..., Tensor], *inputs: Tensor | int) -> float:
         timer = Timer("call(*inputs)", globals={"call": call, "inputs": inputs}, num_threads=torch.get_num_threads())
@@ -112,18 +112,18 @@ def calibrate(device: str = "cpu") -> Machine:
 
 
 def keep(machine: Machine, device: str = "cpu") -> Path:
-    """Save measured constants for this process and later ones."""
+    """Save measured constants and use them in this process and later ones."""
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**_known(), device: asdict(machine)}, indent=2) + "\n"
-    write_atomically(path, text.encode())  # others may be reading
+    write_atomically(path, text.encode())  # other processes may be reading it
     machine_of.cache_clear()
     fastest.cache_clear()
     return path
 
 
 def _known() -> dict[str, dict[str, float]]:
-    """The file's contents; empty where it is missing or broken."""
+    """Return the contents of the file, or an empty dictionary if it is missing or invalid."""
     try:
         return msgspec.json.decode(calibration_file().read_bytes(), type=dict[str, dict[str, Positive]])
     except (OSError, msgspec.DecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Shift: every query of a head attends a single key, at one shift: condition (10) of Lemma 1. It runs as a convolution.
+"""Shift operator: all queries of a head attend to one shift, condition (10) of Lemma 1. It runs as a convolution.
 
-A shift that leaves the lattice attends its nearest point, as the softmax of a hard head does. The probabilities do not
-depend on small changes of centre or width, so those get gradients of zero.
+If a shift points outside the lattice, the query attends to the nearest lattice point, as with the softmax of a hard
+head. Small changes of centre or width do not change the probabilities, so these parameters get zero gradients.
 """
 
 import functools
@@ -27,12 +27,12 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.con
 
 @final
 class Shift(AttentionOperator):
-    """Attention of hard heads: one key per query, at a fixed shift for each head.
+    """Attention operator of hard heads: one key per query, at a fixed shift for each head.
 
     Args:
         grid: Positions of queries and keys.
-        shifts: One whole-number shift (key minus query) per head and axis.
-        anchor: A tensor with the dtype and device, which gets the zero gradients, such as the centres.
+        shifts: Integer shift (key minus query) for each head and axis.
+        anchor: Tensor that determines dtype and device and receives the zero gradients, such as the centres.
 
     Example:
         >>> import torch
@@ -51,7 +51,7 @@ class Shift(AttentionOperator):
         self._anchor = anchor
         self.device = anchor.device
         if any(len(shift) != grid.dims for shift in self.shifts):
-            raise ValueError(bad("shifts", f"must have one number for each of {grid.dims} axes", self.shifts))
+            raise ValueError(bad("shifts", f"must have {grid.dims} integers per head, one per axis", self.shifts))
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         route = (_route if torch.compiler.is_compiling() else _known_route)(self.grid, self.shifts)
@@ -77,16 +77,16 @@ class Shift(AttentionOperator):
         return empty.to(self._zero.dtype)[None] + self._zero
 
     def _anchored(self, out: Tensor) -> Tensor:
-        """The output, with zero gradients for the anchor where it wants any."""
-        wanted = self._anchor.requires_grad and torch.is_grad_enabled()  # a pass over the output, not for nothing
+        """Return the output, with zero gradients for the anchor if it requires any."""
+        wanted = self._anchor.requires_grad and torch.is_grad_enabled()  # otherwise skip a pass over the output
         return out + self._zero.to(out.dtype) if wanted else out
 
     @property
     def _zero(self) -> Tensor:
-        return (self._anchor * 0).sum()  # in this order: a sum may overflow
+        return (self._anchor * 0).sum()  # multiply first, because the sum may overflow
 
     def _keys(self, queries: Queries) -> list[Tensor]:
-        """The key each head attends for the queries along each axis, (h, r); -1 where that point holds zeros."""
+        """Return the keys that each head attends to along each axis, (h, r); -1 for lattice points with value zero."""
         indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
         steps, keys = torch.tensor(self.shifts, device=self.device).T[..., None], []
         for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
@@ -96,7 +96,7 @@ class Shift(AttentionOperator):
         return keys
 
     def _shifted(self, values: Tensor) -> Tensor:
-        """Every head's image moved by its shift: (b, h, *sizes, e) -> (b, h, *queries, e)."""
+        """Shift the image of every head: (b, h, *sizes, e) -> (b, h, *queries, e)."""
         moved = []
         for head, shift in enumerate(self.shifts):
             image = values[:, head]
@@ -109,12 +109,12 @@ class Shift(AttentionOperator):
 @final
 @dataclass(frozen=True)
 class _Route:
-    """How heads at fixed shifts run as one convolution, whose kernel has the counts and the dilation of the taps."""
+    """Parameters of the convolution that computes all heads; its kernel size and dilation are those of `taps`."""
 
-    apart: bool  # not as a convolution: its kernel, or the image padded for it, would be mostly empty
+    apart: bool  # shift each head separately, because the kernel or the padded image would be mostly zeros
     transposed: bool
-    taps: Taps  # the progression per axis on which the heads' shifts lie
-    places: tuple[int, ...] | None  # each head's index in the kernel, row-major; None where heads fill it in order
+    taps: Taps  # arithmetic progression per axis that contains the heads' shifts
+    places: tuple[int, ...] | None  # row-major kernel index of each head; None if heads fill the kernel in order
     paddings: tuple[int, ...] | None  # see `_own_padding`
 
 
@@ -123,32 +123,32 @@ def _route(grid: Grid, shifts: tuple[tuple[int, ...], ...]) -> _Route:
     places = [0] * len(shifts)
     for dim, (first, step, count) in enumerate(taps):
         places = [place * count + (shift[dim] - first) // step for place, shift in zip(places, shifts, strict=True)]
-    positions, free = math.prod([count for _, _, count in taps]), torch.compiler.is_compiling()  # free: sizes may be
+    positions, free = math.prod([count for _, _, count in taps]), torch.compiler.is_compiling()  # free: symbolic sizes
     far = not free and any(
         max(-first, first + step * (count - 1)) > 2 * axis.lattice_size + axis.stride * axis.queries
         for axis, (first, step, count) in zip(grid.axes, taps, strict=True)
     )
     return _Route(
         apart=positions > 2 * len(shifts) or far,
-        transposed=not free and _keys_stand_apart(grid, taps),  # with free sizes inductor fails on these strides
+        transposed=not free and _keys_stand_apart(grid, taps),  # inductor fails on these strides with symbolic sizes
         taps=taps,
         places=None if places == list(range(positions)) else tuple(places),
         paddings=None if free else _own_padding(grid, taps),
     )
 
 
-_known_route = functools.lru_cache(maxsize=256)(_route)  # a compiler wants the plain one
+_known_route = functools.lru_cache(maxsize=256)(_route)  # compilers use the function without a cache
 
 
 def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """One convolution whose kernel holds each head's weight at its shift."""
+    """Compute one convolution whose kernel contains the weight of each head at its shift."""
     _, steps, counts = zip(*route.taps, strict=True)
     if route.places is not None:
         empty = weight.new_zeros((math.prod(counts), *weight.shape[1:]))
         weight = empty.index_add(0, torch.tensor(route.places, device=weight.device), weight)
-    if route.transposed:  # without the zeros between keys: key k adds to spacing k - shift
+    if route.transposed:  # skip the zeros between keys: key k contributes to query spacing * k - shift
         grouped = weight.unflatten(2, (groups, -1)).permute(2, 1, 3, 0)  # (g, i, d / g, kernel positions)
-        kernel = grouped.flatten(0, 1).flip(2).unflatten(2, counts)  # the largest shift first
+        kernel = grouped.flatten(0, 1).flip(2).unflatten(2, counts)  # largest shift first
         strides, convolution = [axis.spacing for axis in grid.axes], _TRANSPOSED[grid.dims]
     else:
         kernel = weight.permute(2, 1, 0).reshape(weight.shape[2], weight.shape[1], *counts)
@@ -161,27 +161,27 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
         _canonical(x.movedim(-1, 1), grid),
         _canonical(kernel, grid),
         stride=strides,
-        padding=route.paddings or 0,  # no paddings where transposed
+        padding=route.paddings or 0,  # None if transposed
         dilation=steps,
         groups=groups,
     )
     if route.transposed:
         edges: list[int] = []
         for axis, (first, step, count), size in zip(grid.axes, route.taps, out.shape[2:], strict=True):
-            start = axis.offset + first + step * (count - 1)  # of the first query's output
+            start = axis.offset + first + step * (count - 1)  # index of the first query's output
             edges = [-start, start + axis.queries - size, *edges]
         out = F.pad(out, edges)
     return out.movedim(1, -1)
 
 
 def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
-    """The padding of zeros with which the convolution itself has these queries; None where it has not."""
+    """Return the convolution's zero padding that yields these queries, or None if there is none."""
     found = []
     for axis, (first, step, count) in zip(grid.axes, taps, strict=True):
         pad, reach = -axis.offset - first, step * (count - 1)
         fits = axis.spacing == 1 and pad >= 0 and (axis.size + 2 * pad - reach - 1) // axis.stride + 1 == axis.queries
         inside = pad == 0 and axis.stride * (axis.queries - 1) + reach < axis.size
-        zeros = axis.border == "zero" and min(axis.padding) > 0  # however far out, all lattice points there are zeros
+        zeros = axis.border == "zero" and min(axis.padding) > 0  # all points outside the image are zeros
         if not (fits and (inside or zeros)):
             return None
         found.append(pad)
@@ -189,10 +189,10 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
-    """Whether oneDNN may get the weight's gradient wrong: bf16, and an axis no longer than the kernel.
+    """Return whether oneDNN may compute a wrong weight gradient, in bf16 if an axis is no longer than the kernel.
 
-    PyTorch's own convolutions return wrong numbers there, or write outside their memory (2.13, CPUs with AMX), mostly
-    where taps only meet padding. Such images are small, so shifting them costs little.
+    In this case, PyTorch's convolutions return wrong values or write out of bounds (2.13, CPUs with AMX), mostly if
+    some taps only read padding. These images are small, so shifting them is cheap.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
@@ -202,7 +202,7 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
-    """Whether to run as a transposed convolution: keys with gaps of zeros, and no shift that leaves the lattice."""
+    """Return whether to use a transposed convolution: zeros between keys, and no shift outside the lattice."""
     axes = grid.axes
     if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
         return False
@@ -214,20 +214,20 @@ def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
 
 
 def _stretch(image: Tensor, dim: int, axis: Axis, start: int, length: int, farthest: int) -> Tensor:
-    """What the lattice shows at start, start + 1, ..: by padding with zeros where there is nothing else outside."""
-    # A shift beyond a side without padding sees that side's pixel; on the last side only a positive shift does.
+    """Sample the lattice at start, start + 1, ..; pad with zeros where that is equivalent."""
+    # Without padding on a side, shifts beyond it sample the edge of the image (at the end, positive shifts only).
     zeros_before, zeros_after = axis.padding[0] > 0 or start >= 0, axis.padding[1] > 0 or farthest <= 0
     padded = axis.border == "zero" and axis.spacing == 1 and axis.offset == 0 and zeros_before and zeros_after
-    if padded and (torch.compiler.is_compiling() or (start < axis.size and start + length > 0)):  # some image is left
+    if padded and (torch.compiler.is_compiling() or (start < axis.size and start + length > 0)):  # overlaps the image
         return F.pad(image, [0, 0] * (image.dim() - 1 - dim) + [-start, start + length - axis.size])
     return axis.take(image, dim, torch.arange(length, device=image.device) + start)
 
 
 def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
-    """An image or a kernel, channels second, with the strides that PyTorch gives to its memory format.
+    """Return an image or kernel (channels second) with the canonical strides of its memory format.
 
-    The stride of an axis of size 1 is arbitrary. With some strides oneDNN leaves part of its results unwritten (compare
-    PyTorch issue 82060), other backward passes raise, and inductor cannot order those of symbolic sizes.
+    The stride of an axis of size 1 is arbitrary. With some strides, oneDNN leaves part of its results unwritten (see
+    PyTorch issue 82060), backward passes fail, and inductor cannot order symbolic sizes.
     """
     if torch.compiler.is_compiling() or grid.axes[-1].queries == 1 or (1 in tensor.shape and tensor.is_contiguous()):
         return tensor.flatten().view(tensor.shape)
@@ -237,6 +237,6 @@ def _canonical(tensor: Tensor, grid: Grid) -> Tensor:
 
 
 def _progression(values: list[int]) -> tuple[int, int, int]:
-    """The tightest arithmetic progression that holds all of the sorted values: (first, step, count)."""
+    """Return the shortest arithmetic progression that contains all sorted values, as (first, step, count)."""
     step = math.gcd(*(value - values[0] for value in values)) or 1
     return values[0], step, (values[-1] - values[0]) // step + 1

@@ -1,15 +1,14 @@
-"""Toeplitz: scores that depend on the shift only but not as a sum over axes, such as those of a full covariance.
+"""Toeplitz operator: scores that depend on the shift only, but are not a sum over axes, as with a full covariance.
 
     A_h[q, k] = softmax_k s_h(k - q)
 
-Small problems compute all rows at once. Larger ones go head by head, by windows or by the head's spectrum, whichever
-costs less. Windows: a tile of neighbouring queries meets only the box of keys that holds its weights (all above eps^2
-of their row's largest), and tiles with the same relative box share their probabilities. For heads that attend
-everywhere, by FFT in float64,
+If the problem is small, all rows are computed at once. Otherwise heads are computed one at a time by the cheaper of two
+methods. *Windows*: each tile of neighbouring queries uses only a box of keys, outside which all weights are below eps^2
+times the largest of their row. Tiles with the same relative box share probabilities. *Spectrum*: an FFT in float64,
 
     A V = correlation(V, exp s) / correlation(1, exp s)
 
-and rows whose sum is a tiny part of the whole (their centre is far outside the image) are computed separately.
+Rows whose sum is a tiny part of the total (their centre is far outside the image) are then computed separately.
 """
 
 import functools
@@ -40,20 +39,20 @@ from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import banded_softmax, below_largest, project, project_heads
 from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing, recorded
 
-PRODUCT = 60e9  # flops per second of a window's product, and of a transform in float64: they decide between the two
-SPECTRUM = 2.5e9
-TRUSTED = 1e-4  # least part of all weights in a row for which float64's rounding is below float32's
+PRODUCT = 60e9  # flops per second of the products of windows; compared with `SPECTRUM` to choose the method
+SPECTRUM = 2.5e9  # flops per second of transforms in float64
+TRUSTED = 1e-4  # minimum share of all weights in a row for which rounding in float64 is below that of float32
 
 
 @final
 class Toeplitz(LatticeOperator):
-    """Attention from a table of scores over shifts.
+    """Attention operator defined by a table of scores over shifts.
 
     Args:
         grid: Positions of queries and keys.
-        table: Scores (h, *shifts) in float32 or float64, with the shifts of `Axis.all_shifts` along each axis.
-        dtype: Of the probabilities; None for the table's. A float64 table keeps the differences within a row exact
-            where scores are large (a sharp head far from a row's keys).
+        table: Scores (h, *shifts) in float32 or float64, for the shifts `Axis.all_shifts` along each axis.
+        dtype: Dtype of the probabilities; None for that of the table. A float64 table avoids rounding errors in the
+            differences of large scores (a sharp head centred far from all keys).
     """
 
     batch = 1
@@ -79,7 +78,7 @@ class Toeplitz(LatticeOperator):
             return out.to(wide.dtype)
 
         with full_precision(x.device):
-            # Sums over heads, also of gradients, are at least float32.
+            # Sums over heads, including those of gradients, are in at least float32.
             wide = self.grid.extend(x.to(dtype)).to(score_dtype(dtype))
             heads = zip(weight.to(dtype)[:, None], self.table, strict=True)
             shares = (checkpointed(share, wide, matrix, table) for matrix, table in heads)
@@ -95,7 +94,7 @@ class Toeplitz(LatticeOperator):
         return shift_rows(self.grid, self.table, queries, self.dtype)[None]
 
     def _all_rows(self) -> Dense | None:
-        """The whole matrix of a small problem."""
+        """Return the whole matrix if the problem is small, otherwise None."""
         count = self.heads * self.grid.query_count * self.grid.lattice_count
         if has_values(self.table) and count > block_sizes.ALL_ROWS:
             return None
@@ -105,13 +104,13 @@ class Toeplitz(LatticeOperator):
 @final
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tiles along an axis with the same keys relative to them."""
+    """Neighbouring tiles along an axis that use the same relative range of keys."""
 
-    first: int  # the first query
+    first: int  # first query
     tiles: int  # number of tiles
-    queries: int  # queries of each
-    start: int  # the first key of the first tile; that of the next is stride * queries further
-    keys: int  # keys of each
+    queries: int  # queries per tile
+    start: int  # first key of the first tile; each next tile starts stride * queries later
+    keys: int  # keys per tile
 
 
 Runs: TypeAlias = Sequence[Sequence[Run]]
@@ -120,7 +119,7 @@ Runs: TypeAlias = Sequence[Sequence[Run]]
 def mix_by_shift(
     grid: Grid, values: Float[Tensor, "b *lattice c"], table: Float[Tensor, "*shifts"]
 ) -> Float[Tensor, "b *queries c"]:
-    """A V for one head, from its scores of the shifts of `Axis.all_shifts` along each axis, in float32 or float64."""
+    """Compute A V for one head from its scores of the shifts `Axis.all_shifts`, in float32 or float64."""
     return _mixing(grid)(values, table)
 
 
@@ -131,7 +130,7 @@ def _mixing(grid: Grid) -> Callable[..., Tensor]:
 
 
 def mix_plainly(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
-    """`mix_by_shift` with the head's whole matrix."""
+    """Compute `mix_by_shift` with the whole matrix of the head."""
     queries = torch.arange(grid.query_count, device=table.device)
     rows = shift_rows(grid, table[None], queries, score_dtype(values.dtype))[0]
     return (rows.to(values.dtype) @ values.flatten(1, -2)).unflatten(1, grid.query_sizes)
@@ -162,7 +161,7 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
 
 
 def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """All images and channels, in parts of about `SPECTRUM_BLOCK` bytes in float64."""
+    """Yield all images and channels in parts of about `SPECTRUM_BLOCK` bytes in float64."""
     most = max(block_sizes.SPECTRUM_BLOCK // (8 * math.prod(_lengths(grid))), 1)
     for images in block_sizes.spans(values.shape[0], max(most // values.shape[-1], 1)):
         for channels in block_sizes.spans(values.shape[-1], most):
@@ -170,7 +169,7 @@ def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _prefers_spectrum(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> bool:
-    """Whether transforms cost less than windows; they serve values of 32 bits at most, and need float64."""
+    """Return whether transforms are cheaper than windows; they need a float64 table and values of at most 32 bits."""
     if table.dtype != torch.float64 or values.dtype == torch.float64:
         return False
     columns = values.shape[0] * values.shape[-1]
@@ -179,14 +178,14 @@ def _prefers_spectrum(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> 
     by_spectrum = 5 * points * points.bit_length() * columns / SPECTRUM
     if by_windows <= by_spectrum:
         return False
-    apart = int((~_weights(grid, table)[2]).sum())  # rows that a spectrum cannot give
+    apart = int((~_weights(grid, table)[2]).sum())  # rows computed separately
     return by_windows > by_spectrum + 2 * apart * grid.lattice_count * columns / PRODUCT
 
 
 def _mix_spectrum(
     grid: Grid, values: Float[Tensor, "b *lattice c"], table: Float[Tensor, "*shifts"]
 ) -> Float[Tensor, "b *queries c"]:
-    """A V in differentiable operations; the table in float64."""
+    """Compute A V by FFT with differentiable operations; the table is in float64."""
     weights, sums, trusted = _weights(grid, table)
     images = values.movedim(-1, 1).to(table.dtype)
     out = _correlate(grid, weights, images) / sums.where(trusted, 1)
@@ -207,7 +206,7 @@ def _mix_spectrum(
 def shift_rows(
     grid: Grid, table: Float[Tensor, "h *shifts"], queries: Int[Tensor, "r"], dtype: torch.dtype
 ) -> Float[Tensor, "h r lattice"]:
-    """Rows of A over the lattice; scores are compared in the table's dtype, which may be finer than `dtype`."""
+    """Return rows of A over the lattice; score differences use the table's dtype, which may be wider than `dtype`."""
     windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=table.device)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         windows = (windows[:, :, None] * axis.shift_count + axis.windows(index)[:, None, :]).flatten(1)
@@ -215,7 +214,7 @@ def shift_rows(
 
 
 def _weights(grid: Grid, table: Tensor) -> tuple[Tensor, Float[Tensor, "*queries"], Bool[Tensor, "*queries"]]:
-    """exp s, its sums over rows, and which of these are right."""
+    """Return exp s, its sum over each row, and a mask of the sums that are accurate."""
     weights = torch.exp(table - table.amax().detach())
     sums = _correlate(grid, weights, table.new_ones((1, 1, *grid.lattice_sizes)))[0, 0]
     return weights, sums, sums.detach() > TRUSTED * weights.detach().sum()
@@ -224,7 +223,7 @@ def _weights(grid: Grid, table: Tensor) -> tuple[Tensor, Float[Tensor, "*queries
 def _correlate(
     grid: Grid, weights: Float[Tensor, "*shifts"], images: Float[Tensor, "b c *lattice"]
 ) -> Float[Tensor, "b c *queries"]:
-    """sum_l w[l + start of the query's window] images[l]; the transforms are long enough that nothing wraps around."""
+    """Compute sum_l w[l + start of the query's window] images[l], with transforms long enough to avoid wraparound."""
     lengths, axes = _lengths(grid), tuple(range(-grid.dims, 0))
     product = torch.fft.rfftn(weights, lengths, axes) * torch.fft.rfftn(images, lengths, axes).conj()
     out: Tensor = torch.fft.irfftn(product, lengths, axes)
@@ -235,13 +234,13 @@ def _correlate(
 
 
 def _lengths(grid: Grid) -> tuple[int, ...]:
-    """Per axis, the least length of a fast transform that holds all shifts: without prime factors above 5."""
-    # Such a number divides a high power of 30. `scipy.fft.next_fast_len` would cost 15 MiB for its import.
+    """Return, per axis, the smallest transform length for all shifts without prime factors above 5."""
+    # These numbers divide a high power of 30. Importing `scipy.fft.next_fast_len` would use 15 MiB.
     return tuple(next(n for n in itertools.count(axis.shift_count) if pow(30, 64, n) == 0) for axis in grid.axes)
 
 
 def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> Runs:
-    """Per axis, its tiles with the ranges of keys that hold all weights in `dtype` of their queries."""
+    """Return, per axis, the tiles with the ranges of keys that contain all non-zero weights in `dtype`."""
     cut = 2 * math.log(torch.finfo(score_dtype(dtype)).eps)
     length = max(round(block_sizes.WINDOW_TILE ** (1 / grid.dims)), 1)
     tallest = functools.reduce(lambda peaks, dim: _per_query(peaks, dim, grid.axes[dim]), range(grid.dims), table)
@@ -258,12 +257,12 @@ def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> 
 
 
 def work_of(runs: Runs) -> int:
-    """Products of a query with a key that tiles compute, for each column of values."""
+    """Return the number of query-key products in all tiles, per column of values."""
     return math.prod(sum(run.tiles * run.queries * run.keys for run in along) for along in runs)
 
 
 def mix_windows(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> Float[Tensor, "b *queries c"]:
-    """A V, tile by tile."""
+    """Compute A V one tile at a time."""
     out = values.new_empty((values.shape[0], *grid.query_sizes, values.shape[-1]))
     for box in itertools.product(*runs):
         weights = tile_weights(grid, table, box, values.dtype)
@@ -276,7 +275,7 @@ def mix_windows(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> Float[
 def window_gradients(
     grid: Grid, runs: Runs, values: Tensor, table: Tensor, gradient: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the values and of the table, with dA = G V^T tile by tile."""
+    """Compute the gradients of values and table, with dA = G V^T one tile at a time."""
     to_values = torch.zeros_like(values) if wanted[0] else None
     to_table = torch.zeros_like(table) if wanted[1] else None
     for box in itertools.product(*runs):
@@ -297,13 +296,13 @@ def window_gradients(
 
 
 def tile_weights(grid: Grid, table: Tensor, box: Sequence[Run], dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
-    """The probabilities of a box's first tile, and so of all its tiles, over its keys."""
+    """Compute the probabilities of a box's first tile over its keys; all tiles of the box share them."""
     scores = table[_places(grid, box, table.device)].flatten(grid.dims).flatten(0, grid.dims - 1)
-    return banded_softmax(below_largest(scores).to(score_dtype(dtype))).to(dtype)  # differences in the table's dtype
+    return banded_softmax(below_largest(scores).to(score_dtype(dtype))).to(dtype)  # subtract in the table's dtype
 
 
 def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tensor, ...]:
-    """Indices of a tile's scores in the table: per axis (.., queries, .., keys, ..), to be broadcast."""
+    """Return the indices of a tile's scores in the table; per axis (.., queries, .., keys, ..), to be broadcast."""
     found = []
     for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True)):
         windows = axis.windows(torch.arange(run.first, run.first + run.queries, device=device))
@@ -328,7 +327,7 @@ def _portions(grid: Grid, box: tuple[Run, ...], values: Tensor) -> Iterator[tupl
 
 
 def _gathered(grid: Grid, values: Tensor, box: Sequence[Run]) -> Float[Tensor, "keys points"]:
-    """The keys of every tile's box, for all images, tiles and channels."""
+    """Gather the values at the keys of each tile, for all images, tiles and channels."""
     dims = grid.dims
     view = values
     for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True), start=1):
@@ -339,7 +338,7 @@ def _gathered(grid: Grid, values: Tensor, box: Sequence[Run]) -> Float[Tensor, "
 
 
 def _scatter(grid: Grid, total: Tensor, box: Sequence[Run], part: Float[Tensor, "keys points"]) -> None:
-    """The adjoint of `_gathered`, added to `total`: one after the other, pieces of the boxes that do not overlap."""
+    """Add the adjoint of `_gathered` to `total`, one set of non-overlapping pieces of the boxes at a time."""
     sizes = [run.keys for run in box]
     part = part.view(*sizes, total.shape[0], *(run.tiles for run in box), total.shape[-1])
     steps = [axis.stride * run.queries for axis, run in zip(grid.axes, box, strict=True)]
@@ -354,7 +353,7 @@ def _scatter(grid: Grid, total: Tensor, box: Sequence[Run], part: Float[Tensor, 
 
 
 def _tiled(image: Tensor, box: Sequence[Run]) -> Tensor:
-    """A view of the queries of all tiles: (b, *queries, c) -> (*queries of a tile, b, *tiles, c)."""
+    """Return a view by tiles: (b, *queries, c) -> (*queries of a tile, b, *tiles, c)."""
     for dim, run in enumerate(box, start=1):
         image = image.narrow(dim, run.first, run.tiles * run.queries).unfold(dim, run.queries, run.queries)
     dims = len(box)
@@ -364,17 +363,17 @@ def _tiled(image: Tensor, box: Sequence[Run]) -> Tensor:
 def _axis_runs(
     axis: Axis, reach: Float[Tensor, "shifts others"], floors: Float[Tensor, "tiles others"], *, length: int
 ) -> list[Run]:
-    """The tiles of an axis, neighbours with the same relative keys joined.
+    """Return the tiles of an axis, merging neighbours with the same relative range of keys.
 
-    `reach` is the largest score of each shift for every tile of the other axes, `floors` the least score with a weight.
+    `reach` is the largest score of each shift for each tile of the other axes; scores below `floors` have weight 0.
     """
     runs: list[Run] = []
     for tile, floor in enumerate(floors):
         first = tile * length
         queries = min(length, axis.queries - first)
-        low = axis.stride * (axis.queries - first - queries)  # the windows of the table that its last and
-        high = axis.stride * (axis.queries - 1 - first)  # its first query see begin here
-        held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN counts as weight
+        low = axis.stride * (axis.queries - first - queries)  # start of the window of the tile's last query
+        high = axis.stride * (axis.queries - 1 - first)  # start of the window of its first query
+        held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN counts as a weight
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
         made = Run(first, 1, queries, start, stop - start)
@@ -388,7 +387,7 @@ def _axis_runs(
 
 
 def _per_query(table: Tensor, dim: int, axis: Axis) -> Tensor:
-    """Along an axis of the table, the largest of the window that each query sees."""
+    """Return the maximum over the window of each query along an axis of the table."""
     reach = 1
     while reach < axis.lattice_size:
         step = min(reach, axis.lattice_size - reach)
@@ -400,5 +399,5 @@ def _per_query(table: Tensor, dim: int, axis: Axis) -> Tensor:
 
 
 def _per_tile(table: Tensor, dim: int, length: int, sign: int) -> Tensor:
-    """Along an axis of queries, the largest (sign 1) or the least (sign -1) of each tile."""
+    """Return the maximum (sign 1) or minimum (sign -1) over each tile along an axis of queries."""
     return sign * torch.stack([(sign * part).amax(dim) for part in table.split(length, dim)], dim)

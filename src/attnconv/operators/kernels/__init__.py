@@ -1,1 +1,1 @@
-"""What operators are computed with: products, bands of long axes, sizes of blocks, derivatives."""
+"""Building blocks of operators: matrix products, banded long axes, block sizes, derivatives."""

@@ -1,50 +1,50 @@
-"""Sizes by which kernels split their work or change their form. They decide time and memory, never results.
+"""Block sizes and thresholds of kernels. They affect time and memory, but not results.
 
-Blocks are in bytes, measured on a two-core x86 machine with 4 MiB of cache; those of a GPU come from data sheets.
+Blocks are in bytes, tuned on a two-core x86 machine with 4 MiB of cache; those for GPUs are based on data sheets.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-# Kronecker factors. Mixed values of all heads that are held at a time; on a CPU they stay in cache.
+# Kronecker factors: mixed values of all heads that are in memory at a time; on a CPU they fit in cache.
 KRONECKER_BLOCK = 2**22
-# On a GPU a product over 16 MiB takes about as long as its launch. Larger blocks would only cost memory.
+# On a GPU, a product over 16 MiB takes about as long as its launch. Larger blocks would only use more memory.
 KRONECKER_BLOCK_GPU = 2**24
-# Long axes go head by head and tile by tile there: a launch sees a hundredth of a block.
+# Long axes are computed by head and tile, so that each launch processes about a hundredth of a block.
 KRONECKER_LONG_BLOCK_GPU = 2**28
-LONG_AXIS = 96  # keys from which on a factor is cut into the bands of its heads
+LONG_AXIS = 96  # minimum number of keys for which factors are computed as bands
 BAND_TILE = 32  # queries of a long axis that share a range of keys
-STRIP = 256  # columns of a wide image that are contracted at a time: the rows around a block stay in cache too
-LEAST_COLUMNS = 8  # of a part of an image with short axes: fewer make thin products
-LEAST_ROWS = 16  # queries in a block: fewer make thin products
+STRIP = 256  # columns of a wide image that are contracted at a time, so that neighbouring rows stay in cache
+LEAST_COLUMNS = 8  # minimum number of columns in a part of an image with short axes, to avoid thin products
+LEAST_ROWS = 16  # minimum number of queries in a block, to avoid thin products
 
-# Scores with relative biases: they stay in cache from the product to the softmax.
+# Scores with relative biases, which stay in cache from the product to the softmax.
 SCORES_BLOCK = 2**21
 
-# Scores of shifts.
-ALL_ROWS = 2**24  # probabilities up to which all rows are computed at once: about where both forms cost the same
-WINDOW_TILE = 64  # queries of a tile, over all axes
+# Toeplitz operators.
+ALL_ROWS = 2**24  # maximum number of probabilities for computing all rows at once, near the break-even point
+WINDOW_TILE = 64  # queries per tile, over all axes
 WINDOW_BLOCK = 2**23  # gathered keys
 SPECTRUM_BLOCK = 2**28  # transformed numbers
-ROWS_BLOCK = 2**26  # rows that a spectrum cannot give
+ROWS_BLOCK = 2**26  # rows that are computed without the spectrum
 
-# Separable scores become a table over shifts where a factor has more entries than this for each query of the grid.
+# Separable scores use a table over shifts if a factor has more than this number of entries per query of the grid.
 FACTOR_ENTRIES = 64
 
 
 def block_bytes(device: str, *, long: bool = False) -> int:
-    """Bytes of mixed values in a block on a kind of device (`cpu`, `cuda`, ..), on short axes or on long ones."""
+    """Return the bytes of mixed values per block on a device type (`cpu`, `cuda`, ..), for short or long axes."""
     if device == "cpu":
         return KRONECKER_BLOCK
     return KRONECKER_LONG_BLOCK_GPU if long else KRONECKER_BLOCK_GPU
 
 
 def are_short(factors: Sequence[Tensor]) -> bool:
-    """Whether no axis is long enough for bands."""
+    """Return whether no axis is long enough for bands."""
     return all(factor.shape[2] < LONG_AXIS for factor in factors)
 
 
 def spans(count: int, length: int) -> list[slice]:
-    """`count` places in parts of `length`, the last one shorter."""
+    """Split range(count) into slices of `length`; the last one may be shorter."""
     return [slice(start, min(start + length, count)) for start in range(0, count, length)]

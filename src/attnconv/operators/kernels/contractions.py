@@ -1,4 +1,4 @@
-"""Building blocks of all operators: mixing by given probabilities, projecting by per-head weights, softmax."""
+"""Building blocks of all operators: mixing with given probabilities, projection with per-head weights, softmax."""
 
 import math
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ from torch import Tensor
 
 
 def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "*lead d"]:
-    """sum_h Y_h W_h for mixed pixels Y_h = A_h X, as one product; groups as in a grouped convolution."""
+    """Compute sum_h Y_h W_h for mixed values Y_h = A_h X in one product; groups as in a grouped convolution."""
     if groups == 1:
         return mixed.flatten(-2) @ weight.flatten(0, 1)
     return torch.einsum("...hgi,higd->...gd", _grouped(mixed, groups), _grouped(weight, groups)).flatten(-2)
 
 
 def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
-    """Y_h W_h for every head, not summed; groups as in `project`."""
+    """Compute Y_h W_h for every head, not summed; groups as in `project`."""
     if groups == 1:
         return _each(mixed, weight)
     return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
 
 
 def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p c"]:
-    """The adjoint of `project` and `project_each`: G W_h^T for every head."""
+    """Compute the adjoint of `project` and `project_each`, G W_h^T for every head."""
     if groups == 1:
         return _each(gradient.expand(len(weight), -1, -1), weight.mT)
     return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
@@ -32,7 +32,7 @@ def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"],
 def project_gradient(
     mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
 ) -> Float[Tensor, "h i d"]:
-    """The gradient of the weights: Y_h^T G_h, or its blocks on the diagonal."""
+    """Compute the gradient of the weights, Y_h^T G_h, or its diagonal blocks if there are groups."""
     if groups == 1:
         return _each(mixed.mT, gradient)
     return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
@@ -43,7 +43,7 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
 
 
 def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
-    """One product per head. On a CPU `bmm` would divide whole heads among the threads: nine among two of them, say."""
+    """Compute one product per head. On a CPU, `bmm` assigns whole heads to threads, which can be unbalanced."""
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
         return torch.bmm(left, right)
     out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
@@ -53,14 +53,14 @@ def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[
 
 
 def transposed(weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h o c"]:
-    """W_h^T, as blocks again: their j-th c / groups outputs see the j-th d / groups inputs."""
+    """Transpose W_h by groups: the j-th d / groups inputs then map to the j-th c / groups outputs."""
     return weight.mT if groups == 1 else weight.unflatten(-1, (groups, -1)).transpose(1, 3).flatten(2)
 
 
 def project_heads(
     x: Float[Tensor, "*lead c"], weight: Float[Tensor, "h i d"], groups: int
 ) -> Float[Tensor, "*lead h d"]:
-    """X W_h for every head, before any mixing; groups as in `project`."""
+    """Compute X W_h for every head, before mixing; groups as in `project`."""
     if groups == 1:
         return (x @ weight.movedim(0, 1).flatten(1)).unflatten(-1, (len(weight), -1))
     return torch.einsum("...gi,higd->...hgd", _grouped(x, groups), _grouped(weight, groups)).flatten(-2)
@@ -72,7 +72,7 @@ def contract_rows(
     weight: Float[Tensor, "h i d"],
     groups: int,
 ) -> Float[Tensor, "b n d"]:
-    """sum_h A_h X W_h for given rows of A, in whichever order meets fewer channels while mixing."""
+    """Compute sum_h A_h X W_h for given rows of A, in the order that mixes fewer channels."""
     probabilities = probabilities.to(keys.dtype)
     heads = weight.shape[0]
     if weight.shape[2] < keys.shape[-1]:
@@ -80,31 +80,31 @@ def contract_rows(
         wide = probabilities.transpose(1, 2).flatten(2)  # (1 or b, n, h m)
         return _of_each_image(wide, values.transpose(1, 2).flatten(1, 2))
     tall = probabilities.transpose(1, 2).flatten(1, 2)  # (1 or b, n h, m)
-    mixed = _of_each_image(tall, keys)  # (b, n h, c), already in the order that the projection wants
+    mixed = _of_each_image(tall, keys)  # (b, n h, c), in the order required by the projection
     return project(mixed.unflatten(1, (-1, heads)), weight, groups)
 
 
 def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"]) -> Float[Tensor, "b i k"]:
-    """A product per image. `@` differentiates a shared left side by copies of b i k numbers, `bmm` of b i j."""
-    if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # there sizes may be free
+    """Compute one product per image. Gradients of a shared `left` copy b i k numbers with `@`, and b i j with `bmm`."""
+    if not torch.compiler.is_compiling() and left.shape[-1] > right.shape[-1]:  # sizes may be symbolic
         return left @ right
     return torch.bmm(left.expand(right.shape[0], -1, -1), right)
 
 
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """Scores relative to the largest of their row: the same softmax, with small numbers for a cast."""
+    """Subtract the maximum of each row: the softmax is unchanged, and casting loses less precision."""
     return scores - scores.amax(-1, keepdim=True).detach()
 
 
 def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """softmax over the last axis without the keys whose weight is below eps^2 of the largest."""
+    """Compute a softmax over the last axis, without keys whose weight is below eps^2 times the largest."""
     relative = below_largest(scores)
     cut = 2 * math.log(torch.finfo(scores.dtype).eps)
     return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)
 
 
 def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:
-    """Scores per axis -> scores over the product lattice: s[.., (l1, l2)] = s1[.., l1] + s2[.., l2]."""
+    """Combine scores per axis into scores over the lattice: s[.., (l1, l2)] = s1[.., l1] + s2[.., l2]."""
     total = parts[0]
     for part in parts[1:]:
         total = (total[..., :, None] + part[..., None, :]).flatten(-2)

@@ -1,4 +1,4 @@
-"""sum_h A_h X W_h where an axis is long: head by head, over the keys that hold the head's weights.
+"""Kronecker contraction sum_h A_h X W_h for long axes, one head at a time, over the keys with non-zero weights.
 
 With M_h = A_h X, out = sum_h M_h W_h and G the gradient of out,
 
@@ -18,23 +18,23 @@ from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtyp
 from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.recompute_in_backward import Gradients
 
-Tile: TypeAlias = tuple[slice, slice]  # some queries of an axis, and the range of keys that holds all of their weights
+Tile: TypeAlias = tuple[slice, slice]  # queries of an axis and the range of keys with all of their weights
 
 
 @dataclass(frozen=True)
 class View:
-    """What a head attends to from a block."""
+    """The part of a head's factors that a block of queries uses."""
 
     head: int
     keys: slice  # of the first axis
-    places: Sequence[Any]  # per axis, the head's matrix in the factor: of the first two the block's part
-    tiles: Sequence[Sequence[Tile]]  # per axis, those of the matrix
+    places: Sequence[Any]  # per axis, the index of the head's matrix in the factor; the first two are cut to the block
+    tiles: Sequence[Sequence[Tile]]  # per axis, the tiles of that matrix
 
 
 def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
-    """The products of the module's docstring, a block at a time; c / i groups of channels."""
+    """Compute the products in the module's docstring one block at a time; there are c / i groups of channels."""
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-    groups, exact = x.shape[-1] // weight.shape[1], score_dtype(x.dtype)  # sums over heads lose nothing
+    groups, exact = x.shape[-1] // weight.shape[1], score_dtype(x.dtype)  # sum heads in at least float32
     for queries, keys, views in blocks(x, weight, factors):
         part = out[queries]
         total = x.new_zeros((part[..., 0].numel(), part.shape[-1]), dtype=exact)
@@ -49,9 +49,9 @@ def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
 
 
 def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
-    """Gradients of x, of the weights and of the factors, as far as they are wanted; a block at a time."""
+    """Compute the gradients of x, the weights and the factors, where wanted, one block at a time."""
     x, weight, *factors = inputs
-    exact = score_dtype(x.dtype)  # sums over blocks lose nothing
+    exact = score_dtype(x.dtype)  # sum blocks in at least float32
     totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
     to_x, to_weight, *to_factors = totals
     groups, moving = x.shape[-1] // weight.shape[1], any(wanted[2:])
@@ -71,7 +71,7 @@ def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool
 
 
 def _mix(images: Tensor, factors: Sequence[Tensor], view: View) -> tuple[Float[Tensor, "points c"], list[Tensor]]:
-    """M of a block and a head, its points row-major, and what each axis was applied to."""
+    """Compute M for a block and a head, with row-major points, and return it with the input of each axis."""
     part, steps = images[:, view.keys], []
     for dim, (factor, place, tiles) in enumerate(zip(factors, view.places, view.tiles, strict=True), start=1):
         steps.append(part)
@@ -90,7 +90,7 @@ def _unmix(
     to_images: Tensor | None,
     to_factors: Sequence[Tensor | None],
 ) -> None:
-    """Carry the gradient of M back through every axis, and add to those of the images and of the factors."""
+    """Propagate the gradient of M back through all axes, adding to the gradients of images and factors."""
     matrices = [factor[place] for factor, place in zip(factors, view.places, strict=True)]
     part = gradient.view(-1, *(len(matrix) for matrix in matrices), gradient.shape[-1])
     for dim in range(len(factors), 0, -1):
@@ -114,19 +114,19 @@ def _unmix(
 
 
 def _each(matrix: Float[Tensor, "q k"], parts: Float[Tensor, "p k rest"]) -> Float[Tensor, "p q rest"]:
-    """The same matrix for every part; `matmul` would transpose the parts and copy the product."""
+    """Multiply every part by the same matrix; `matmul` would transpose the parts and copy the product."""
     return torch.bmm(matrix.expand(len(parts), -1, -1), parts)
 
 
 def _flat(part: Tensor, dim: int) -> Float[Tensor, "p k rest"]:
-    """An axis between all before it and all behind it."""
+    """Flatten all axes before `dim` into one and all axes after it into another."""
     return part.flatten(dim + 1).flatten(0, dim - 1)
 
 
 def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
-    """Add the sum of left right^T over the parts, a block's bytes of products at a time."""
+    """Add the sum of left right^T over the parts, with at most one block of products at a time."""
     row, queries = left.element_size() * right.shape[1], left.shape[1]
     most = max(block_sizes.block_bytes(left.device.type) // row, 1)
     for rows in block_sizes.spans(queries, most):
@@ -136,7 +136,7 @@ def _add_products(
 
 
 def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
-    """Columns of a wide image with the keys that they attend to; one strip of all where none would be narrow."""
+    """Split the columns of a wide image into strips with their ranges of keys; one strip if splitting saves little."""
     whole = [(slice(None), slice(None))]
     if len(factors) < 2 or min(factors[1].shape[1:]) < 2 * block_sizes.STRIP:
         return whole
@@ -150,9 +150,9 @@ def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
 
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, list[View]]]:
-    """The problem in blocks of about `block_bytes`, as indices of queries and of keys: images, rows of one, strips."""
+    """Yield blocks of about `block_bytes`: indices (images, rows, strip) of queries and keys, and a view per head."""
     heads, count = weight.shape[0], factors[0].shape[1]
-    channels = max(heads * x.shape[-1], weight.shape[2])  # of the mixed values, or of their projection
+    channels = max(heads * x.shape[-1], weight.shape[2])  # of mixed values or of their projection
     most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
     first = Bands.of(factors[0])
     for strip in strips(factors):
@@ -177,7 +177,7 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
 @final
 @dataclass(frozen=True)
 class Bands:
-    """Per head and query of an axis, the first and one behind the last key with any weight."""
+    """Range of keys with non-zero weight, from `low` to before `high`, for each head and query of an axis."""
 
     low: list[list[int]]
     high: list[list[int]]
@@ -185,7 +185,7 @@ class Bands:
 
     @staticmethod
     def of(factor: Float[Tensor, "h q k"]) -> "Bands":
-        """Read from the values of a long axis; all keys of a short one. A query without weight has an empty range."""
+        """Find the ranges from the values of a long axis; short axes use all keys, and queries without weights none."""
         heads, queries, size = factor.shape
         if size < block_sizes.LONG_AXIS:
             return Bands([[0] * queries] * heads, [[size] * queries] * heads, size)
@@ -196,12 +196,12 @@ class Bands:
         return Bands(low.tolist(), high.tolist(), size)
 
     def keys(self, head: int, queries: slice) -> slice:
-        """The range of keys of some queries; one key, without weight, where it would be empty."""
+        """Return the range of keys of the given queries; if it is empty, return one key, whose weight is 0."""
         low, high = min(self.low[head][queries]), max(self.high[head][queries])
         return slice(low, high) if low < high else slice(0, 1)
 
     def tiles(self, head: int) -> tuple[Tile, ...]:
-        """Tiles of neighbouring queries; a single one where the head attends to most of the axis anyway."""
+        """Return tiles of neighbouring queries, or a single tile if they would cover at least half of the matrix."""
         queries = len(self.low[head])
         found = tuple((part, self.keys(head, part)) for part in block_sizes.spans(queries, block_sizes.BAND_TILE))
         area = sum((keys.stop - keys.start) * (part.stop - part.start) for part, keys in found)

@@ -1,4 +1,4 @@
-"""Autograd functions with their own derivatives; second and forward-mode derivatives use their plain form."""
+"""Custom autograd functions; second-order and forward-mode derivatives use a plain implementation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
@@ -18,10 +18,10 @@ def recomputing(
     forward: Callable[..., Tensor],
     gradients: Callable[[Sequence[Tensor], Tensor, Sequence[bool]], Gradients] | None = None,
 ) -> Callable[..., Tensor]:
-    """A function of tensors that keeps only its inputs, and computes what the backward pass needs again.
+    """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
-    `gradients` takes inputs, the output's gradient, which are wanted. Without it, the graph of `forward` serves one
-    backward pass, and is recorded again for a second. `plain` is the differentiable form.
+    `gradients` receives the inputs, the gradient of the output and which gradients are wanted. Without it, the graph of
+    `forward` is kept for one backward pass and recorded again for others. `plain` is the differentiable implementation.
     """
 
     @final
@@ -38,11 +38,11 @@ def recomputing(
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Gradients:
             inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad
-            if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+            if torch.is_grad_enabled():  # for second derivatives
                 found: Gradients = torch.func.vjp(plain, *inputs)[1](gradient)
                 return found
             functorch = torch._C._functorch
-            if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # many at once
+            if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # batched by vmap
                 return _pulled(recorded(plain, inputs, wanted), gradient)
             if gradients is not None:
                 return gradients(inputs, gradient, wanted)
@@ -52,7 +52,7 @@ def recomputing(
     apply: Callable[..., Tensor] = Recomputing.apply
 
     def function(*inputs: Tensor) -> Tensor:
-        if gradients is None and torch.compiler.is_compiling():  # which differentiates `forward` by itself
+        if gradients is None and torch.compiler.is_compiling():  # the compiler differentiates `forward`
             return forward(*inputs)
         if not has_values(inputs[0]) or _is_transformed():
             return plain(*inputs)
@@ -62,15 +62,15 @@ def recomputing(
 
 
 def checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The function, which the backward pass runs again instead of keeping what it computed."""
-    if _is_transformed():  # where tensors are saved without hooks
+    """Call a function that the backward pass runs again instead of saving its intermediate results."""
+    if _is_transformed():  # saved-tensor hooks are not supported there
         return function(*inputs)
     out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return out
 
 
 def _is_transformed() -> bool:
-    """Inside `torch.func`, forward-mode derivatives or `torch.jit.trace`, which record no custom function."""
+    """Return whether `torch.func`, forward-mode AD or `torch.jit.trace` is active; they need the plain function."""
     states: list[object] = [torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()]
     return forward_ad._current_level >= 0 or states != [None, None]
 
@@ -78,14 +78,14 @@ def _is_transformed() -> bool:
 def recorded(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A function's output with a graph of its own, and the leaves of that graph."""
+    """Return the output of a function with a separate graph, and the leaves of that graph."""
     leaves = tuple(tensor.detach().requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True))
     with torch.enable_grad():
         return function(*leaves), leaves
 
 
 def _pulled(graph: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
-    """The gradients of the leaves that want one."""
+    """Compute the gradients of the leaves that require one."""
     out, leaves = graph
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, gradient))
