@@ -34,8 +34,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "A convolution, shift by shift",
     paragraphs: [
-      "A convolution computes each output pixel from the input pixels around it. Each of these neighbours has a shift δ: its number of rows down and columns to the right of the output pixel.",
-      "Every shift has a weight, which is the same everywhere in the image. The output pixel is the sum of neighbour times weight over all shifts. Step through the nine shifts, or move the output pixel.",
+      "A convolution computes each output pixel from the input pixels around it. A neighbour is identified by its shift δ: how many rows down and columns to the right of the output pixel it is.",
+      "Every shift has a weight, which is the same everywhere in the image. The output pixel is the sum over all shifts of the neighbour's value times the weight. Step through the nine shifts, or move the output pixel.",
     ],
     equation: [line(sub("y", "q"), "=", sumOver(shift), x("q + δ"), sub("w", shift))],
     figure: "convolution",
@@ -83,7 +83,7 @@ export const STEPS: readonly Step[] = [
     title: "Relative positions and a parabola",
     paragraphs: [
       "A convolution treats a shift the same way everywhere in the image. So does a score with relative positions: a vector r encodes the shift δ = k − q, and of the four terms only the last, v · r, is independent of the image.",
-      "Three numbers are enough for r: the squared length of the shift and its two components. With the right v, this term is a parabola over the shifts, with its maximum at the centre Δ and a steepness of α. Change both to see the effect.",
+      "Three numbers are enough for r: the squared length of the shift and its two components. With the right v, this term is a parabola over the shifts: its maximum is at the centre Δ, and α determines its steepness. Change both to see the effect.",
     ],
     equation: [
       line(sub("a", "q , k"), "=", x("q"), "W", turned("x"), "+", x("q"), hat("W"), sub("r", shift)),
@@ -99,7 +99,7 @@ export const STEPS: readonly Step[] = [
     title: "Sharpening one head",
     paragraphs: [
       "The constant α‖Δ‖² is the same for all keys, so the softmax cancels it. What remains is a Gaussian around the centre, and as α grows it concentrates on the nearest pixel.",
-      "If the centre is exactly on a pixel, the probability of all other pixels together has a bound that decreases like exp(−α). For α above about 18 it is smaller than the rounding error of single precision, so the head reads exactly one pixel at a fixed shift.",
+      "If the centre is exactly on a pixel, the total probability of all other pixels is bounded by a term that decreases like exp(−α). For α above about 18 it is smaller than the rounding error of single precision, so the head reads exactly one pixel at a fixed shift.",
     ],
     equation: [
       line("1 −", sub("p", "Δ"), "≤ 1 −", "S", sup("( α )", "−2")),
@@ -127,7 +127,7 @@ export const STEPS: readonly Step[] = [
       "The proof requires a one-to-one assignment of heads to shifts. If a head is missing, or two heads share a shift, one tap of the kernel has no head, and no choice of value matrices can fix this for every kernel.",
       "At the border, a head may point to a pixel outside the image. A softmax over the image then selects the nearest pixel inside, as if the edge were repeated. Most convolutions use zero padding instead, and to match them the zeros must be keys as well.",
     ],
-    equation: [line("f :", "{ 1 , … ,", sub("N", "h"), "}", "→", sub("Δ", "K"), words("one to one"))],
+    equation: [line("f :", "{ 0 , … ,", sub("N", "h"), "− 1 }", "→", sub("Δ", "K"), words("one to one"))],
     figure: "borders",
     settings: { alpha: 40, border: "renormalise", query: [0, 12], kernel: "box" },
   },

@@ -1,5 +1,5 @@
 /**
- * Paints all visible maps together, at most once per animation frame.
+ * Painting of all visible maps together, at most once per animation frame.
  *
  * The pointer may report hundreds of positions per second; only the last one before a frame is computed. Strips outside
  * the viewport are skipped, unless a common scale needs their largest value.

@@ -1,4 +1,4 @@
-/** Decodes an image file of the visitor to grey values, at most 64 x 64 pixels. Nothing leaves the page. */
+/** Decoding of the visitor's image files to grey values, at most 64 x 64 pixels. Nothing leaves the page. */
 import type { Plane } from "../core/convolution";
 
 const LARGEST_FILE = 20 * 2 ** 20;
