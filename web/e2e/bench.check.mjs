@@ -69,7 +69,7 @@ export const checks = {
       reached.add(name.split("\n")[0].trim().slice(0, 24));
     }
     const names = [...reached].join("|");
-    for (const part of ["Model explorer", "Hard", "Name", "Weight of row 0, column 0", "Weight of row 2", "Image", "Open your own", "Sharpness",
+    for (const part of ["Model explorer", "Hard", "Name", "Weight of row 0", "Weight of row 2", "Image", "Open your own", "Sharpness",
       "Head", "Centre, row", "enabled", "Border rule", "Stride", "Dilation", "own colour scale", "Query, row", "Lock"]) {
       assert.ok(names.includes(part), `${part} is not among ${names}`);
     }
