@@ -71,7 +71,7 @@ export const STEPS: readonly Step[] = [
       "Only the last term is independent of the image. A convolution does not choose its neighbours by their content, so this is the term it needs.",
     ],
     equation: [
-      line(sub("a", "q , k"), "=", "(", x("q"), "+", p("q"), ")", "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
+      line(sub("a", "q , k"), "=", row("(", x("q"), "+", p("q"), ")"), "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
       line("=", x("q"), "W", turned("x"), "+", x("q"), "W", turned("p")),
       line("+", p("q"), "W", turned("x"), "+", p("q"), "W", turned("p")),
       line("W =", query, key),
@@ -88,8 +88,8 @@ export const STEPS: readonly Step[] = [
     equation: [
       line(sub("a", "q , k"), "=", x("q"), "W", turned("x"), "+", x("q"), hat("W"), sub("r", shift)),
       line("+ u", turned("x"), "+", sup("v", "⊤"), sub("r", shift)),
-      line(sub("r", shift), "=", "(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")"),
-      line("v =", "−α", "( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")"),
+      line(sub("r", shift), "=", row("(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")")),
+      line("v =", "−α", row("( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")")),
       line(sup("v", "⊤"), sub("r", shift), "=", "−α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
     ],
     figure: "parabola",
