@@ -1,4 +1,4 @@
-/** The article in the browser: every step by keyboard, with axe, without a request; its figures at work. */
+/** The article in the browser: every step by keyboard, accessibility, no requests, and its figures. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { axeFindings, opened } from "./browser.mjs";
@@ -11,7 +11,7 @@ const button = (page, name) => page.getByRole("button", { name });
 const step = (page) => page.locator(".moves span").innerText();
 
 export const checks = {
-  async "a walk by keyboard through all steps: no error, no request, axe finds nothing"(browser) {
+  async "keyboard navigation through all steps: no errors, no requests, no axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
       const { page, seen, close } = await opened(browser, { hash: "#view=article", colorScheme });
       const titles = new Set();
@@ -32,7 +32,7 @@ export const checks = {
     }
   },
 
-  async "arrow keys move the query or the centre, and what is said follows"(browser) {
+  async "arrow keys move the query or the centre, and the live text follows"(browser) {
     for (let number = 0; number < STEPS; number++) {
       const { page, seen, close } = await opened(browser, at(number));
       const stage = page.locator("button.stage").first();
@@ -49,7 +49,7 @@ export const checks = {
     }
   },
 
-  async "pointer and touch move the query; targets are 24 px or larger and nothing scrolls sideways"(browser) {
+  async "pointer and touch move the query; targets are at least 24 px and the page does not scroll sideways"(browser) {
     const { page, close } = await opened(browser, { ...at(0), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     for (let number = 0; number < STEPS; number++) {
       const stage = page.locator("button.stage").first();
@@ -71,31 +71,31 @@ export const checks = {
     await close();
   },
 
-  async "figures do what their steps say"(browser) {
+  async "the figures show what the steps describe"(browser) {
     const { page, seen, close } = await opened(browser, { hash: "#view=article" });
     const go = (number) => page.getByRole("navigation", { name: "Steps of the article" }).getByRole("button").nth(number - 1).click();
     for (let shift = 3; shift < 9; shift++) await button(page, "Add the next shift").click();
     assert.match(await words(page), /^Shift 9 of 9/);
     await go(3);
-    assert.match(await words(page), /difference is zero|nothing at all/);
+    assert.match(await words(page), /are identical/);
     await page.getByRole("checkbox", { name: /positions/ }).check();
     assert.match(await words(page), /differ by up to 0\.\d/);
     await go(4);
     for (const box of await page.getByRole("checkbox").all()) await box.uncheck();
-    assert.match(await words(page), /^No term/);
+    assert.match(await words(page), /^No terms/);
     await go(6);
     await page.getByRole("slider", { name: /Sharpness/ }).focus();
     await page.keyboard.press("End");
     assert.match(await page.getByTestId("off").innerText(), /10⁻/);
     await go(7);
-    await button(page, "Hard").click();
+    await button(page, /^Hard/).click();
     assert.match(await page.getByTestId("error").innerText(), /^0$|10⁻¹/);
     await go(8);
-    assert.match(await words(page), /at the border another one/);
-    await page.getByRole("combobox", { name: /outside/ }).selectOption("zero");
-    assert.match(await words(page), /Both are rounding/);
+    assert.match(await words(page), /not at the border/);
+    await page.getByRole("combobox", { name: /Padding/ }).selectOption("zero");
+    assert.match(await words(page), /layer equals the convolution\.$/);
     await button(page, "One head missing").click();
-    assert.match(await words(page), /not this convolution anywhere/);
+    assert.match(await words(page), /does not equal the convolution/);
     await go(10);
     await page.getByRole("slider", { name: /content/ }).focus();
     await page.keyboard.press("Home");
@@ -104,15 +104,15 @@ export const checks = {
     await close();
   },
 
-  async "the theorem's step opens in the bench as it stands, and a link restores a step"(browser) {
+  async "the theorem's step opens in the workbench with its settings, and a link restores a step"(browser) {
     const { page, close } = await opened(browser, at(6));
-    await button(page, "As trained").click();
+    await button(page, /^Soft/).click();
     const error = await page.getByTestId("error").innerText();
     await page.waitForFunction(() => location.hash.includes("article.offsets"));
     const hash = new URL(page.url()).hash;
-    const href = await page.getByRole("link", { name: "Open this in the bench" }).getAttribute("href");
-    await page.getByRole("link", { name: "Open this in the bench" }).click();
-    assert.match(await page.getByRole("heading", { level: 2 }).innerText(), /bench/);
+    const href = await page.getByRole("link", { name: /workbench/ }).getAttribute("href");
+    await page.getByRole("link", { name: /workbench/ }).click();
+    assert.match(await page.getByRole("heading", { level: 2 }).innerText(), /workbench/);
     assert.equal(await page.getByTestId("error").innerText(), error);
     await close();
     for (const link of [hash, href]) {
@@ -122,7 +122,7 @@ export const checks = {
     }
   },
 
-  async "back in the browser goes a step back"(browser) {
+  async "the browser's back button returns to the previous step"(browser) {
     const { page, close } = await opened(browser, { hash: "#view=article" });
     await button(page, /^Next/).click();
     await page.waitForFunction(() => location.hash.includes("step=1"));
@@ -133,21 +133,21 @@ export const checks = {
     await close();
   },
 
-  async "with a payload its heads are live, without one a sketch says so"(browser, shots) {
+  async "the figure of trained heads shows the payload, or a sketch that is marked as one"(browser, shots) {
     const { page, seen, close } = await opened(browser, at(8));
-    await page.getByText("A sketch, drawn by formula").waitFor();
+    await page.getByText("These maps are a sketch").waitFor();
     await button(page, "Model explorer").click();
     await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
     await button(page, "Article").click();
-    await page.getByText("its first 3 layers").waitFor();
-    assert.equal(await page.getByText("A sketch").count(), 0);
+    await page.getByText("First 3 layers").waitFor();
+    assert.equal(await page.getByText(/sketch/i).count(), 0);
     assert.deepEqual(await axeFindings(page), []);
     assert.deepEqual(seen, []);
     await page.screenshot({ path: `${shots}/article-payload.png`, fullPage: true });
     await close();
   },
 
-  async "screenshots of every step at a phone's and a projector's width"(browser, shots) {
+  async "screenshots of every step at the widths of a phone, a laptop and a projector"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["laptop", 1280, "dark"]]) {
       const { page, close } = await opened(browser, { ...at(0), viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
       for (let number = 1; number <= STEPS; number++) {

@@ -1,4 +1,4 @@
-/** The theorem bench in the browser. */
+/** The theorem workbench in the browser. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { axeFindings, opened } from "./browser.mjs";
@@ -8,7 +8,7 @@ const fixtures = JSON.parse(readFileSync(new URL("theorem.json", FIXTURES), "utf
 const MINUS = /−/g;
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-/** A number as the page writes it. */
+/** Parse a number in the page's format. */
 function parsed(text) {
   const [mantissa, power] = text.replace(MINUS, "-").split(" × 10");
   if (power === undefined) return Number(mantissa);
@@ -20,7 +20,7 @@ const atBench = (browser, options = {}) => opened(browser, { hash: "#view=bench"
 const button = (page, name) => page.getByRole("button", { name });
 
 export const checks = {
-  async "opens from disk without an error or a request, and axe finds nothing"(browser) {
+  async "opens from disk without errors, requests or axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
       const { page, seen, close } = await atBench(browser, { colorScheme });
       assert.deepEqual(await axeFindings(page), []);
@@ -29,11 +29,11 @@ export const checks = {
     }
   },
 
-  async "hard heads are the convolution; soft and missing heads are not, and the bound holds"(browser) {
+  async "hard heads equal the convolution, soft and missing heads do not, and the bound holds"(browser) {
     const { page, close } = await atBench(browser);
     await button(page, /^Hard/).click();
     assert.ok((await shown(page, "error")) < 1e-14);
-    for (const name of [/^As trained/, /^One head missing/]) {
+    for (const name of [/^Soft heads/, /^One head missing/]) {
       await button(page, name).click();
       assert.ok((await shown(page, "error")) > 0.01);
       assert.ok((await shown(page, "error")) <= (await shown(page, "bound")));
@@ -41,7 +41,7 @@ export const checks = {
     await close();
   },
 
-  async "the browser's numbers are the library's"(browser) {
+  async "the browser's numbers equal the library's"(browser) {
     const { page, close } = await atBench(browser);
     for (const entry of fixtures.cases) {
       const apart = await page.evaluate((given) => globalThis.attnconv.apart(given), entry);
@@ -55,7 +55,7 @@ export const checks = {
     await close();
   },
 
-  async "complete by keyboard alone"(browser) {
+  async "can be operated by keyboard only"(browser) {
     const { page, seen, close } = await atBench(browser);
     const reached = new Set();
     for (let press = 0; press < 80; press++) {
@@ -69,8 +69,8 @@ export const checks = {
       reached.add(name.split("\n")[0].trim().slice(0, 24));
     }
     const names = [...reached].join("|");
-    for (const part of ["Model explorer", "Hard", "Name", "Weight of row 1", "Picture", "Open your own", "Sharpness", "Head",
-      "Centre, row", "takes part", "Border rule", "Stride", "Dilation", "Image", "on a scale", "Query, row", "Freeze"]) {
+    for (const part of ["Model explorer", "Hard", "Name", "Weight of row 0", "Weight of row 2", "Image", "Open your own", "Sharpness",
+      "Head", "Centre, row", "enabled", "Border rule", "Stride", "Dilation", "own colour scale", "Query, row", "Lock"]) {
       assert.ok(names.includes(part), `${part} is not among ${names}`);
     }
     const image = page.getByRole("button", { name: /^Image, query/ });
@@ -78,7 +78,7 @@ export const checks = {
     for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "Shift+ArrowLeft"]) await page.keyboard.press(key);
     assert.match(await image.getAttribute("aria-label"), /query at row 18, column 16\./);
     await page.keyboard.press("Enter");
-    assert.equal(await button(page, "Freeze the query").getAttribute("aria-pressed"), "true");
+    assert.equal(await button(page, "Lock the query").getAttribute("aria-pressed"), "true");
     await page.waitForFunction(() => /row 18, column 16/.test(document.querySelector("[aria-live]").textContent));
     const before = await shown(page, "error");
     await page.getByRole("slider", { name: /Sharpness/ }).focus();
@@ -88,7 +88,7 @@ export const checks = {
     await close();
   },
 
-  async "the pointer moves the query, a press freezes it, a drag moves a centre"(browser) {
+  async "the pointer moves the query, a click locks it, dragging moves a centre"(browser) {
     const { page, close } = await atBench(browser);
     const image = page.getByRole("button", { name: /^Image, query/ });
     const box = await image.boundingBox();
@@ -126,11 +126,11 @@ export const checks = {
     await again.close();
   },
 
-  async "an own picture is taken, and a text file called .png is refused in words"(browser) {
+  async "the visitor's image is used, and a text file named .png is rejected with a message"(browser) {
     const { page, seen, close } = await atBench(browser);
     const file = page.getByLabel("Open your own");
     await file.setInputFiles({ name: "words.png", mimeType: "image/png", buffer: Buffer.from("not a picture") });
-    await page.getByRole("alert").filter({ hasText: "must be a picture" }).waitFor();
+    await page.getByRole("alert").filter({ hasText: "must be an image" }).waitFor();
     const picture = await page.screenshot({ clip: { x: 0, y: 0, width: 200, height: 120 } });
     await file.setInputFiles({ name: "mine.png", mimeType: "image/png", buffer: picture });
     await page.waitForFunction(() => document.querySelector("canvas").width === 64);
@@ -139,7 +139,7 @@ export const checks = {
     await close();
   },
 
-  async "touch moves the query, and targets are 24 px or larger"(browser) {
+  async "touch moves the query, and targets are at least 24 px"(browser) {
     const { page, close } = await atBench(browser, { viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     const image = page.getByRole("button", { name: /^Image, query/ });
     await image.scrollIntoViewIfNeeded();
@@ -157,10 +157,20 @@ export const checks = {
     await close();
   },
 
-  async "screenshots at a phone's and a projector's width"(browser, shots) {
+  async "a difference of 0 has the neutral colour"(browser) {
+    const { page, close } = await atBench(browser);
+    await button(page, /^Hard/).click();
+    assert.equal(await shown(page, "error"), 0);
+    const colour = await page.getByRole("img", { name: /^Difference/ }).locator("canvas")
+      .evaluate((canvas) => [...canvas.getContext("2d").getImageData(0, 0, 1, 1).data]);
+    assert.ok(Math.min(...colour) > 240, String(colour));
+    await close();
+  },
+
+  async "screenshots at the widths of a phone and a projector"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["dark", 1280, "dark"]]) {
       const { page, close } = await atBench(browser, { viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
-      await button(page, /^As trained/).click();
+      await button(page, /^Soft heads/).click();
       await page.screenshot({ path: `${shots}/bench-${name}.png`, fullPage: true });
       await close();
     }

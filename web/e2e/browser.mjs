@@ -1,4 +1,4 @@
-/** The installed Chromium, and a page of the built file whose errors and requests are written down. */
+/** The installed Chromium, and pages of the built file with a record of their errors and requests. */
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -9,7 +9,7 @@ export const PAGE = fileURLToPath(new URL("../dist/index.html", import.meta.url)
 export const AXE = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
 const NAMES = ["chromium", "chromium-browser", "google-chrome"];
 
-/** Path of the browser in CHROMIUM or on the path; null where there is none. */
+/** Return the path of the browser, from CHROMIUM or PATH; null if there is none. */
 export function browserPath() {
   if (process.env.CHROMIUM) return process.env.CHROMIUM;
   for (const name of NAMES) {
@@ -23,11 +23,11 @@ export function browserPath() {
 }
 
 export async function launched(executablePath) {
-  if (!existsSync(PAGE)) throw new Error("dist/index.html: must be built first. Run `npm run build`.");
+  if (!existsSync(PAGE)) throw new Error("dist/index.html: must exist. Run `npm run build`.");
   return chromium.launch({ executablePath, args: ["--no-sandbox"] });
 }
 
-/** Opens the page from disk; `seen` gathers console errors, page errors and requests beyond the file itself. */
+/** Open the page from disk; `seen` collects console errors, page errors and requests other than the file itself. */
 export async function opened(browser, { hash = "", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   const page = await context.newPage();
@@ -44,14 +44,14 @@ export async function opened(browser, { hash = "", ...options } = {}) {
   return { page, seen, close: () => context.close() };
 }
 
-/** What axe finds in the page as it stands, one line for each rule. */
+/** Return axe's findings in the current page, one line per rule. */
 export async function axeFindings(page) {
   await page.addScriptTag({ path: AXE });
   const { violations } = await page.evaluate(() => globalThis.axe.run());
   return violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target.join(" ")).join(", ")}`);
 }
 
-/** Drops a file in the middle of the page. */
+/** Drop a file on the page. */
 export async function drop(tab, name, type, bytes) {
   const dataTransfer = await tab.evaluateHandle(
     ([name, type, text]) => {

@@ -1,4 +1,4 @@
-/** Sizes: of the window, while it is looked at and from a phone's to a notebook's, and of maps that have one row. */
+/** Layout at different window sizes, and of maps with one row. */
 import assert from "node:assert/strict";
 import { opened } from "./browser.mjs";
 import { button, image, query, settled, shown } from "./explorer.mjs";
@@ -8,7 +8,7 @@ const UPRIGHT = { width: 820, height: 1180 };
 const LYING = { width: 1180, height: 820 };
 const WIDTHS = [320, 390, 690, 700, 820, 960];
 
-/** What is wider than it may be, in words: the page, and controls that reach out of their fieldset or label. */
+/** List what is too wide: the page, and controls that extend beyond their fieldset. */
 const tooWide = (page) =>
   page.evaluate(() => {
     const over = document.documentElement.scrollWidth - innerWidth;
@@ -20,7 +20,7 @@ const tooWide = (page) =>
     return [...(over > 0 ? [`${over} px of the page`] : []), ...cut.map((control) => control.closest("label, fieldset").innerText.split("\n")[0])];
   });
 
-/** Height of a canvas on the page, and the share of its pixels that are painted. */
+/** Return the height of a canvas on the page, and the fraction of its pixels that are painted. */
 const painted = (canvas) =>
   canvas.evaluate((node) => {
     const { data } = node.getContext("2d").getImageData(0, 0, node.width, node.height);
@@ -29,10 +29,10 @@ const painted = (canvas) =>
   });
 
 export const checks = {
-  async "a tablet that is turned keeps what the maps show: open where it is wide, as the visitor left it where it is not"(browser) {
+  async "the display options are open on a wide page, and keep the visitor's choice on a narrow one when a tablet is rotated"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 1, side: 8 }), { viewport: UPRIGHT });
     const softmax = page.getByRole("checkbox", { name: "softmax" });
-    const summary = page.getByText("What the maps show");
+    const summary = page.getByText("Display options");
     const turned = async (to) => {
       await page.setViewportSize(to);
       await settled(page);
@@ -40,19 +40,19 @@ export const checks = {
     };
     assert.deepEqual(await turned(UPRIGHT), [true, false]);
     assert.deepEqual(await turned(LYING), [false, true]);
-    assert.deepEqual(await turned(UPRIGHT), [true, false], "what nobody opened is closed again");
+    assert.deepEqual(await turned(UPRIGHT), [true, false], "closed again, since the visitor did not open it");
     await summary.click();
     assert.deepEqual(await turned(UPRIGHT), [true, true]);
     assert.deepEqual(await turned(LYING), [false, true]);
-    assert.deepEqual(await turned(UPRIGHT), [true, true], "what the visitor opened stays open");
+    assert.deepEqual(await turned(UPRIGHT), [true, true], "stays open after the visitor opened it");
     await summary.click();
     assert.deepEqual(await turned(LYING), [false, true]);
-    assert.deepEqual(await turned(UPRIGHT), [true, false], "what the visitor closed stays closed");
+    assert.deepEqual(await turned(UPRIGHT), [true, false], "stays closed after the visitor closed it");
     assert.deepEqual(seen, []);
     await close();
   },
 
-  async "from a phone's to a tablet's width nothing is wider than the page, and no control is cut"(browser) {
+  async "between the widths of a phone and a tablet, nothing is wider than the page and no control is cut off"(browser) {
     const found = [];
     const sweep = async (name, page) => {
       for (const width of WIDTHS) {
@@ -68,15 +68,15 @@ export const checks = {
     }
     const bytes = made({ layers: 2, side: 16, times: 2, kind: "content", title: "a_title_without_a_gap".repeat(3) });
     const { page, close } = await shown(browser, bytes, { viewport: { width: 320, height: 900 }, hash: "&model.zoomed=true" });
-    await page.getByText("What the maps show").click();
-    await page.getByRole("combobox", { name: /Scores that the softmax sees/ }).waitFor();
-    await page.getByText("What the columns say").first().click();
+    await page.getByText("Display options").click();
+    await page.getByRole("combobox", { name: /Scores in the softmax/ }).waitFor();
+    await page.getByText("Column descriptions").first().click();
     await sweep("model", page);
     await close();
     assert.deepEqual(found, []);
   },
 
-  async "maps, enlarged map and image of layers with one axis are 24 px high at least, and pointer and keys find every token"(browser, shots) {
+  async "maps, enlarged map and image of layers with one axis are at least 24 px high, and pointer and keys reach every token"(browser, shots) {
     for (const { tokens, kind, picture } of [
       { tokens: 400, kind: "positions", picture: [8, 400] },
       { tokens: 64, kind: "content", picture: [1, 64] },
@@ -92,7 +92,7 @@ export const checks = {
       for (const canvas of await page.locator(".model canvas").all()) {
         const shares = await painted(canvas);
         assert.ok(shares.height >= 24, `${tokens} tokens: a canvas of ${shares.height} px`);
-        // Titles above small maps take the rest.
+        // The rest is transparent, behind the titles of small maps.
         assert.ok(shares.painted > 0.4, `${tokens} tokens: ${shares.painted} of the canvas are painted`);
       }
       for (const stage of [stages[0], stages[2]]) {
@@ -120,9 +120,9 @@ export const checks = {
       assert.deepEqual(seen, []);
       const drawn = () => page.locator(".maps canvas").first().evaluate((canvas) => canvas.toDataURL());
       const far = await drawn();
-      await page.getByRole("checkbox", { name: "close up, 1 × 15 tokens" }).check();
+      await page.getByRole("checkbox", { name: /1 × 15 tokens/ }).check();
       await stages[0].hover({ position: { x: 5, y: 5 } });
-      assert.deepEqual(await query(page), [0, before[1] - 6], "a close-up does not say where in the image a pointer is");
+      assert.deepEqual(await query(page), [0, before[1] - 6], "the pointer does not move the query in a close-up");
       await settled(page);
       assert.notEqual(await drawn(), far);
       await page.screenshot({ path: `${shots}/model-one-axis-${tokens}.png` });

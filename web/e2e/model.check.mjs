@@ -8,13 +8,13 @@ import { made } from "./payloads.mjs";
 
 const FIXTURES = new URL("../tests/fixtures/", import.meta.url);
 
-/** The picture of a layer's maps, as a text. */
+/** Return the canvas of a layer's maps as a data URL. */
 const pixels = (page, layer = 0) => page.locator(".maps canvas").nth(layer).evaluate((canvas) => canvas.toDataURL());
 
-/** The page's own numbers, with every digit. */
+/** Return a number of the formula. */
 const number = async (page, id) => Number((await page.getByTestId(id).innerText()).replace("−", "-"));
 
-/** Frames a second while the mouse goes over the first map: [median, worst decile]. */
+/** Return the frames per second while the mouse moves over the first map: [median, worst decile]. */
 async function speed(page) {
   const box = await page.locator(".map .stage").first().boundingBox();
   await page.evaluate(() => {
@@ -35,7 +35,7 @@ async function speed(page) {
 }
 
 export const checks = {
-  async "opens without an error or a request, and axe finds nothing"(browser) {
+  async "opens without errors, requests or axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
       for (const bytes of [made({ layers: 2, side: 8, times: 3 }), readFileSync(new URL("payload.safetensors", FIXTURES))]) {
         const { page, seen, close } = await shown(browser, bytes, { colorScheme, hash: "&model.zoomed=true" });
@@ -46,19 +46,19 @@ export const checks = {
     }
   },
 
-  async "moving the query stays fluid"(browser) {
+  async "moving the query is smooth"(browser) {
     for (const options of [{ side: 32 }, { side: 32, kind: "content" }, { side: 64 }]) {
       const { page, seen, close } = await shown(browser, made(options), { viewport: { width: 1280, height: 1000 } });
       await speed(page);
       const [median, worst] = await speed(page);
       console.log(`      ${JSON.stringify(options)}: median ${median.toFixed(1)}, worst decile ${worst.toFixed(1)} frames a second`);
-      assert.ok(median > 15, `${median} frames a second`); // on an idle machine 50 and more; others may be measuring here
+      assert.ok(median > 15, `${median} frames a second`); // at least 50 on an idle machine
       assert.deepEqual(seen, []);
       await close();
     }
   },
 
-  async "the numbers on the page are those that Python reads, for all kinds of layers"(browser) {
+  async "the page's numbers equal the library's, for all kinds of layers"(browser) {
     const bytes = readFileSync(new URL("payload.safetensors", FIXTURES));
     const { rows } = JSON.parse(readFileSync(new URL("payload.json", FIXTURES), "utf8"));
     assert.equal(new Set(rows.map(({ place }) => place.layer)).size, 4);
@@ -72,12 +72,12 @@ export const checks = {
       await caption.scrollIntoViewIfNeeded();
       await caption.filter({ hasText: /\d/ }).waitFor();
       const largest = Number(await caption.innerText());
-      assert.ok(Math.abs(largest / Math.max(...row) - 1) < 0.06, "two digits above the map"); // 1.05 is written 1.1
+      assert.ok(Math.abs(largest / Math.max(...row) - 1) < 0.06, "two digits above the map"); // 1.05 is rounded to 1.1
       await close();
     }
   },
 
-  async "the query follows the pointer over maps and image, a press holds it, Escape lets go"(browser) {
+  async "the query follows the pointer over maps and image, a click locks it, Escape unlocks it"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 2, side: 16 }));
     const box = await page.locator(".map .stage").nth(4).boundingBox();
     const at = (row, column) => [box.x + ((column + 0.5) / 16) * box.width, box.y + ((row + 0.5) / 16) * box.height];
@@ -99,7 +99,7 @@ export const checks = {
     await close();
   },
 
-  async "complete by keyboard alone"(browser) {
+  async "can be operated by keyboard only"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 2, heads: 3, side: 16, times: 3, kind: "positions" }));
     const reached = new Set();
     await page.locator("h2").focus();
@@ -114,15 +114,15 @@ export const checks = {
       reached.add(name.split("\n")[0].trim().slice(0, 40));
     }
     const names = [...reached].join("|");
-    for (const part of ["query at row", "Query, row", "Query, column", "Freeze", "Moment", "Play", "softmax", "one scale", "centres",
-      "50 %", "90 %", "Skip the maps", "layer 0, head 0: enlarge", "layer 1, head 2: enlarge", "entropy", "Open a payload", "Compare"]) {
+    for (const part of ["query at row", "Query, row", "Query, column", "Lock", "Snapshot", "Play", "softmax", "one colour scale", "centres",
+      "50%", "90%", "Skip the maps", "layer 0, head 0: enlarge", "layer 1, head 2: enlarge", "entropy", "Open a payload", "Compare"]) {
       assert.ok(names.includes(part), `${part} is not among ${names}`);
     }
     await image(page).focus();
     for (const key of ["ArrowDown", "ArrowRight", "Shift+ArrowLeft", "Enter"]) await page.keyboard.press(key);
     assert.deepEqual(await query(page), [9, 4]);
-    assert.equal(await page.getByRole("button", { name: "Freeze", exact: true }).getAttribute("aria-pressed"), "true");
-    await page.waitForFunction(() => /row 9, column 4. layer 0, head 0 looks at/.test(document.querySelector("[aria-live]").textContent));
+    assert.equal(await page.getByRole("button", { name: "Lock", exact: true }).getAttribute("aria-pressed"), "true");
+    await page.waitForFunction(() => /row 9, column 4. layer 0, head 0 attends to/.test(document.querySelector("[aria-live]").textContent));
     await button(page, "layer 1, head 1: enlarge").first().focus();
     await page.keyboard.press("ArrowUp");
     assert.deepEqual(await query(page), [8, 4]);
@@ -133,14 +133,14 @@ export const checks = {
     const first = await number(page, "probability");
     await page.keyboard.press("ArrowLeft");
     assert.ok((await number(page, "probability")) < first);
-    await page.keyboard.press("Escape"); // lets the query go
+    await page.keyboard.press("Escape"); // unlocks the query
     await page.keyboard.press("Escape"); // closes the enlarged head
     await map.waitFor({ state: "detached" });
     assert.deepEqual(seen, []);
     await close();
   },
 
-  async "touch sets and holds the query, and targets are 24 px or larger"(browser) {
+  async "touch moves and locks the query, and targets are at least 24 px"(browser) {
     const phone = { viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true };
     const { page, seen, close } = await shown(browser, made({ layers: 2, side: 16, times: 2 }), { ...phone, hash: "&model.zoomed=true" });
     const map = page.locator(".map .stage").nth(1);
@@ -148,8 +148,8 @@ export const checks = {
     const box = await map.boundingBox();
     await page.touchscreen.tap(box.x + 0.1 * box.width, box.y + 0.9 * box.height);
     assert.deepEqual(await query(page), [14, 1]);
-    assert.equal(await page.getByRole("button", { name: "Freeze", exact: true }).getAttribute("aria-pressed"), "true");
-    await page.getByText("What the maps show").tap();
+    assert.equal(await page.getByRole("button", { name: "Lock", exact: true }).getAttribute("aria-pressed"), "true");
+    await page.getByText("Display options").tap();
     const small = await page.evaluate(() =>
       [...document.querySelectorAll("button, select, input, summary")]
         .map((target) => ({ box: target.getBoundingClientRect(), words: target.outerHTML.slice(0, 120) }))
@@ -158,8 +158,8 @@ export const checks = {
     );
     assert.deepEqual(small, []);
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "scrolls sideways");
-    const table = page.getByRole("region", { name: /by head/ });
-    assert.ok(await table.evaluate((box) => box.scrollWidth > box.clientWidth), "the table scrolls inside its own box");
+    const table = page.getByRole("region", { name: /Head statistics/ });
+    assert.ok(await table.evaluate((box) => box.scrollWidth > box.clientWidth), "the table scrolls inside its box");
     assert.deepEqual(seen, []);
     await close();
   },
@@ -169,13 +169,13 @@ export const checks = {
     const { page, close } = await shown(browser, bytes);
     await page.getByRole("spinbutton", { name: "Query, row" }).fill("3");
     await page.getByRole("checkbox", { name: "softmax" }).uncheck();
-    await page.getByRole("checkbox", { name: "50 %" }).check();
-    await page.getByRole("slider", { name: /Moment/ }).fill("1");
+    await page.getByRole("checkbox", { name: "50%" }).check();
+    await page.getByRole("slider", { name: /Snapshot/ }).fill("1");
     await button(page, "layer 1, head 4: enlarge").first().click();
     const header = (tab, table, name) => tab.getByRole("region", { name: table }).getByRole("columnheader", { name });
-    await header(page, /by head/, /^entropy/).getByRole("button").click();
-    for (let press = 0; press < 2; press++) await header(page, "By layer", /^score/).getByRole("button").click();
-    await page.waitForFunction(() => location.hash.includes("model.layerDown=false")); // the last of what was done
+    await header(page, /Head statistics/, /^entropy/).getByRole("button").click();
+    for (let press = 0; press < 2; press++) await header(page, /Layer statistics/, /^score/).getByRole("button").click();
+    await page.waitForFunction(() => location.hash.includes("model.layerDown=false")); // the last change
     await page.mouse.move(0, 0);
     await settled(page);
     const [hash, drawn, share] = [new URL(page.url()).hash, await pixels(page), await number(page, "probability")];
@@ -185,15 +185,15 @@ export const checks = {
     assert.equal(await number(again.page, "probability"), share);
     assert.equal(await pixels(again.page), drawn);
     assert.deepEqual(await query(again.page), [3, 8]);
-    assert.equal(await header(again.page, /by head/, /^entropy/).getAttribute("aria-sort"), "descending");
-    assert.equal(await header(again.page, "By layer", /^score/).getAttribute("aria-sort"), "ascending");
+    assert.equal(await header(again.page, /Head statistics/, /^entropy/).getAttribute("aria-sort"), "descending");
+    assert.equal(await header(again.page, /Layer statistics/, /^score/).getAttribute("aria-sort"), "ascending");
     await again.page.getByRole("heading", { name: /^layer 1 convolution score 0.80/ }).waitFor();
     await again.close();
   },
 
-  async "statistics sort by any column, and a line enlarges its head"(browser) {
+  async "statistics can be sorted by any column, and a click on a row enlarges its head"(browser) {
     const { page, close } = await shown(browser, made({ layers: 2, side: 8 }));
-    const table = page.getByRole("region", { name: "What the audit found, by head" });
+    const table = page.getByRole("region", { name: /Head statistics/ });
     const column = () => table.locator("tbody td:nth-child(3)").allInnerTexts();
     const header = table.getByRole("columnheader", { name: /^entropy/ });
     await header.getByRole("button").click();
@@ -205,39 +205,39 @@ export const checks = {
     assert.equal(await header.getAttribute("aria-sort"), "ascending");
     assert.equal(Number((await column())[0]), Math.min(...down));
     assert.match(await header.getByRole("button").getAttribute("title"), /in nats/);
-    await page.getByText("What the columns say").first().click();
+    await page.getByText("Column descriptions").first().click();
     await page.getByRole("definition").filter({ hasText: "in nats" }).first().waitFor();
     await table.getByRole("row").nth(1).getByRole("cell").last().click();
     const named = await table.getByRole("row").nth(1).getByRole("button").innerText();
-    await page.getByRole("heading", { name: new RegExp(`, head ${named}, one of 9`) }).waitFor();
+    await page.getByRole("heading", { name: new RegExp(`, head ${named}\\b.*9 heads`) }).waitFor();
     await close();
   },
 
-  async "training plays as a film, and only steps where motion is not wanted"(browser) {
+  async "training snapshots play as an animation, except with reduced motion"(browser) {
     const bytes = made({ layers: 1, side: 16, times: 4 });
     const { page, close } = await shown(browser, bytes, { hash: "&model.time=0" });
-    const slider = page.getByRole("slider", { name: /Moment/ });
+    const slider = page.getByRole("slider", { name: /Snapshot/ });
     const before = await pixels(page);
     await button(page, "Play").click();
     await page.waitForFunction(() => document.querySelector('input[aria-valuetext^="epoch"]').value === "3");
     await button(page, "Play").waitFor();
     await settled(page);
     assert.notEqual(await pixels(page), before);
-    await button(page, "One moment back").click();
+    await button(page, "Previous snapshot").click();
     assert.equal(await slider.getAttribute("aria-valuetext"), "epoch 2");
     await close();
     const still = await shown(browser, bytes, { reducedMotion: "reduce" });
     assert.equal(await button(still.page, "Play").count(), 0);
-    assert.equal(await button(still.page, "One moment on").count(), 1);
+    assert.equal(await button(still.page, "Next snapshot").count(), 1);
     await still.close();
   },
 
-  async "scores that are stored roughly are said to be, beside the maps and enlarged"(browser) {
+  async "approximate scores have a warning above the maps and the enlarged map"(browser) {
     const warnings = async (rounding) => {
       const bytes = made({ layers: 2, side: 8, kind: "content", also: { layer: { "rounding of scores": rounding } } });
       const { page, seen, close } = await shown(browser, bytes, { hash: "&model.zoomed=true" });
-      const texts = await page.getByText(/stored roughly: within a row they are off by up to 0.02 nats/).count();
-      assert.equal(await page.locator(".zoom").getByText(/stored roughly/).count(), texts > 0 ? 1 : 0);
+      const texts = await page.getByText(/approximate: errors are up to 0.02 nats/).count();
+      assert.equal(await page.locator(".zoom").getByText(/are approximate/).count(), texts > 0 ? 1 : 0);
       assert.deepEqual(await axeFindings(page), []);
       assert.deepEqual(seen, []);
       await close();
@@ -247,16 +247,16 @@ export const checks = {
     assert.equal(await warnings(0.009), 0);
   },
 
-  async "statistics of any name, and a view that breaks leaves the others and a way back"(browser) {
+  async "statistics may have any name, and when a view fails the others still work"(browser) {
     const also = JSON.parse(
       '{"heads": {"layer": [1, 3], "head": [2, 1], "constructor": [3, 4], "__proto__": [5, 6]}, "layer": {"layer": 3, "toString": 2, "__proto__": 1}}',
     );
     const { page, seen, close } = await shown(browser, made({ layers: 2, heads: 2, side: 8, also }));
-    const table = page.getByRole("region", { name: "What the audit found, by head" });
+    const table = page.getByRole("region", { name: /Head statistics/ });
     const firsts = async () => (await table.locator("tbody td:nth-child(2)").allInnerTexts()).join("");
     await table.getByRole("button", { name: "layer", exact: true }).nth(1).click();
     assert.equal(await firsts(), "1100");
-    // Within one frame, so that what was to be painted in it finds its view gone.
+    // In one frame, so that the view is destroyed before the frame is painted.
     await page.evaluate(async () => {
       const press = (name) => [...document.querySelectorAll("button")].find((one) => one.textContent.trim() === name).click();
       press("layer");
@@ -272,43 +272,43 @@ export const checks = {
       CanvasRenderingContext2D.prototype.createImageData = () => {
         throw new Error("no pixels today");
       };
-      globalThis.mend = () => (CanvasRenderingContext2D.prototype.createImageData = paint);
+      globalThis.repair = () => (CanvasRenderingContext2D.prototype.createImageData = paint);
     });
-    await button(page, "Theorem bench").click();
-    const alert = page.getByRole("alert").filter({ hasText: "This view broke: no pixels today." });
+    await button(page, "Theorem workbench").click();
+    const alert = page.getByRole("alert").filter({ hasText: "This view failed: no pixels today." });
     await alert.waitFor();
     assert.deepEqual(await axeFindings(page), []);
-    await page.evaluate(() => globalThis.mend());
+    await page.evaluate(() => globalThis.repair());
     await button(page, "Model explorer").click();
     await table.waitFor();
     await page.evaluate(() => (CanvasRenderingContext2D.prototype.createImageData = null));
-    await button(page, "Theorem bench").click();
+    await button(page, "Theorem workbench").click();
     await page.getByRole("alert").waitFor();
-    await page.evaluate(() => globalThis.mend());
-    await button(page, "Show it again").click();
-    await page.getByRole("heading", { level: 2, name: "Theorem bench" }).waitFor();
+    await page.evaluate(() => globalThis.repair());
+    await button(page, "Try again").click();
+    await page.getByRole("heading", { level: 2, name: "Theorem workbench" }).waitFor();
     assert.equal(await page.getByRole("alert").count(), 0);
     await close();
   },
 
-  async "two models side by side, and a broken second one is refused in words"(browser) {
+  async "two models can be compared, and an invalid second payload is rejected with a message"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 2, side: 8 }));
     const compare = page.getByLabel(/Compare with a second payload/);
     await compare.setInputFiles(file(Buffer.from("these are notes")));
-    await page.getByRole("alert").filter({ hasText: "must be a whole safetensors file" }).waitFor();
+    await page.getByRole("alert").filter({ hasText: "must be a complete safetensors file" }).waitFor();
     await compare.setInputFiles(file(made({ layers: 3, side: 16, title: "Other", kind: "content" })));
     await page.getByText("B: Other").waitFor();
     assert.equal(await page.getByRole("alert").count(), 0);
     const titles = (await page.locator(".shows h3").allInnerTexts()).map((text) => text.replace(/\s+/g, " ").slice(0, 9));
     assert.deepEqual(titles, ["A layer 0", "B layer 0", "A layer 1", "B layer 1", "B layer 2"]);
     assert.deepEqual(await axeFindings(page), []);
-    await button(page, "Close it").click();
+    await button(page, "Close B").click();
     assert.equal(await page.locator(".shows h3").count(), 2);
     assert.deepEqual(seen, []);
     await close();
   },
 
-  async "an own picture goes to the server of the page, and its words are shown when it refuses"(browser) {
+  async "the visitor's image is sent to the page's server, and its error messages are shown"(browser) {
     const html = readFileSync(PAGE, "utf8").replace("<head>", '<head><meta name="attnconv-server" content="images">');
     const taken = [];
     const server = createServer((request, response) => {
@@ -326,7 +326,7 @@ export const checks = {
     const page = await context.newPage();
     await page.goto(`http://127.0.0.1:${server.address().port}/#view=model`);
     await page.locator("header").getByText("Before").waitFor();
-    const field = page.getByLabel(/Send a picture/);
+    const field = page.getByLabel(/Run the model on/);
     await field.setInputFiles(file(Buffer.from("pixels"), "mine.png"));
     await page.getByRole("alert").filter({ hasText: "No picture, said the server." }).waitFor();
     await field.setInputFiles(file(Buffer.from("pixels"), "mine.png"));
@@ -337,7 +337,7 @@ export const checks = {
     server.close();
   },
 
-  async "screenshots at a phone's and a projector's width"(browser, shots) {
+  async "screenshots at the widths of a phone and a projector"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["dark", 1280, "dark"]]) {
       for (const kind of ["positions", "content"]) {
         const options = { viewport: { width, height: 1800 }, colorScheme, reducedMotion: "reduce", hash: "&model.zoomed=true&model.half=true" };

@@ -1,4 +1,4 @@
-/** The page in a notebook's frame, and the library's own widget.js beside it, in a page that stands in for the notebook. */
+/** The page in a notebook's frame and the library's widget.js, in a page that imitates a notebook. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { PAGE } from "./browser.mjs";
@@ -13,7 +13,7 @@ const html = () => {
   return readFileSync(PAGE, "utf8").replace("</body>", () => `<script type="application/octet-stream" id="attnconv-payload">${text}</script></body>`);
 };
 
-/** A notebook: the widget's module with a model as anywidget gives it, and the page in HTML output or in the widget's view. */
+/** Imitate a notebook: the widget's module with an anywidget model, and the page in HTML output or in the widget's view. */
 async function notebook(browser, { view = false, asked = [0, {}], late = false } = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 1000 } });
   const page = await context.newPage();
@@ -77,11 +77,11 @@ async function notebook(browser, { view = false, asked = [0, {}], late = false }
 const START = { layer: 0, head: 0, query: [4, 4], image: 0, time: 1, part: "both" };
 const AT = (row, column) => new RegExp(`row ${row}, column ${column}\\.`);
 
-/** Sends a message to the page as its parent, past the widget. */
+/** Send a message to the page from its parent, without the widget. */
 const post = (page, data) => page.evaluate((it) => document.querySelector("iframe").contentWindow.postMessage(it, "*"), data);
 
 export const checks = {
-  async "in HTML output, told what is looked at, and moved"(browser, shots) {
+  async "in HTML output, the page reports its selection and can be moved"(browser, shots) {
     const { page, frame, image, seen, told, ask, close } = await notebook(browser);
     await told(START);
     const box = await image.boundingBox();
@@ -102,7 +102,7 @@ export const checks = {
     await close();
   },
 
-  async "a channel that opens after the page, and one that was asked before it"(browser) {
+  async "the widget may start after the page, or have a request before it"(browser) {
     const late = await notebook(browser, { late: true });
     await late.told(START);
     await late.close();
@@ -117,7 +117,7 @@ export const checks = {
     }
   },
 
-  async "told at most ten times a second, the last for certain"(browser) {
+  async "selections are sent at most ten times per second, the last one always"(browser) {
     const { page, image, told, close } = await notebook(browser);
     await told(START);
     const box = await image.boundingBox();
@@ -132,7 +132,7 @@ export const checks = {
     await close();
   },
 
-  async "messages that are not legal, or not from the parent, move nothing and say nothing"(browser) {
+  async "invalid messages, and messages that are not from the parent, are ignored"(browser) {
     const { page, frame, image, seen, told, close } = await notebook(browser);
     await told(START);
     await page.evaluate(() => (globalThis.heard.length = 0));
@@ -142,7 +142,7 @@ export const checks = {
       { type, layer: 0, head: 3 }, { type, layer: 0, query: [8, 0] }, { type, layer: 0, query: [0, -1] }, { type, layer: 0, query: ["0", "0"] },
       { type, layer: "0", head: 1 }, { type, layer: 0, head: 1, script: "alert(1)" }, { type, image: 1 },
     ]) await post(page, data);
-    // The page's own window, and a stranger's frame, are not its parent.
+    // The page's own window and another frame are not its parent.
     await image.evaluate(() => postMessage({ type: "attnconv-select", layer: 0, head: 1, query: [0, 0] }, "*"));
     await page.evaluate(() => {
       const other = document.createElement("iframe");
@@ -155,14 +155,14 @@ export const checks = {
     await page.waitForFunction(() => globalThis.heard.includes("sent"));
     await page.waitForTimeout(300);
     assert.match(await image.getAttribute("aria-label"), AT(4, 4));
-    assert.deepEqual(await page.evaluate(() => globalThis.state.told), START, "a stranger's frame is not heard");
+    assert.deepEqual(await page.evaluate(() => globalThis.state.told), START, "messages of another frame are ignored");
     assert.deepEqual(await page.evaluate(() => globalThis.heard.map((data) => data.type ?? data)), ["attnconv-selection", "sent"]);
     assert.deepEqual(seen, []);
     assert.equal(await frame.getByRole("alert").count(), 0);
     await close();
   },
 
-  async "what a broken page says is not taken, and a closed channel hears nothing"(browser) {
+  async "invalid messages from the page are ignored, and a closed widget receives nothing"(browser) {
     const { page, image, told, close } = await notebook(browser);
     await told(START);
     await image.evaluate(() => {
@@ -182,7 +182,7 @@ export const checks = {
     await close();
   },
 
-  async "another payload in the page is not the notebook's"(browser) {
+  async "no selection is reported for a payload that the visitor opened"(browser) {
     const { frame, seen, told, close } = await notebook(browser);
     await told(START);
     await frame.getByLabel(/Open a payload/).setInputFiles({ name: "other.safetensors", mimeType: "", buffer: made({ layers: 1, side: 4 }) });
@@ -191,7 +191,7 @@ export const checks = {
     await close();
   },
 
-  async "a page that is not framed by its text tells nobody"(browser) {
+  async "a page outside a srcdoc frame sends no messages"(browser) {
     const context = await browser.newContext();
     const page = await context.newPage();
     await page.setContent("<!doctype html><script>heard = []; onmessage = ({ data }) => heard.push(data);<\/script><iframe></iframe>");

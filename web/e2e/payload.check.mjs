@@ -1,4 +1,4 @@
-/** The ways for the page to find its payload: inside itself, at its server, opened by the visitor. */
+/** Sources of the payload: embedded in the page, from its server, or opened by the visitor. */
 import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
@@ -13,7 +13,7 @@ const page = () => readFileSync(PAGE, "utf8");
 const embedding = (text) =>
   page().replace("</body>", `<script type="application/octet-stream" id="attnconv-payload">${text}</script></body>`);
 
-/** Opens a changed page from a folder of its own. */
+/** Open a modified page from a temporary folder. */
 async function withPage(browser, html, use, hash = "") {
   const folder = mkdtempSync(join(tmpdir(), "attnconv-page-"));
   try {
@@ -29,7 +29,7 @@ async function withPage(browser, html, use, hash = "") {
   }
 }
 
-/** Serves a page and, if there is one, a payload, and writes down what was asked for. */
+/** Serve a page and optionally a payload, and record the requests. */
 async function withServer(browser, { html, payload, hash = "", answer = null }, use) {
   const asked = [];
   const server = createServer((request, response) => {
@@ -54,7 +54,7 @@ const marked = (html, mark = "payload") => html.replace("<head>", `<head><meta n
 
 const alerts = (tab) => tab.getByRole("alert").allInnerTexts();
 
-const LARGEST = 120_000; // bytes of the compressed page without a payload
+const LARGEST = 120_000; // bytes of the compressed page, without a payload
 
 export const checks = {
   async "the page is small"() {
@@ -63,11 +63,11 @@ export const checks = {
     assert.ok(bytes < LARGEST, `${bytes}`);
   },
 
-  async "inside the page"(browser) {
+  async "a payload embedded in the page"(browser) {
     await withPage(browser, embedding(BYTES.toString("base64")), title);
   },
 
-  async "a page with a payload opens on the model, one without on the article, and a link wins"(browser) {
+  async "a page with a payload opens the model explorer, one without the article, and a link has priority"(browser) {
     const own = embedding(BYTES.toString("base64"));
     const shows = (wanted) => async (tab) => {
       await title(tab);
@@ -76,11 +76,11 @@ export const checks = {
     await withPage(browser, own, async (tab) => {
       await shows("Model explorer")(tab);
       const before = await tab.evaluate(() => history.length);
-      await tab.getByRole("button", { name: "Freeze", exact: true }).click();
+      await tab.getByRole("button", { name: "Lock", exact: true }).click();
       await tab.waitForFunction(() => location.hash.includes("model.frozen=true"));
-      assert.equal(await tab.evaluate(() => history.length), before, "the way back does not lead over the article");
+      assert.equal(await tab.evaluate(() => history.length), before, "the article is not in the browser's history");
     });
-    await withPage(browser, own, shows("Theorem bench"), "#view=bench");
+    await withPage(browser, own, shows("Theorem workbench"), "#view=bench");
     await withServer(browser, { html: marked(page()), payload: BYTES }, shows("Model explorer"));
     await withServer(browser, { html: marked(page()), payload: BYTES, hash: "#view=article" }, shows("Article"));
     const { page: tab, close } = await opened(browser);
@@ -88,13 +88,13 @@ export const checks = {
     await close();
   },
 
-  async "inside the page, cut or foreign: said in words"(browser) {
+  async "an invalid embedded payload shows a message"(browser) {
     for (const text of [BYTES.subarray(0, 3000).toString("base64"), "not base64!", Buffer.from("hello, world").toString("base64")]) {
       await withPage(browser, embedding(text), (tab) => tab.getByRole("alert").filter({ hasText: "payload" }).waitFor());
     }
   },
 
-  async "at the server that marks its page, and nowhere else"(browser) {
+  async "a payload is requested only from a server that marks its page"(browser) {
     await withServer(browser, { html: marked(page()), payload: BYTES }, async (tab, asked) => {
       await title(tab);
       assert.deepEqual(asked, ["/", "/payload"]);
@@ -111,11 +111,11 @@ export const checks = {
     });
   },
 
-  async "opened by the visitor; another file is refused in words and the page goes on"(browser) {
+  async "a payload opened by the visitor; an invalid file is rejected with a message"(browser) {
     const { page: tab, seen, close } = await opened(browser, { hash: "#view=model" });
     const input = tab.getByLabel(/Open a payload/);
     await input.setInputFiles({ name: "notes.safetensors", mimeType: "", buffer: Buffer.from("these are notes, no tensors") });
-    await tab.getByRole("alert").filter({ hasText: "must be a whole safetensors file" }).waitFor();
+    await tab.getByRole("alert").filter({ hasText: "must be a complete safetensors file" }).waitFor();
     await input.setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: BYTES });
     await title(tab);
     assert.equal(await tab.getByRole("alert").count(), 0);
@@ -123,11 +123,11 @@ export const checks = {
     await close();
   },
 
-  async "a payload dropped in any view is shown, a broken one is refused in words"(browser) {
+  async "a payload can be dropped in any view, and an invalid one is rejected with a message"(browser) {
     for (const hash of ["#view=article", "#view=bench", "#view=model"]) {
       const { page: tab, seen, close } = await opened(browser, { hash });
       await drop(tab, "notes.safetensors", "", "these are notes, no tensors");
-      await tab.getByRole("alert").filter({ hasText: "must be a whole safetensors file" }).waitFor();
+      await tab.getByRole("alert").filter({ hasText: "must be a complete safetensors file" }).waitFor();
       await tab.getByRole("button", { name: "Dismiss" }).click();
       assert.deepEqual(await alerts(tab), []);
       await drop(tab, "WAVES.SAFETENSORS", "", BYTES);
@@ -138,29 +138,29 @@ export const checks = {
     }
   },
 
-  async "a picture dropped where there is no model becomes the bench's, and elsewhere words say why not"(browser) {
+  async "without a model, an image dropped on the workbench is used there, and elsewhere rejected with a message"(browser) {
     const { page: tab, seen, close } = await opened(browser, { hash: "#view=article" });
     const picture = await tab.screenshot({ clip: { x: 0, y: 0, width: 200, height: 120 } });
     for (const name of ["Article", "Model explorer"]) {
       await tab.getByRole("navigation", { name: "Views" }).getByRole("button", { name }).click();
       await drop(tab, "mine.png", "image/png", picture);
-      await tab.getByRole("alert").filter({ hasText: "mine.png: this page has no model to send a picture through" }).waitFor();
+      await tab.getByRole("alert").filter({ hasText: "mine.png: this page has no model" }).waitFor();
       assert.equal(await view(tab), name);
     }
     await drop(tab, "words.txt", "text/plain", "words");
-    await tab.getByRole("alert").filter({ hasText: "words.txt: must be a payload (.safetensors) or a picture." }).waitFor();
-    await tab.getByRole("button", { name: "Theorem bench" }).click();
+    await tab.getByRole("alert").filter({ hasText: "words.txt: must be a payload (.safetensors) or an image." }).waitFor();
+    await tab.getByRole("button", { name: "Theorem workbench" }).click();
     await drop(tab, "words.txt", "text/plain", "words");
-    await tab.getByRole("alert").filter({ hasText: "must be a picture that this browser can read" }).waitFor();
+    await tab.getByRole("alert").filter({ hasText: "must be an image that this browser can read" }).waitFor();
     await drop(tab, "mine.png", "image/png", picture);
     await tab.waitForFunction(() => document.querySelector("canvas").width === 64);
-    assert.equal(await tab.getByRole("combobox", { name: "Picture" }).inputValue(), "own");
+    assert.equal(await tab.getByRole("combobox", { name: "Image" }).inputValue(), "own");
     assert.deepEqual(await alerts(tab), []);
     assert.deepEqual(seen, []);
     await close();
   },
 
-  async "a picture dropped on a page whose server takes pictures goes through its model"(browser) {
+  async "an image dropped on a page with a model is sent to its server"(browser) {
     const served = { html: marked(page(), "images"), hash: "#view=article" };
     await withServer(browser, { ...served, answer: [[415, { "content-type": "application/json" }], '{"error": "No picture, said the server."}'] }, async (tab) => {
       await drop(tab, "mine.png", "image/png", "pixels");
@@ -172,21 +172,21 @@ export const checks = {
       await title(tab);
       assert.equal(await view(tab), "Model explorer");
       assert.deepEqual(asked, ["/", "/payload", "/image"]);
-      await tab.getByRole("button", { name: "Theorem bench" }).click();
+      await tab.getByRole("button", { name: "Theorem workbench" }).click();
       await drop(tab, "mine.png", "image/png", "pixels");
-      await tab.getByRole("alert").filter({ hasText: "must be a picture that this browser can read" }).waitFor();
-      assert.equal(asked.length, 3, "on the bench a picture stays in the page");
+      await tab.getByRole("alert").filter({ hasText: "must be an image that this browser can read" }).waitFor();
+      assert.equal(asked.length, 3, "on the workbench an image stays in the page");
     });
   },
 
-  async "the field for pictures is there only where the server takes them"(browser) {
+  async "the field for images is shown only if the server accepts them"(browser) {
     for (const [mark, fields] of [["images", 1], ["payload", 0], ["1", 0], ["", 0]]) {
       await withServer(browser, { html: marked(page(), mark), payload: BYTES, hash: "#view=model" }, async (tab, asked) => {
         await title(tab);
-        assert.equal(await tab.getByLabel(/Send a picture/).count(), fields, mark);
+        assert.equal(await tab.getByLabel(/Run the model on/).count(), fields, mark);
         if (fields === 0) {
           await drop(tab, "mine.png", "image/png", "pixels");
-          await tab.getByRole("alert").filter({ hasText: "no model to send a picture through" }).waitFor();
+          await tab.getByRole("alert").filter({ hasText: "this page has no model" }).waitFor();
         }
         assert.deepEqual(asked, ["/", "/payload"]);
       });

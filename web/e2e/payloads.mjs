@@ -1,6 +1,6 @@
-/** Payloads for the tests in a browser, made of sines: nothing random, any size. */
+/** Deterministic payloads of any size for the browser tests, made of sine waves. */
 
-/** The bytes of a safetensors file; `tensors` maps names to [dtype, shape, typed array]. */
+/** Return the bytes of a safetensors file; `tensors` maps names to [dtype, shape, typed array]. */
 function safetensors(tensors, manifest) {
   const header = { __metadata__: { attnconv: JSON.stringify(manifest) } };
   let end = 0;
@@ -16,7 +16,7 @@ function safetensors(tensors, manifest) {
 
 const waves = (count, step) => Float32Array.from({ length: count }, (_, index) => Math.sin(step * index + 1.3e-4 * index ** 2));
 
-/** Gaussian heads whose centres move over `times` moments. */
+/** Gaussian heads with centres that move over `times` snapshots. */
 function gaussians({ times, heads, sizes: [height, width] }, phase) {
   const [down, across] = [2 * height - 1, 2 * width - 1];
   const table = new Float32Array(times * heads * down * across);
@@ -38,7 +38,7 @@ function gaussians({ times, heads, sizes: [height, width] }, phase) {
     precision: ["F32", [times, heads, 2, 2], precision] };
 }
 
-/** float16 by truncation; numbers below 2^-14 become 0. */
+/** Convert to float16 by truncation; numbers below 2^-14 become 0. */
 function halves(numbers) {
   const bits = new Uint32Array(Float32Array.from(numbers).buffer);
   return Uint16Array.from(bits, (one) => {
@@ -54,7 +54,7 @@ function contents({ heads, sizes: [height, width], extent }, phase) {
   return { query: vectors(0.7), key: vectors(1.1), row_scores: scores(height, 0.3), column_scores: scores(width, 2.1) };
 }
 
-/** The audit's other columns, each with numbers of its own size. */
+/** The other columns of the statistics, with values of different magnitudes. */
 function statistics(heads, layer) {
   const column = (size, step) => Array.from({ length: heads }, (_, head) => size * Math.abs(Math.sin(step * head + layer)));
   return { "best row": column(1, 0).map((_, head) => (head % 3) - 1), mass: column(1, 0.4), constancy: column(1, 0.9), distance: column(12, 0.5),

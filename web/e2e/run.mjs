@@ -1,4 +1,4 @@
-/** Runs every `*.check.mjs` of this folder in one browser: `npm run e2e [name ...]`. */
+/** Run the `*.check.mjs` files of this folder in one browser: `npm run e2e [name ...]`. */
 import { mkdirSync, readdirSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { browserPath, launched } from "./browser.mjs";
@@ -8,7 +8,7 @@ const shots = `${folder}shots`;
 const wanted = process.argv.slice(2);
 const path = browserPath();
 if (path === null) {
-  console.log("e2e: skipped, no Chromium on the path. Install chromium, or name one in CHROMIUM.");
+  console.log("e2e: skipped, Chromium was not found. Install chromium, or set CHROMIUM to its path.");
   process.exit(0);
 }
 mkdirSync(shots, { recursive: true });

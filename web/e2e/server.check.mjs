@@ -1,4 +1,4 @@
-/** The page at the library's own server: `python -m attnconv explore`, with a picture sent through a model. */
+/** The page from the library's server, `python -m attnconv explore`, with an image sent to the model. */
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -6,21 +6,21 @@ import { createInterface } from "node:readline";
 import { drop } from "./browser.mjs";
 
 const PYTHON = process.env.ATTNCONV_PYTHON || "python3";
-const LONGEST = 180_000; // ms until the server says where it is: it imports torch and makes a model
+const LONGEST = 180_000; // ms until the server prints its address: it imports torch and creates a model
 const IMPORTS = "import sys, attnconv.explorer.server, uvicorn; print(sys.version.split()[0])";
 
-/** Why the server cannot be started here, in words; empty where it can. */
+/** Return the reason why the server cannot be started; empty if it can. */
 function lack() {
   try {
     execFileSync(PYTHON, ["-c", IMPORTS], { encoding: "utf8", stdio: "pipe" });
     return "";
   } catch (error) {
     const words = String(error.stderr || error.message).trim().split("\n").at(-1);
-    return `${PYTHON} cannot import attnconv's server (${words}). Name an interpreter that can in ATTNCONV_PYTHON`;
+    return `${PYTHON} cannot import attnconv's server (${words}). Set ATTNCONV_PYTHON to an interpreter that can`;
   }
 }
 
-/** Starts the server; gives its address, what it says, and a way to end it as Ctrl-C does. */
+/** Start the server; return its address, its output, and a function that stops it like Ctrl-C. */
 async function started(...words) {
   const child = spawn(PYTHON, ["-m", "attnconv", "explore", ...words, "--port", "0", "--no-browser"]);
   const said = [];
@@ -42,11 +42,11 @@ async function started(...words) {
   };
   const where = await address;
   clearTimeout(give);
-  if (where === null) throw new Error(`the server said no address: ${said.join("\n")}`);
+  if (where === null) throw new Error(`the server printed no address: ${said.join("\n")}`);
   return { address: where, said, end, child };
 }
 
-/** A page of the server; `seen` gathers what the console says, what breaks, and requests to anywhere else. */
+/** Open the server's page; `seen` collects console errors, page errors and requests to other servers. */
 async function visited(browser, address) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 1000 } });
   const page = await context.newPage();
@@ -68,7 +68,7 @@ async function walk(browser, { address, end, said }) {
   assert.equal(await page.locator('nav [aria-current="page"]').innerText(), "Model explorer");
   const titles = await page.locator(".shows h3").allInnerTexts();
   assert.equal(titles.length, 3);
-  for (const title of titles) assert.match(title, /positions alone.*8 × 8 tokens/s);
+  for (const title of titles) assert.match(title, /positions only.*8 × 8 tokens/s);
   await page.waitForFunction(() => /\d/.test(document.querySelector(".map .title .soft").textContent));
   assert.equal(await page.getByText("your image").count(), 0);
 
@@ -80,16 +80,16 @@ async function walk(browser, { address, end, said }) {
   assert.ok(length > 1000, `a payload of ${length} bytes`);
   await page.getByText("your image").first().waitFor();
   assert.deepEqual(await page.getByRole("alert").allInnerTexts(), []);
-  assert.deepEqual(seen, [], "up to here no error, no warning, and no request but to the server");
+  assert.deepEqual(seen, [], "no errors, no warnings, and no requests to other servers");
 
   await drop(page, "notes.png", "image/png", "these are notes, no picture");
   await alert(page, "image: must be a whole image, got none of PNG, JPEG");
-  assert.equal(await page.getByText("your image").count() > 0, true, "what was shown stays");
+  assert.equal(await page.getByText("your image").count() > 0, true, "the previous payload is still shown");
   await page.getByRole("button", { name: "Dismiss" }).click();
 
   assert.equal(await end(), 0, said.join("\n"));
   await drop(page, "mine.png", "image/png", picture);
-  await alert(page, "The server of this page does not answer");
+  await alert(page, "The page's server does not respond");
   await page.getByText("your image").first().waitFor();
   const elsewhere = seen.filter((words) => words.startsWith("request:"));
   assert.deepEqual(elsewhere, []);
@@ -97,7 +97,7 @@ async function walk(browser, { address, end, said }) {
 }
 
 export const checks = {
-  async "a model, an own picture, notes that call themselves a picture, and the end of the server"(browser) {
+  async "a model, the visitor's image, a text file named .png, and the end of the server"(browser) {
     const missing = lack();
     if (missing) {
       console.log(`      skipped: ${missing}.`);

@@ -1,20 +1,20 @@
 import { describe, expect, test } from "vitest";
-import { benchOf, besideZeros, twoOnOneShift } from "../src/article/benches";
+import { benchOf, besideZeros, twoOnOneShift } from "../src/article/benchSettings";
 import {
   type Head, attentionRow, embedded, fourTerms, mixed, outputOf, patternOf, probabilities, reordered, shuffled, shuffling, summed,
 } from "../src/article/examples";
-import { SKETCH_SIZE, layerMaps, nearestStored, sketchedMaps, tokenGreys } from "../src/article/heads";
+import { SKETCH_SIZE, layerMaps, nearestStored, sketchedMaps, tokenGreys } from "../src/article/attentionMaps";
 import { line, sub } from "../src/article/mathml";
 import { STEPS } from "../src/article/steps";
 import { result, setup } from "../src/core/bench";
 import { massOffNearest } from "../src/core/bounds";
 import { openPayload } from "../src/core/payload";
-import { pictureNamed } from "../src/core/pictures";
+import { pictureNamed } from "../src/core/images";
 import { attentionOf } from "../src/core/theorem";
 import { type ArticleState, atStep, checkedArticle } from "../src/state/article";
 import { hard, oneMissing } from "../src/state/bench";
 import { START, fromHash, reduce, toHash } from "../src/state/state";
-import { apart, fixture } from "./reading";
+import { apart, fixture } from "./readFixture";
 
 const total = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0);
 const image = pictureNamed("disc", 12);
@@ -30,13 +30,13 @@ describe("steps", () => {
     expect(checkedArticle(atStep(index))).toEqual(atStep(index));
   });
 
-  test("each has a figure of its own", () => {
+  test("each has its own figure", () => {
     expect(STEPS.length).toBe(10);
     expect(new Set(STEPS.map(({ figure }) => figure)).size).toBe(STEPS.length);
   });
 });
 
-/** The elements that a text of tags leaves open, or the first that closes wrongly. */
+/** Return the elements that a markup does not close, or the first wrong closing tag. */
 function opened(markup: string): string[] {
   const open: string[] = [];
   for (const [, slash, name] of markup.matchAll(/<(\/?)(\w+)[^>]*>/g)) {
@@ -46,27 +46,27 @@ function opened(markup: string): string[] {
   return open;
 }
 
-test("names, numbers and signs become MathML", () => {
+test("names, numbers and operators become MathML", () => {
   expect(line(sub("W", "qry"), "= 2 < x")).toBe(
     '<math display="block"><mrow><msub><mrow><mi>W</mi></mrow><mrow><mi>qry</mi></mrow></msub><mo>=</mo><mn>2</mn><mo>&lt;</mo><mi>x</mi></mrow></math>',
   );
 });
 
 describe("a link to the article", () => {
-  test.each(STEPS.map((_, index) => index))("names step %i and nothing else, and restores what it sets up", (index) => {
+  test.each(STEPS.map((_, index) => index))("contains only step %i, and restores the step's settings", (index) => {
     const state = { ...START, view: "article" as const, article: atStep(index) };
     expect(toHash(state)).toBe(index === 0 ? "#view=article" : `#view=article&article.step=${index}`);
     expect(fromHash(toHash(state))).toEqual(state);
   });
 
-  test("restores what the reader changed", () => {
+  test("restores the reader's changes", () => {
     const change: Partial<ArticleState> = { ...atStep(4), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
     const state = reduce(START, { type: "article", change });
     expect(state.article.alpha).toBe(2.5);
     expect(fromHash(toHash(state))).toEqual(state);
   });
 
-  test("that asks for what is not there gets the nearest that is", () => {
+  test("with values out of range is clamped", () => {
     const { article } = fromHash("#article.step=99&article.alpha=0&article.shifts=40&article.centre=9&article.border=none&article.missing=12&article.content=-3&article.terms=5");
     expect(article).toEqual({ ...atStep(9), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
   });
@@ -75,14 +75,14 @@ describe("a link to the article", () => {
 describe("shuffled pixels", () => {
   const content: Head = { near: 0, alike: 60, centre: [0, 0] };
 
-  test("are each there once, in the same order for the same number", () => {
+  test("are a permutation that depends only on the seed", () => {
     const order = shuffled(144, 7);
     expect(order).toEqual(shuffled(144, 7));
     expect(order).not.toEqual(shuffled(144, 8));
     expect([...order].sort((a, b) => a - b)).toEqual(shuffled(144, 0));
   });
 
-  test("give shuffled outputs to a head that sees content alone, and others to one that sees positions", () => {
+  test("give shuffled outputs for a content-only head, and other outputs for a head with positions", () => {
     for (const seed of [1, 2, 3]) {
       const order = shuffled(144, seed);
       expect(shuffling(image, order, content).apart).toBeLessThan(1e-14);
@@ -91,7 +91,7 @@ describe("shuffled pixels", () => {
     expect(shuffling(image, shuffled(144, 0), content).apart).toBe(0);
   });
 
-  test("a head passes on the mean of the image under its probabilities", () => {
+  test("a head outputs the mean of the image under its probabilities", () => {
     const row = attentionRow(image, 30, content);
     expect(total(row.data)).toBeCloseTo(1, 12);
     expect(mixed(row, image)).toBeCloseTo(outputOf(image, content).data[30]!, 14);
@@ -99,14 +99,14 @@ describe("shuffled pixels", () => {
   });
 });
 
-test("the position head of the article is the head of the theorem", () => {
+test("the article's position head is the theorem's head", () => {
   const heads = { alpha: 0.7, centres: [[-1, 1.5]] as const, weights: [1], present: [true] };
   const geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" } as const;
   const row = attentionRow(image, 5 * 12 + 3, { near: 0.7, alike: 0, centre: [-1, 1.5] });
   expect(apart(row.data, attentionOf([12, 12], [5, 3], heads, 0, geometry).data)).toBeLessThan(1e-14);
 });
 
-test("the mass off the nearest pixel stays below the bound", () => {
+test("the probability outside the nearest pixel stays below the bound", () => {
   const blank = { height: 11, width: 11, data: new Float64Array(121) };
   for (const alpha of [0.1, 0.7, 3, 20, 50]) {
     for (const aside of [0, 0.3, 0.5]) {
@@ -122,31 +122,31 @@ describe("the four terms", () => {
   const query = 41;
   const terms = fourTerms(image, query);
 
-  test("add up to the score of contents plus positions", () => {
+  test("sum to the score of content plus position", () => {
     const { matrix, contents, places } = embedded(image);
     const both = contents.map((content, pixel) => content.map((part, at) => part + places[pixel]![at]!));
     const direct = both.map((to) => matrix.reduce((sum, weights, i) => sum + both[query]![i]! * total(weights.map((weight, j) => weight * to[j]!)), 0));
     expect(apart(summed(terms, [1, 1, 1, 1]).data, direct)).toBeLessThan(1e-13);
   });
 
-  test("only the last does not know the image", () => {
+  test("only the last is independent of the image", () => {
     const other = fourTerms(pictureNamed("stripes", 12), query);
     expect(terms.map((term, index) => apart(term.data, other[index]!.data) > 1e-3)).toEqual([true, true, true, false]);
   });
 
-  test("none of them leaves every pixel alike", () => {
+  test("no terms give all pixels the same probability", () => {
     const { data } = probabilities(summed(terms, [0, 0, 0, 0]));
     expect(apart(data, new Array(144).fill(1 / 144))).toBeLessThan(1e-15);
   });
 });
 
-describe("beside a convolution with zeros around", () => {
+describe("compared with a zero-padded convolution", () => {
   const found = (change: Partial<ArticleState>) => {
     const set = setup(benchOf({ ...atStep(7), ...change }), null);
     return besideZeros(set, result(set).attention);
   };
 
-  test("hard heads are one where zeros are keys, and differ at the border where they are not", () => {
+  test("hard heads are equal if zeros are keys, and otherwise differ at the border", () => {
     const zeros = found({ ...hard(), border: "zero" });
     expect(Math.max(zeros.inside, zeros.border)).toBeLessThan(1e-13);
     const alone = found(hard());
@@ -154,12 +154,12 @@ describe("beside a convolution with zeros around", () => {
     expect(alone.border).toBeGreaterThan(0.01);
   });
 
-  test("a head too few is felt everywhere, two on one shift likewise", () => {
+  test("a missing head, or two heads at one shift, cause errors everywhere", () => {
     for (const change of [oneMissing(3), twoOnOneShift()]) expect(found({ ...change, border: "zero" }).inside).toBeGreaterThan(0.01);
   });
 });
 
-test("the bench takes over what the article's step has", () => {
+test("the workbench takes its settings from the article's step", () => {
   const article = { ...atStep(6), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
   expect(benchOf(article)).toMatchObject({ alpha: 7, missing: [2], border: "circular", query: [3, 9], kernel: "sharpen", size: 32 });
 });
@@ -167,7 +167,7 @@ test("the bench takes over what the article's step has", () => {
 describe("a head's fixed pattern", () => {
   const head: Head = { near: 0.5, alike: 0, centre: [-1, 1] };
 
-  test("is all of a head that sees positions alone, and less the more content weighs", () => {
+  test("is complete for a position-only head, and less so the larger the weight of content", () => {
     const moves = [0, 2, 40].map((alike) => patternOf(image, { ...head, alike }, 3).moves);
     expect(moves[0]!).toBeLessThan(1e-14);
     expect(moves[1]!).toBeGreaterThan(0.001);
@@ -192,7 +192,7 @@ describe("heads of a payload", () => {
     }
   });
 
-  test("where rows are stored for few queries, the nearest is taken", () => {
+  test("use the nearest query if rows are stored for few queries", () => {
     expect(nearestStored([1, 7, 10], 9, 4)).toBe(10);
     expect(nearestStored([1, 7, 10], 0, 4)).toBe(1);
     expect(nearestStored(null, 5, 4)).toBe(5);
@@ -209,7 +209,7 @@ describe("heads of a payload", () => {
     expect(total(greys.data) / greys.data.length).toBeCloseTo(mean, 6);
   });
 
-  test("a sketch stands in where there is none", () => {
+  test("are sketched if there is no payload", () => {
     for (const { maps } of sketchedMaps([8, 8])) {
       expect(maps.length).toBe(9);
       for (const { data } of maps) expect([data.length, total(data)]).toEqual([SKETCH_SIZE ** 2, expect.closeTo(1, 12)]);

@@ -1,17 +1,17 @@
 import { describe, expect, test } from "vitest";
 import { decisive, headToMiss, moved, result, setup } from "../src/core/bench";
 import { KERNELS, kernelNamed } from "../src/core/kernels";
-import { PICTURES, pictureNamed } from "../src/core/pictures";
+import { PICTURES, pictureNamed } from "../src/core/images";
 import { BORDERS } from "../src/core/grid";
 import { around } from "../src/core/theorem";
-import { percent, shortNumber, strongest, strongestKeys } from "../src/core/words";
+import { percent, shortNumber, strongest, strongestKeys } from "../src/core/format";
 import { BENCH, type BenchState, asTrained, checkedBench, hard, oneMissing } from "../src/state/bench";
 import { fromHash, reduce, START, toHash } from "../src/state/state";
 
 const computed = (change: Partial<BenchState>) => result(setup(checkedBench({ ...BENCH, ...change }), null));
 
-describe("the bench", () => {
-  test.each(KERNELS)("hard heads perform %s under every border rule, stride and dilation", (kernel) => {
+describe("the workbench", () => {
+  test.each(KERNELS)("hard heads equal %s under every border rule, stride and dilation", (kernel) => {
     for (const border of BORDERS) {
       for (const width of [3, 5]) {
         const { error, bound } = computed({ ...hard(), kernel, border, width, size: 32, stride: width - 2, dilation: 2 });
@@ -29,29 +29,29 @@ describe("the bench", () => {
     }
   });
 
-  test("moving the query asks for no new outputs, moving a centre does", () => {
+  test("outputs are recomputed if a centre moves, but not if the query moves", () => {
     expect(decisive({ ...BENCH, query: [1, 2], head: 0, frozen: true })).toBe(decisive(BENCH));
     expect(decisive({ ...BENCH, offsets: moved(BENCH, 0, [0.5, 0]) })).not.toBe(decisive(BENCH));
   });
 
-  test("a centre that is moved back leaves no trace in the link", () => {
+  test("a centre that is moved back is not in the link", () => {
     expect(moved({ ...BENCH, offsets: moved(BENCH, 2, [1, 0]) }, 2, [0, 0])).toEqual([]);
   });
 
-  test("the head to take out is the chosen one, unless it weighs nothing", () => {
+  test("the head to remove is the selected one, unless its weight is 0", () => {
     expect(headToMiss({ ...BENCH, kernel: "identity", head: 0 })).toBe(4);
     expect(headToMiss({ ...BENCH, kernel: "box", head: 7 })).toBe(7);
   });
 });
 
-test.each([3, 5])("weights sum to one, those of edges to zero (%i taps)", (width) => {
+test.each([3, 5])("weights sum to 1, or 0 for edge detection (size %i)", (width) => {
   for (const name of KERNELS) {
     const sum = kernelNamed(name, width).reduce((total, weight) => total + weight, 0);
     expect(sum).toBeCloseTo(name === "edge" ? 0 : 1, 12);
   }
 });
 
-test.each(PICTURES)("the picture %s holds dark and light within 0 and 1", (name) => {
+test.each(PICTURES)("the image %s has dark and light values in [0, 1]", (name) => {
   for (const size of [32, 48, 64]) {
     const { data } = pictureNamed(name, size);
     expect(data.length).toBe(size * size);
@@ -61,7 +61,7 @@ test.each(PICTURES)("the picture %s holds dark and light within 0 and 1", (name)
   }
 });
 
-describe("a link to the bench", () => {
+describe("a link to the workbench", () => {
   test("restores taps, offsets and missing heads", () => {
     const taps = [0.5, -1.25, 0, 0, 2, 0, 0, 0, 1e-3];
     const change = { kernel: "free", taps, offsets: moved(BENCH, 8, [0.25, -1.5]), missing: [0, 3], query: [3, 4] };
@@ -69,31 +69,31 @@ describe("a link to the bench", () => {
     expect(fromHash(toHash(state))).toEqual(state);
   });
 
-  test("that asks for what is not there gets the nearest that is", () => {
+  test("with values out of range is clamped", () => {
     const { bench } = fromHash("#bench.alpha=1e9&bench.width=4&bench.stride=0&bench.head=99&bench.kernel=none&bench.taps=1,2&bench.missing=77&bench.size=9999");
     expect(bench).toEqual({ ...BENCH, alpha: 50, head: 8 });
   });
 });
 
-describe("words", () => {
+describe("formats", () => {
   test.each([
     [0, "0"], [1.23456, "1.23"], [-0.5, "−0.5"], [1.04e-16, "1.0 × 10⁻¹⁶"], [123456, "1.2 × 10⁵"], [0.0123, "0.0123"],
   ])("%d is written %s", (value, text) => {
     expect(shortNumber(value)).toBe(text);
   });
 
-  test("shares are never rounded to all or nothing", () => {
-    expect([0.61, 0, 1, 0.99999, 1e-9].map(percent)).toEqual(["61 %", "0 %", "100 %", "over 99.9 %", "under 0.1 %"]);
+  test("percentages are never rounded to 0% or 100%", () => {
+    expect([0.61, 0, 1, 0.99999, 1e-9].map(percent)).toEqual(["61%", "0%", "100%", "over 99.9%", "under 0.1%"]);
   });
 
   test("the strongest keys come first", () => {
     expect(strongest([0.1, 0.4, 0.2, 0.3], 2)).toEqual([{ index: 1, value: 0.4 }, { index: 3, value: 0.3 }]);
-    expect(strongestKeys([0, 0.25, 0, 0.75], 2)).toBe("row 1, column 1: 75 %; row 0, column 1: 25 %");
-    expect(strongestKeys([0, 0], 2)).toBe("no pixel of the image");
+    expect(strongestKeys([0, 0.25, 0, 0.75], 2)).toBe("row 1, column 1 (75%); row 0, column 1 (25%)");
+    expect(strongestKeys([0, 0], 2)).toBe("no key with 0.1% or more");
   });
 });
 
-test("a window over the corner of a plane is empty outside of it", () => {
+test("a window at the corner of a plane is NaN outside the plane", () => {
   const plane = { height: 2, width: 3, data: Float64Array.from([1, 2, 3, 4, 5, 6]) };
   expect(Array.from(around(plane, [1, 2], 1).data)).toEqual([2, 3, NaN, 5, 6, NaN, NaN, NaN, NaN]);
 });

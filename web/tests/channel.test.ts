@@ -2,14 +2,14 @@ import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { ASKS, type Selection, TELLS, Teller, changeAsked, selectionOf } from "../src/state/channel";
 import { openPayload } from "../src/core/payload";
 import { MODEL, type ModelState } from "../src/state/model";
-import { fixture } from "./reading";
+import { fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
 const { layers, images, times } = payload.manifest;
 const asked = (entries: object): Partial<ModelState> | null => changeAsked(payload, { type: ASKS, ...entries });
 
-describe("what is asked", () => {
-  test("moves to a head and a query, in tokens of its layer", () => {
+describe("a message to the page", () => {
+  test("selects a head, and a query on its layer's grid", () => {
     layers.forEach(({ heads, sizes }, layer) => {
       for (const query of [[0, 0], [sizes[0] - 1, sizes[1] - 1], [0, sizes[1] - 1]]) {
         const change = asked({ layer, head: heads - 1, query });
@@ -20,7 +20,7 @@ describe("what is asked", () => {
     });
   });
 
-  test("without a head enlarges none; without anything changes nothing; an image ends the mean", () => {
+  test("without a head enlarges none, without entries changes nothing, and with an image ends the mean", () => {
     expect(asked({ layer: 0, query: [1, 2] })).not.toHaveProperty("zoomed");
     expect(asked({})).toEqual({});
     expect(asked({ image: images.length - 1 })).toEqual({ image: images.length - 1, mean: false });
@@ -38,13 +38,13 @@ describe("what is asked", () => {
       { layer: 0, head: 0, part: "both" }, { layer: 0, head: 0, more: 1 },
     ].map((entries) => ({ type: ASKS, ...entries })),
   ];
-  test.each(illegal.map((data, index) => [index, data]))("and not legal: %i", (_, data) => {
+  test.each(illegal.map((data, index) => [index, data]))("is rejected if invalid: %i", (_, data) => {
     expect(changeAsked(payload, data)).toBeNull();
   });
 });
 
-describe("what is told", () => {
-  test("fits the payload, whatever the state holds", () => {
+describe("the selection", () => {
+  test("is valid for the payload in every state", () => {
     const { layer, head, query, image, time, part } = selectionOf(payload, { ...MODEL, layer: 99, head: 99, query: [99, 99], image: 99 });
     const last = layers.at(-1)!;
     expect([layer, head, image, time]).toEqual([layers.length - 1, last.heads - 1, images.length - 1, times.length - 1]);
@@ -53,12 +53,12 @@ describe("what is told", () => {
     expect(part).toBe("both");
   });
 
-  test("of the mean is no image", () => {
+  test("has no image for the mean over images", () => {
     expect(images.length).toBeGreaterThan(1);
     expect(selectionOf(payload, { ...MODEL, mean: true }).image).toBeNull();
   });
 
-  test("of stored rows is a query that is stored", () => {
+  test("has a query with a stored row", () => {
     const layer = layers.findIndex(({ kind }) => kind === "rows");
     const width = layers[layer]!.sizes[1];
     const [row, column] = selectionOf(payload, { ...MODEL, layer, query: [0, 1] }).query;
@@ -66,12 +66,12 @@ describe("what is told", () => {
   });
 });
 
-describe("how often", () => {
+describe("messages of the page", () => {
   beforeEach(() => void vi.useFakeTimers());
   afterEach(() => void vi.useRealTimers());
   const at = (head: number): Selection => ({ layer: 0, head, query: [0, 0], image: 0, time: 0, part: "both" });
 
-  test("at once, then ten times a second at most, the last for certain", () => {
+  test("are sent immediately, then at most ten times per second, and the last one always", () => {
     const heads: (number | undefined)[] = [];
     const teller = new Teller(({ selection }) => heads.push(selection?.head));
     for (let step = 0; step < 100; step++) {
@@ -84,7 +84,7 @@ describe("how often", () => {
     expect(heads.at(-1)).toBe(99);
   });
 
-  test("the same only to one who asks, nothing where there is nothing", () => {
+  test("are repeated only on request", () => {
     const told: unknown[] = [];
     const teller = new Teller((message) => told.push(message));
     teller.tell(() => null);

@@ -12,7 +12,7 @@ const weights = Float64Array.from({ length: 10 * WIDTH }, (_, key) => Math.exp(-
 const total = weights.reduce((sum, weight) => sum + weight, 0);
 const map = weights.map((weight) => weight / total);
 
-/** Whether a place lies inside of an ellipse, by its axes and angle alone. */
+/** Whether a position is inside an ellipse, computed from its axes and angle. */
 function inside({ centre, axes, angle }: Ellipse, [row, column]: readonly [number, number]): boolean {
   const [down, right] = [row - centre[0], column - centre[1]];
   const along = right * Math.cos(angle) + down * Math.sin(angle);
@@ -20,7 +20,7 @@ function inside({ centre, axes, angle }: Ellipse, [row, column]: readonly [numbe
   return (along / axes[0]) ** 2 + (across / axes[1]) ** 2 < 1;
 }
 
-describe("the smallest set that holds a share", () => {
+describe("the smallest set with a share of the mass", () => {
   test.each([0.1, 0.5, 0.9, 0.999])("of %d", (share) => {
     const level = levelOf(map, share);
     const held = map.filter((value) => value >= level);
@@ -28,13 +28,13 @@ describe("the smallest set that holds a share", () => {
     expect(held.filter((value) => value > level).reduce((sum, value) => sum + value, 0)).toBeLessThan(share);
   });
 
-  test("of equal pixels, of one pixel and of an empty map", () => {
+  test("of equal tokens, of one token and of an empty map", () => {
     expect(levelOf(new Float64Array(10).fill(0.1), 0.5)).toBe(0.1);
     expect(levelOf(Float64Array.of(0, 1, 0), 0.9)).toBe(1);
     expect(levelOf(new Float64Array(3), 0.9)).toBe(0);
   });
 
-  test.each([0.5, 0.9])("the ellipse around %d holds exactly its pixels", (share) => {
+  test.each([0.5, 0.9])("the ellipse for %d contains exactly its tokens", (share) => {
     const level = levelOf(map, share);
     const found = gaussianContour(map, WIDTH, level, { centre: CENTRE, precision: PRECISION })!;
     const places = Array.from(map, (_, key) => [Math.floor(key / WIDTH), key % WIDTH] as const);
@@ -48,7 +48,7 @@ test("an ellipse needs a positive definite matrix", () => {
   expect(ellipse([0, 0], [4, 0, 0, 1], 3)!.axes).toEqual([3, 1.5]);
 });
 
-test("an outline follows the sides that face a pixel outside, in straight runs", () => {
+test("an outline consists of straight segments along the boundary", () => {
   const lines: number[][] = [];
   outline(Float64Array.of(0, 1, 1, 0, 0, 1), 3, 0.5, (...edge) => lines.push(edge));
   const across = [[0, 1, 0, 3], [1, 1, 1, 2], [2, 2, 2, 3]];
@@ -56,12 +56,12 @@ test("an outline follows the sides that face a pixel outside, in straight runs",
   expect(lines).toEqual([...across, ...down]);
 });
 
-test("the mean of a map is that of its mass", () => {
+test("the mean position is weighted by mass", () => {
   expect(meanOf(Float64Array.of(0, 1, 0, 3), 2)).toEqual([0.75, 1]);
   expect(meanOf(new Float64Array(4), 2)).toBe(null);
 });
 
-test("an outline knows nothing of the last map, of as many pixels and another shape", () => {
+test("an outline does not depend on an earlier map of another shape", () => {
   const edges = (height: number, width: number, full: boolean) => {
     const found: string[] = [];
     const map = new Float64Array(height * width);

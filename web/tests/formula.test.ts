@@ -3,11 +3,11 @@ import { formulaOf } from "../src/core/formula";
 import { openPayload } from "../src/core/payload";
 import { PARTS, type Part } from "../src/core/rows";
 import expected from "./fixtures/payload.json";
-import { fixture } from "./reading";
+import { fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
 
-test.each(expected.rows)("the terms make the number that Python reads: $place.layer, $part", ({ place, part, row }) => {
+test.each(expected.rows)("the terms give the library's probability: $place.layer, $part", ({ place, part, row }) => {
   row.forEach((share, key) => {
     const formula = formulaOf(payload, place, part as Part, key)!;
     expect(formula.probability).toBeCloseTo(share, 6);
@@ -19,7 +19,7 @@ test.each(expected.rows)("the terms make the number that Python reads: $place.la
   });
 });
 
-test("a Gaussian head's formula is its table up to one constant for all shifts", () => {
+test("a Gaussian head's formula equals its table up to a constant", () => {
   const constants: number[] = [];
   for (let query = 0; query < 12; query++) {
     for (let key = 0; key < 12; key++) {
@@ -31,14 +31,14 @@ test("a Gaussian head's formula is its table up to one constant for all shifts",
   expect(new Set(constants.map(Math.round)).size).toBe(1);
 });
 
-test("the parts that are left out have no terms", () => {
+test("omitted parts have no terms", () => {
   const terms = PARTS.map((part) => formulaOf(payload, { layer: 1, head: 0, query: 4, image: 1, time: 0 }, part, 6)!);
   expect(terms.map(({ content }) => content !== null)).toEqual([true, true, false]);
   expect(terms.map(({ along }) => along !== null)).toEqual([true, false, true]);
   expect(terms[0]!.shift).toEqual([0, 2]);
 });
 
-test("stored rows have a probability and what lies elsewhere, and none where none is stored", () => {
+test("stored rows have a probability and the probability elsewhere, other rows have none", () => {
   const place = { layer: 3, head: 0, query: 7, image: 1, time: 0 };
   const formula = formulaOf(payload, place, "both", 2)!;
   expect(formula.softmax).toBe(null);

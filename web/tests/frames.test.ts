@@ -1,8 +1,12 @@
 import { describe, expect, test } from "vitest";
-import { LEAST_HEIGHT, frameOf, heightOf } from "../src/draw/maps";
+import { LEAST_HEIGHT, brightest, frameOf, heightOf } from "../src/draw/maps";
 
-describe("the part of a grid that a map shows", () => {
-  test("is all of it from afar", () => {
+test("a uniform map is dark: its colour scale ends at 4 times the uniform probability", () => {
+  expect([brightest(1 / 64, 64), brightest(0.5, 64), brightest(0.5, 2)]).toEqual([4 / 64, 0.5, 1]);
+});
+
+describe("the visible part of a grid", () => {
+  test("is the whole grid without a close-up", () => {
     expect(frameOf([32, 64], [3, 60], false)).toEqual({ top: 0, left: 0, rows: 32, columns: 64 });
   });
 
@@ -11,7 +15,7 @@ describe("the part of a grid that a map shows", () => {
     [[1, 400], [0, 200], { top: 0, left: 193, rows: 1, columns: 15 }],
     [[12, 30], [2, 20], { top: 0, left: 13, rows: 12, columns: 15 }],
     [[15, 15], [7, 7], { top: 0, left: 0, rows: 15, columns: 15 }],
-  ] as const)("close up: %j from %j", (sizes, query, frame) => {
+  ] as const)("is around the query in a close-up: %j from %j", (sizes, query, frame) => {
     expect(frameOf(sizes, query, true)).toEqual(frame);
   });
 });

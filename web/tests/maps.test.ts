@@ -3,12 +3,12 @@ import { type Choice, carried, choiceFor, emptyMaps, fillMaps, finest, lackOf, n
 import { openPayload } from "../src/core/payload";
 import type { Part } from "../src/core/rows";
 import expected from "./fixtures/payload.json";
-import { apart, fixture } from "./reading";
+import { apart, fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
 const CHOICE: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0 };
 
-describe("what the model explorer shows is what Python reads", () => {
+describe("the model explorer's maps equal the library's", () => {
   const cases = expected.maps.map((entry) => ({ ...entry, name: JSON.stringify(entry.place) + entry.part }));
   test.each(cases)("$name", ({ place, part, rows, mean }) => {
     const into = new Float64Array(mean.length);
@@ -21,7 +21,7 @@ describe("what the model explorer shows is what Python reads", () => {
   });
 });
 
-test("the maps of a layer are those of its heads, with their ends", () => {
+test("the maps of a layer are those of its heads, with their smallest and largest values", () => {
   const maps = emptyMaps(payload.manifest.layers[1]!);
   fillMaps(maps, payload, 1, 5, CHOICE);
   const alone = new Float64Array(12);
@@ -34,7 +34,7 @@ test("the maps of a layer are those of its heads, with their ends", () => {
   expect(maps.lack).toBe("");
 });
 
-test("scores are less their largest, and their softmax is the row", () => {
+test("scores are relative to their largest, and their softmax is the row", () => {
   const [scores, row] = [new Float64Array(12), new Float64Array(12)];
   writeMap(payload, { layer: 2, head: 1, query: 3 }, { ...CHOICE, softmax: false }, scores);
   writeMap(payload, { layer: 2, head: 1, query: 3 }, CHOICE, row);
@@ -44,26 +44,26 @@ test("scores are less their largest, and their softmax is the row", () => {
   expect(apart(weights.map((weight) => weight / sum), row)).toBeLessThan(1e-15);
 });
 
-test("what a layer lacks is said", () => {
-  expect(lackOf(payload, 0, { ...CHOICE, part: "content" })).toMatch(/does not look at content/);
-  expect(lackOf(payload, 3, { ...CHOICE, part: "position" })).toMatch(/parts are not stored/);
-  expect(lackOf(payload, 3, { ...CHOICE, softmax: false })).toMatch(/scores are not stored/);
+test("a layer without the chosen scores has a message", () => {
+  expect(lackOf(payload, 0, { ...CHOICE, part: "content" })).toMatch(/not use content/);
+  expect(lackOf(payload, 3, { ...CHOICE, part: "position" })).toMatch(/not separate content and position/);
+  expect(lackOf(payload, 3, { ...CHOICE, softmax: false })).toMatch(/no scores/);
   expect([0, 1, 2, 3].map((layer) => lackOf(payload, layer, CHOICE))).toEqual(["", "", "", ""]);
 });
 
-test("the nearest query that is stored is shown", () => {
+test("the nearest stored query is shown", () => {
   expect(nearestStored(payload, 0, 6)).toBe(6);
   expect([0, 1, 3, 6, 8, 11].map((token) => nearestStored(payload, 3, token))).toEqual([1, 1, 7, 7, 10, 7]);
 });
 
-test("places go from grid to grid by their middles", () => {
+test("positions are mapped between grids by their centres", () => {
   expect(finest(payload)).toEqual([3, 4]);
   expect(carried([5, 7], [8, 8], [4, 2])).toEqual([2, 1]);
   expect(carried([2, 1], [4, 2], [8, 8])).toEqual([5, 6]);
   expect(carried([99, 0], [8, 8], [8, 8])).toEqual([7, 0]);
 });
 
-test("a link's numbers beyond the payload are moved into it", () => {
+test("a link's indices beyond the payload are clamped", () => {
   const choice = choiceFor(payload, { ...CHOICE, image: 9, time: -1 });
   expect([choice.image, choice.time]).toEqual([1, 1]);
   expect(choiceFor(payload, { ...CHOICE, time: 40 }).time).toBe(1);

@@ -1,13 +1,13 @@
 import { expect, test } from "vitest";
-import { aboutLayer } from "../src/core/about";
+import { aboutLayer } from "../src/core/layerSummary";
 import { columnNamed } from "../src/core/columns";
 import { openPayload } from "../src/core/payload";
 import { alike, columnOf, elsewhereOf, headStatistics, layerStatistics, roughness, scoreOf, sorted } from "../src/core/statistics";
-import { fixture } from "./reading";
+import { fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
 
-test("a line for each head, columns that have numbers", () => {
+test("a row for each head, and only columns with values", () => {
   const { columns, lines } = headStatistics(payload);
   expect(columns).toEqual(["entropy"]);
   expect(lines.map(({ layer, head, numbers }) => [layer, head, numbers["entropy"]]).slice(0, 4)).toEqual([
@@ -16,7 +16,7 @@ test("a line for each head, columns that have numbers", () => {
   expect(layerStatistics(payload).columns).toEqual([]);
 });
 
-test("sorting keeps equal lines in order and puts missing numbers last, either way", () => {
+test("sorting is stable, with missing values last in both directions", () => {
   const line = (head: number, entropy: number | null) => ({ layer: 0, head, name: "", numbers: { entropy } });
   const lines = [line(0, null), line(1, 2), line(2, 3), line(3, 2)];
   const heads = (column: string, down: boolean) => sorted(lines, column, down).map(({ head }) => head);
@@ -26,7 +26,7 @@ test("sorting keeps equal lines in order and puts missing numbers last, either w
   expect(heads("no such column", true)).toEqual([0, 1, 2, 3]);
 });
 
-test("a statistic may be called as a place is", () => {
+test("a statistic may be named like an index column", () => {
   const names = ["layer", "head", "=layer", "entropy", "=entropy", "layers", ""];
   const columns = names.map(columnOf);
   expect(columns).toEqual(["=layer", "=head", "==layer", "entropy", "=entropy", "layers", ""]);
@@ -38,7 +38,7 @@ test("a statistic may be called as a place is", () => {
   expect(heads("layer")).toEqual([0, 1, 2]);
 });
 
-test("numbers of a column have as many decimals as give the largest three digits", () => {
+test("the decimals of a column give its largest value three digits", () => {
   const texts = (values: (number | null)[]) => values.map(alike(values));
   expect(texts([0.12345, -12.345, null, 1])).toEqual(["0.1", "−12.3", "–", "1.0"]);
   expect(texts([0.5, 1, 0, 1e-6, -4e-4])).toEqual(["0.50", "1.00", "0.00", "1.0 × 10⁻⁶", "−4.0 × 10⁻⁴"]);
@@ -48,13 +48,13 @@ test("numbers of a column have as many decimals as give the largest three digits
   expect(texts([null])).toEqual(["–"]);
 });
 
-test("columns have words with a unit, and unknown ones go by their names", () => {
+test("columns have a description with a unit, and unknown columns only their name", () => {
   expect(columnNamed("entropy").words).toMatch(/nats/);
   expect(columnNamed("distance").words).toMatch(/tokens/);
   expect(columnNamed("constructor")).toEqual({ title: "constructor", words: "" });
 });
 
-test("what a layer is, in words", () => {
+test("a layer's summary", () => {
   const first = payload.manifest.layers[0]!;
   expect([scoreOf(first), elsewhereOf(first)]).toEqual([null, null]);
   const statistics = { heads: { "mass elsewhere": [0.1, null, 0.3] }, layer: { score: 0.5 } };
@@ -63,22 +63,22 @@ test("what a layer is, in words", () => {
   const about = (changed: object) =>
     aboutLayer({ ...payload, manifest: { ...payload.manifest, layers: [{ ...layer, ...changed }] }, of: () => queries }, 0);
   expect(about({})).toBe(
-    "stored rows · Attention · 2 × 3 tokens after 5 class tokens and registers that take 20 % of the attention" +
-      " · rows of 2 of 6 tokens are kept, and the one nearest to the query is shown",
+    "stored rows · Attention · 2 × 3 tokens + 5 class tokens and registers · 20% of attention on class tokens and registers" +
+      " · rows stored for 2 of 6 queries, the nearest is shown",
   );
-  expect(about({ prefix: 1, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens after 1 class token that takes 20 % of the attention");
-  expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention");
+  expect(about({ prefix: 1, sizes: [1, 2] })).toBe(
+    "stored rows · Attention · 1 × 2 tokens + 1 class token · 20% of attention on the class token",
+  );
+  expect(about({ prefix: 0, sizes: [1, 2] })).toBe("stored rows · Attention · 1 × 2 tokens · 20% of attention on padding");
   expect(about({ prefix: 0, sizes: [1, 2], window: [1, 7] })).toBe(
-    "stored rows · Attention · 1 × 2 tokens; padding takes 20 % of the attention · attention stays inside windows of 1 × 7 tokens",
+    "stored rows · Attention · 1 × 2 tokens · 20% of attention on padding · attention within windows of 1 × 7 tokens",
   );
   expect([scoreOf(layer), elsewhereOf(layer)]).toEqual([0.5, 0.2]);
 });
 
-test("layers whose scores are stored roughly say so with the number", () => {
+test("layers with approximate scores have a warning with the size of the errors", () => {
   const first = payload.manifest.layers[0]!;
   const rough = (layer: Record<string, number | null>) => roughness({ ...first, statistics: { heads: {}, layer } });
-  expect(rough({ "rounding of scores": 0.25 })).toBe(
-    "Scores of this layer are stored roughly: within a row they are off by up to 0.25 nats, and a probability by up to a factor of 1.65.",
-  );
+  expect(rough({ "rounding of scores": 0.25 })).toMatch(/0\.25 nats.* 1\.65 /);
   expect([rough({}), rough({ "rounding of scores": null }), rough({ "rounding of scores": 0.01 })]).toEqual(["", "", ""]);
 });

@@ -4,7 +4,7 @@ import { convolve, difference, largest, range } from "../src/core/convolution";
 import { type Geometry, tapShifts } from "../src/core/grid";
 import { type Heads, attend, attentionOf } from "../src/core/theorem";
 import fixtures from "./fixtures/theorem.json";
-import { apart } from "./reading";
+import { apart } from "./readFixture";
 
 const CLOSE = 1e-6;
 const all = fixtures.cases.map((entry) => {
@@ -41,19 +41,19 @@ describe.each(all)("$name", ({ entry, geometry, heads, image }) => {
   });
 });
 
-test("the mass off the nearest key is the library's", () => {
+test("the probability outside the nearest key is the library's", () => {
   for (const { alpha, offsets, mass } of fixtures.masses) {
     expect(Math.abs(massOffNearest(alpha, offsets) - mass)).toBeLessThan(1e-12);
   }
 });
 
-describe("outside of the theorem", () => {
+describe("outside the theorem", () => {
   const { heads, geometry, image, entry } = all[0]!;
   const [low, high] = range(image.data);
   const error = (changed: Heads): number =>
     largest(difference(attend(image, changed, geometry), convolve(image, entry.kernel, geometry)));
 
-  test("a head that looks at another pixel is counted apart", () => {
+  test("a misplaced head has its own term", () => {
     const changed = { ...heads, alpha: 40, centres: heads.centres.map((centre, h) => (h === 4 ? ([3, 2] as const) : centre)) };
     const bound = errorBound(changed, tapShifts(geometry), { low, high }, geometry.border);
     expect(bound.misplaced).toBeGreaterThan(0);
@@ -61,7 +61,7 @@ describe("outside of the theorem", () => {
     expect(error(changed)).toBeLessThanOrEqual(bound.total);
   });
 
-  test("a missing head is counted apart", () => {
+  test("a missing head has its own term", () => {
     const changed = { ...heads, alpha: 40, present: heads.present.map((_, h) => h !== 4) };
     const bound = errorBound(changed, tapShifts(geometry), { low, high }, geometry.border);
     expect(bound.missing).toBeGreaterThan(0);
@@ -69,7 +69,7 @@ describe("outside of the theorem", () => {
     expect(error(changed)).toBeLessThanOrEqual(bound.total);
   });
 
-  test("rounding is that of all taps, since the convolution has them all", () => {
+  test("rounding includes all taps, since the convolution has all taps", () => {
     const changed = { ...heads, alpha: 40, present: heads.present.map(() => false) };
     const shifts = tapShifts(geometry);
     const [none, every] = [changed, { ...changed, present: heads.present }].map((some) =>

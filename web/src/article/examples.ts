@@ -1,8 +1,8 @@
-/** The numbers behind the article's small figures, each the obvious way; larger ones use `core/theorem.ts`. */
+/** Straightforward computations for the article's small figures; larger figures use `core/theorem.ts`. */
 import { type Plane, difference, largest } from "../core/convolution";
 import { softmax } from "../core/rows";
 
-/** Uniform numbers in 0 .. 1, the same for the same seed (mulberry32). */
+/** Seeded uniform random numbers in [0, 1) (mulberry32). */
 export function uniform(seed: number): () => number {
   let state = seed | 0;
   return () => {
@@ -13,7 +13,7 @@ export function uniform(seed: number): () => number {
   };
 }
 
-/** An order of `size` things: place i gets thing order[i]. Order 0 changes nothing. */
+/** Return a permutation of 0 .. size - 1: position i gets element order[i]. Seed 0 gives the identity. */
 export function shuffled(size: number, seed: number): number[] {
   const order = Array.from({ length: size }, (_, index) => index);
   if (seed === 0) return order;
@@ -30,9 +30,9 @@ export const reordered = (plane: Plane, order: readonly number[]): Plane => ({
   data: Float64Array.from(order, (from) => plane.data[from]!),
 });
 
-/** The heads of the article's examples: score = -near |key - query - centre|^2 - alike (grey_query - grey_key)^2. */
+/** A head of the article's examples: score = -near |key - query - centre|^2 - alike (grey_query - grey_key)^2. */
 export interface Head {
-  /** Sharpness of the position term in 1 / pixel^2; 0 for heads that see no positions. */
+  /** Sharpness of the position term in 1 / pixel^2; 0 for heads without positions. */
   readonly near: number;
   /** Sharpness of the content term in 1 / grey level^2. */
   readonly alike: number;
@@ -41,8 +41,8 @@ export interface Head {
 }
 
 /**
- * One query's probabilities over the whole image. The content term is a product of query and key: without a constant
- * per query it is (2 alike grey_query, -alike) . (grey_key, grey_key^2).
+ * Compute one query's probabilities over the whole image. Up to a constant per query, the content term is the product
+ * (2 alike grey_query, -alike) . (grey_key, grey_key^2).
  */
 export function attentionRow(image: Plane, query: number, head: Head): Plane {
   const { height, width, data } = image;
@@ -55,16 +55,16 @@ export function attentionRow(image: Plane, query: number, head: Head): Plane {
   return { height, width, data: scores };
 }
 
-/** What a head passes on: the mean of the image under its probabilities. */
+/** Compute a head's output for one query: the mean of the image under its probabilities. */
 export const mixed = (row: Plane, image: Plane): number =>
   row.data.reduce((sum, share, key) => sum + share * image.data[key]!, 0);
 
-/** A head's output at every pixel. */
+/** Compute a head's output at every pixel. */
 export function outputOf(image: Plane, head: Head): Plane {
   return { ...image, data: image.data.map((_, query) => mixed(attentionRow(image, query, head), image)) };
 }
 
-/** The outputs before and after shuffling, and how far they are apart once the pixels are put back. */
+/** Compute the outputs before and after shuffling, and their largest difference after undoing the shuffle. */
 export function shuffling(image: Plane, order: readonly number[], head: Head) {
   const mixedImage = reordered(image, order);
   const [before, after] = [outputOf(image, head), outputOf(mixedImage, head)];
@@ -76,10 +76,10 @@ export const TERMS = ["content – content", "content – position", "position �
 const FEATURES = 4;
 
 /**
- * The four terms of the score (x_q + p_q) W (x_k + p_k)^T for one query: x W x, x W p, p W x, p W p.
+ * Compute the four terms of the score (x_q + p_q) W (x_k + p_k)^T for one query: x W x, x W p, p W x, p W p.
  *
- * x is the pixel's grey level times one fixed vector, p the sines and cosines of its row and column, W a fixed random
- * matrix: small enough to be drawn, and the same at every visit.
+ * x is the pixel's grey level times a fixed vector, p the sines and cosines of its row and column, and W a fixed random
+ * matrix.
  */
 export function fourTerms(image: Plane, query: number): Plane[] {
   const { matrix, contents, places } = embedded(image);
@@ -92,7 +92,7 @@ export function fourTerms(image: Plane, query: number): Plane[] {
   return [contents, places].flatMap((side) => [contents, places].map((other) => term(side[query]!, other)));
 }
 
-/** The fixed example: x and p of every pixel, and W. */
+/** Return the fixed example: x and p of every pixel, and W. */
 export function embedded(image: Plane) {
   const next = uniform(20);
   const drawn = (count: number): number[] => Array.from({ length: count }, () => 2 * next() - 1);
@@ -106,20 +106,20 @@ export function embedded(image: Plane) {
   return { matrix, contents, places };
 }
 
-/** The sum of the terms that take part. */
+/** Sum the chosen terms. */
 export function summed(terms: readonly Plane[], chosen: readonly number[]): Plane {
   const data = terms[0]!.data.map((_, key) => terms.reduce((sum, term, index) => sum + (chosen[index] ? term.data[key]! : 0), 0));
   return { ...terms[0]!, data };
 }
 
-/** A plane of scores after the softmax. */
+/** Apply the softmax to a plane of scores. */
 export function probabilities(scores: Plane): Plane {
   const data = scores.data.slice();
   softmax(data);
   return { ...scores, data };
 }
 
-/** One query's probabilities over the shifts within `radius`, its row and column counted in the whole image. */
+/** Compute one query's probabilities over the shifts within `radius`; (row, column) is its position in the image. */
 export function windowRow(image: Plane, [row, column]: readonly [number, number], head: Head, radius: number): Plane {
   const width = 2 * radius + 1;
   const grey = (down: number, right: number): number => image.data[(row + down) * image.width + column + right]!;
@@ -133,11 +133,10 @@ export function windowRow(image: Plane, [row, column]: readonly [number, number]
 }
 
 /**
- * The mean over all queries of what a head gives to each shift, and how much of it moves with the content.
+ * Compute a head's mean probability for each shift, and how much its pattern varies with the content.
  *
- * The mean is what a convolution could hold. `moves` is the mean over queries of half the sum of |row - mean|: 0 for a
- * head that looks at the same shifts everywhere, towards 1 for one that never does. Queries whose window leaves the
- * image are left out.
+ * A convolution can express the mean. `moves` is the mean over queries of half the sum of |row - mean|: 0 if the head
+ * attends to the same shifts everywhere, close to 1 if it never does. Queries whose window leaves the image are skipped.
  */
 export function patternOf(image: Plane, head: Head, radius: number): { mean: Plane; moves: number } {
   const rows: Plane[] = [];

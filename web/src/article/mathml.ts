@@ -1,6 +1,6 @@
-/** MathML from a few words: `line("y = 2 x")`. Browsers lay it out themselves; no library. */
+/** Build MathML from short strings, such as `line("y = 2 x")`. Browsers render it natively. */
 
-/** Numbers, names and signs between spaces, a minus that touches its number too; what is MathML already passes as it is. */
+/** Convert numbers, names and operators separated by spaces, and a minus sign attached to a number. MathML is kept as it is. */
 function tokens(text: string): string {
   if (text.startsWith("<")) return text;
   return text

@@ -1,4 +1,4 @@
-/** The article, step by step: words, equations, which figure, and how the step sets it up. */
+/** The steps of the article: text, equations, figure, and the figure's initial settings. */
 import type { ArticleState } from "../state/article";
 import { hat, line, row, sub, subsup, sumOver, sup, words } from "./mathml";
 
@@ -11,7 +11,7 @@ export type Figure =
   | "sharp"
   | "theorem"
   | "borders"
-  | "found"
+  | "trained"
   | "limits";
 
 export interface Step {
@@ -34,8 +34,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "A convolution, shift by shift",
     paragraphs: [
-      "A convolution makes each output pixel from its neighbours. A neighbour is named by its shift δ from the output pixel, so many rows down and so many columns to the right.",
-      "Every shift has a weight, the same all over the image. Add up neighbour times weight and the output pixel is there. Step through the nine shifts, or move the pixel.",
+      "A convolution computes each output pixel from the input pixels around it. A neighbour is identified by its shift δ: how many rows down and columns to the right of the output pixel it is.",
+      "Every shift has a weight, which is the same everywhere in the image. The output pixel is the sum over all shifts of the neighbour's value times the weight. Step through the nine shifts, or move the output pixel.",
     ],
     equation: [line(sub("y", "q"), "=", sumOver(shift), x("q + δ"), sub("w", shift))],
     figure: "convolution",
@@ -44,8 +44,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Self-attention mixes pixels",
     paragraphs: [
-      "A head of self-attention also makes each output pixel from other pixels, but from all of them. It gives every key pixel k a score, and the softmax turns the scores of one query q into probabilities p that sum to 1.",
-      "The head passes on the mixture under these probabilities, times a matrix W of its own. A layer adds up what its heads pass on. Here are four heads: three look at places, one looks for pixels as grey as the query.",
+      "A self-attention head also computes each output pixel from input pixels, but from all of them. It gives every key pixel k a score, and the softmax turns the scores of a query q into probabilities p that sum to 1.",
+      "Each head averages the pixels with these probabilities and multiplies the result by its own matrix W. The layer sums the outputs of its heads. The example has four heads: three attend by position, and one attends to pixels with the same grey level as the query.",
     ],
     equation: [
       line(sub("y", "q"), "=", sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h")),
@@ -57,8 +57,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Without positions, order is lost",
     paragraphs: [
-      "Let a score depend on content alone, on what the two pixels hold. Then nothing in the layer knows where a pixel stands.",
-      "Shuffle the pixels and the outputs move with them, each unchanged. An image and its shuffled copy are the same to such a layer. Let the head see positions and this ends.",
+      "Suppose that a score depends only on content, that is, on the values of the two pixels. Then the layer does not know where a pixel is in the image.",
+      "If you shuffle the pixels, the outputs are shuffled in the same way, and their values do not change. The order of the pixels has no effect on any output value. This is no longer true when the head also uses positions.",
     ],
     equation: [line(sub("a", "q , k"), "=", x("q"), query, key, turned("x"))],
     figure: "shuffle",
@@ -67,11 +67,11 @@ export const STEPS: readonly Step[] = [
   {
     title: "Four terms of a score",
     paragraphs: [
-      "The first remedy gives each pixel a vector p for its place and adds it to the pixel's own x. Multiplied out, the score has four terms: each side of the product is content or position.",
-      "Only the last term does not look at the image at all. A convolution does not choose its neighbours by what they hold, so this is the term that it needs.",
+      "One solution is to add a vector p for each pixel's position to its content vector x. The score then expands into four terms, because each of its two factors is either content or position.",
+      "Only the last term is independent of the image. A convolution does not choose its neighbours by their content, so this is the term it needs.",
     ],
     equation: [
-      line(sub("a", "q , k"), "=", "(", x("q"), "+", p("q"), ")", "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
+      line(sub("a", "q , k"), "=", row("(", x("q"), "+", p("q"), ")"), "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
       line("=", x("q"), "W", turned("x"), "+", x("q"), "W", turned("p")),
       line("+", p("q"), "W", turned("x"), "+", p("q"), "W", turned("p")),
       line("W =", query, key),
@@ -80,26 +80,26 @@ export const STEPS: readonly Step[] = [
     settings: { query: [3, 5] },
   },
   {
-    title: "Scores of shifts, and a parabola",
+    title: "Relative positions and a parabola",
     paragraphs: [
-      "A convolution treats a shift alike wherever it happens. So does the relative score: the vector r stands for the shift δ = k − q, and of the four terms only the last, v · r, does not look at the image.",
-      "Three numbers are enough for r, the squared length of the shift and its two parts. With the right v this term is a parabola over the shifts: its top lies at the centre Δ, and α says how steep it falls. Move both.",
+      "A convolution treats a shift the same way everywhere in the image. So does a score with relative positions: a vector r encodes the shift δ = k − q, and of the four terms only the last, v · r, is independent of the image.",
+      "Three numbers are enough for r: the squared length of the shift and its two components. With the right v, this term is a parabola over the shifts: its maximum is at the centre Δ, and α determines its steepness. Change both to see the effect.",
     ],
     equation: [
       line(sub("a", "q , k"), "=", x("q"), "W", turned("x"), "+", x("q"), hat("W"), sub("r", shift)),
       line("+ u", turned("x"), "+", sup("v", "⊤"), sub("r", shift)),
-      line(sub("r", shift), "=", "(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")"),
-      line("v =", "−α", "( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")"),
+      line(sub("r", shift), "=", row("(", sup("‖ δ ‖", "2"), ",", sub("δ", "1"), ",", sub("δ", "2"), ")")),
+      line("v =", "−α", row("( 1 , −2", sub("Δ", "1"), ", −2", sub("Δ", "2"), ")")),
       line(sup("v", "⊤"), sub("r", shift), "=", "−α", sup("‖ δ − Δ ‖", "2"), "+ α", sup("‖ Δ ‖", "2")),
     ],
     figure: "parabola",
     settings: { alpha: 0.3, centre: [-1, 1.5] },
   },
   {
-    title: "Sharpen one head",
+    title: "Sharpening one head",
     paragraphs: [
-      "The last part of the score is the same for all keys, and the softmax drops it. What remains is a bell around the centre. Raise α and the bell closes over the nearest pixel.",
-      "The mass that stays off this pixel has a bound that falls like exp(−α). From α of about 18 the rest is lost in the rounding of single precision: the head reads one pixel at a fixed shift, and nothing else.",
+      "The constant α‖Δ‖² is the same for all keys, so the softmax cancels it. What remains is a Gaussian around the centre, and as α grows it concentrates on the nearest pixel.",
+      "If the centre is exactly on a pixel, the total probability of all other pixels is bounded by a term that decreases like exp(−α). For α above about 18 it is smaller than the rounding error of single precision, so the head reads exactly one pixel at a fixed shift.",
     ],
     equation: [
       line("1 −", sub("p", "Δ"), "≤ 1 −", "S", sup("( α )", "−2")),
@@ -109,10 +109,10 @@ export const STEPS: readonly Step[] = [
     settings: { alpha: 0.7, centre: [-1, 1] },
   },
   {
-    title: "Nine heads are a 3 × 3 kernel",
+    title: "Nine heads form a 3 × 3 kernel",
     paragraphs: [
-      "Give each of nine sharp heads one shift of a 3 × 3 kernel, and let its value matrix be the kernel's slice for this shift. The layer then adds up shifted pixels times weights, and that is the convolution.",
-      "K × K heads do it for a kernel of K × K. Press “Hard”, then soften the heads: the error grows, and stays below what theory allows.",
+      "Assign each shift of a 3 × 3 kernel to one of nine sharp heads, and set the head's value matrix to the kernel's weights at this shift. The layer then sums shifted pixels times weights, which is the convolution.",
+      "In the same way, K × K heads express any K × K kernel. Click “Hard heads” and then make the heads softer: the error grows, but it stays below the theoretical bound.",
     ],
     equation: [
       line(sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h"), "=", sumOver(shift), x("q + δ"), sub("W", shift)),
@@ -122,30 +122,30 @@ export const STEPS: readonly Step[] = [
     settings: { alpha: 2, query: [12, 20] },
   },
   {
-    title: "Borders, and a head too few",
+    title: "Borders and missing heads",
     paragraphs: [
-      "The proof asks that heads and shifts be matched one to one. Take a head out, or put two heads on one shift, and some weight of the kernel has no pixel to act on: no value matrices mend that for every kernel.",
-      "At the border a head may aim at a pixel that does not exist. A softmax over the image alone takes the nearest pixel inside instead, as if the edge were repeated. Zeros around the image, as most convolutions have them, must be keys as well.",
+      "The proof requires a one-to-one assignment of heads to shifts. If a head is missing, or two heads share a shift, one tap of the kernel has no head, and no choice of value matrices can fix this for every kernel.",
+      "At the border, a head may point to a pixel outside the image. A softmax over the image then selects the nearest pixel inside, as if the edge were repeated. Most convolutions use zero padding instead, and to match them the zeros must be keys as well.",
     ],
-    equation: [line("f :", "{ 1 , … ,", sub("N", "h"), "}", "→", sub("Δ", "K"), words("one to one"))],
+    equation: [line("f :", "{ 0 , … ,", sub("N", "h"), "− 1 }", "→", sub("Δ", "K"), words("one to one"))],
     figure: "borders",
     settings: { alpha: 40, border: "renormalise", query: [0, 12], kernel: "box" },
   },
   {
-    title: "What training found",
+    title: "What trained heads learn",
     paragraphs: [
-      "Heads can convolve; do they? The paper trained networks of six attention layers with nine heads each on CIFAR-10. Centres began at random, and in the first layers they came to rest on separate pixels close to the query, much like a grid.",
-      "Later layers sent more of their heads farther out. Heads that learn a score for every shift did likewise: in the first two layers many came to look at single pixels, though nothing in their form asks for it.",
+      "Heads can express a convolution, but do they learn one? The paper trained networks with six attention layers of nine heads on CIFAR-10. The centres were initialised at random, and in the first layers they settled on different pixels close to the query, much like a grid.",
+      "In later layers, more heads attended to distant pixels. Heads that learn a separate score for every shift behaved similarly: in the first two layers many learned to attend to single pixels, although nothing in their parametrisation requires it.",
     ],
     equation: [],
-    figure: "found",
+    figure: "trained",
     settings: { query: [6, 6] },
   },
   {
-    title: "Where it holds, and where it does not",
+    title: "Limits of the theorem",
     paragraphs: [
-      "The theorem says what a layer can do, not what it must. Heads that also look at content choose other pixels at every query, most of all in deeper layers. No kernel does this, and here attention is more than a convolution.",
-      "Raise the weight of content and watch one head leave its fixed pattern. Then measure your own: `attnconv audit MODEL` says how much of a convolution each layer is, and `attnconv recast MODEL` turns the convolutions of a network into attention that computes the same.",
+      "The theorem states what a layer can express, not what it learns. Heads that also use content attend to different pixels for every query, especially in deeper layers. A convolution cannot do this.",
+      "Increase the weight of the content to see a head depart from its fixed pattern. For your own model, `attnconv audit MODEL` measures how close each layer is to a convolution, and `attnconv recast MODEL` replaces the convolutions of a network by equivalent attention layers.",
     ],
     equation: [line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "−", "γ", sup(row("(", x("q"), "−", x("k"), ")"), "2"))],
     figure: "limits",

@@ -1,10 +1,10 @@
-/** The theorem bench without its looks: from the state to images, outputs, their difference and the bound. */
+/** Computations of the theorem workbench: from its state to the image, the outputs, their difference and the bound. */
 import type { BenchState } from "../state/bench";
 import { type Bound, errorBound } from "./bounds";
 import { type Plane, convolve, difference, largest, range } from "./convolution";
 import { type Border, type Geometry, tapShifts } from "./grid";
 import { type KernelName, kernelNamed } from "./kernels";
-import { type PictureName, pictureNamed } from "./pictures";
+import { type PictureName, pictureNamed } from "./images";
 import { type Heads, attend } from "./theorem";
 
 export interface Setup {
@@ -27,7 +27,7 @@ export interface Result {
   readonly outputs: readonly [number, number];
 }
 
-/** What decides the result: the part of the state that asks for new outputs when it changes. */
+/** Return a key of the state that changes exactly when the outputs must be recomputed. */
 export function decisive(state: BenchState): string {
   const { head: _head, query: _query, frozen: _frozen, ownScale: _scale, ...rest } = state;
   return JSON.stringify(rest);
@@ -74,7 +74,7 @@ export function result({ image, geometry, kernel, shifts, heads }: Setup): Resul
   };
 }
 
-/** The offsets with those of one head changed. */
+/** Return the offsets with one head's offset replaced. */
 export function moved(state: BenchState, head: number, offset: readonly [number, number]): readonly number[] {
   const offsets = state.offsets.length > 0 ? [...state.offsets] : new Array<number>(2 * state.width ** 2).fill(0);
   offsets[2 * head] = offset[0];
@@ -82,7 +82,7 @@ export function moved(state: BenchState, head: number, offset: readonly [number,
   return offsets.every((value) => value === 0) ? [] : offsets;
 }
 
-/** The head to take out: the chosen one, or the heaviest where the chosen one weighs nothing. */
+/** Choose the head to remove: the selected one, or the one with the largest weight if the selected head's weight is 0. */
 export function headToMiss(state: BenchState): number {
   const sizes = kernelOf(state).map(Math.abs);
   return sizes[state.head] ? state.head : sizes.indexOf(Math.max(...sizes));

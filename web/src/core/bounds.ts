@@ -1,23 +1,23 @@
 /**
- * How far soft heads can be from a convolution, whatever the image: `attnconv.theory.error_bound`, for one channel.
+ * Bound on the error of soft heads, for any image: `attnconv.theory.error_bound` for one channel.
  *
  *     |out - conv|  <=  soft  +  misplaced  +  missing  +  rounding
  *     soft = sum_h eps_h |w_h| (max x - min x)
  *
- * with eps_h the most that a head leaves off its nearest key. Heads that look at another pixel than their tap, and taps
- * without a head, are outside of the theorem; what they can add at most is counted apart. Rounding is that of attention
- * and of the convolution, so it runs over all taps, also those without a head.
+ * where eps_h is the largest probability of head h outside its nearest key. Heads that attend to a pixel other than their
+ * tap's, and taps without a head, are outside the theorem; the most that they can contribute is a separate term. Rounding
+ * covers both attention and convolution, so it includes all taps, with or without a head.
  */
 import type { Heads } from "./theorem";
 
 const UNIT = 2 ** -53; // unit roundoff of float64, in which the page computes
 
-/** The most probability that a Gaussian head leaves off its nearest key: 1 - 1 / (S(f_row) S(f_column)). */
+/** Compute the largest probability of a Gaussian head outside its nearest key: 1 - 1 / (S(f_row) S(f_column)). */
 export function massOffNearest(alpha: number, offsets: readonly number[]): number {
   return -Math.expm1(-offsets.reduce((sum, offset) => sum + Math.log1p(others(alpha, offset)), 0));
 }
 
-/** S - 1, S the sum of exp(-alpha ((k - f)^2 - f^2)) over whole k; below alpha = 1 by Poisson's summation. */
+/** Compute S - 1, where S is the sum of exp(-alpha ((k - f)^2 - f^2)) over integers k; for alpha < 1 by Poisson summation. */
 function others(alpha: number, offset: number): number {
   let sum = 0;
   if (alpha >= 1) {
@@ -33,11 +33,11 @@ function others(alpha: number, offset: number): number {
 export interface Bound {
   /** Softness of the heads. */
   readonly soft: number;
-  /** Rounding of float64, over all taps, with or without a head. */
+  /** Rounding in float64, over all taps, with or without a head. */
   readonly rounding: number;
-  /** Heads that look at another pixel than their tap, at most |w_h| (max x - min x) each. */
+  /** Heads that attend to a pixel other than their tap's: at most |w_h| (max x - min x) each. */
   readonly misplaced: number;
-  /** Taps without a head, at most |w_h| max |x| each. */
+  /** Taps without a head: at most |w_h| max |x| each. */
   readonly missing: number;
   readonly total: number;
 }
@@ -47,7 +47,7 @@ export interface Inputs {
   readonly high: number;
 }
 
-/** The bound for heads that stand for the taps at `shifts`, over images with values in low .. high. */
+/** Compute the bound for heads assigned to the taps at `shifts`, for images with values in [low, high]. */
 export function errorBound(
   heads: Heads,
   shifts: readonly (readonly [number, number])[],
@@ -75,7 +75,7 @@ export function errorBound(
   return { soft, rounding, misplaced, missing, total: soft + rounding + misplaced + missing };
 }
 
-/** Whether the pixel of a tap is a nearest one to the head's centre. */
+/** Whether the tap's pixel is a nearest pixel to the head's centre. */
 export function looksAt(centre: readonly [number, number], shift: readonly [number, number]): boolean {
   return Math.abs(centre[0] - shift[0]) <= 0.5 && Math.abs(centre[1] - shift[1]) <= 0.5;
 }

@@ -1,21 +1,21 @@
 /**
- * Where a map of probabilities lies: its mean, and the smallest sets of pixels that hold a share of its mass.
+ * Location of a map of probabilities: its mean, and the smallest sets of tokens that contain a given share of its mass.
  *
- *     S(share) = the most probable pixels, taken until they hold the share;      p in S >= level > p outside
+ *     S(share) = the most probable tokens, added until they reach the share;      p in S >= level > p outside
  *
- * Of a Gaussian head p = exp(-1/2 (d - c)^T A (d - c)) / Z, so the pixels of S are those inside of an ellipse: the level
- * set between the last pixel of S and the first one outside. Of other heads the outline of the pixels is drawn.
+ * For a Gaussian head, p = exp(-1/2 (d - c)^T A (d - c)) / Z, so the tokens of S are those inside an ellipse: the level
+ * set between the last token of S and the first one outside. For other heads the outline of the tokens is drawn.
  */
 export interface Ellipse {
-  /** (row, column) of its middle. */
+  /** (row, column) of its centre. */
   readonly centre: readonly [number, number];
-  /** Half axes in pixels, the longer one first. */
+  /** Semi-axes in tokens, the longer one first. */
   readonly axes: readonly [number, number];
-  /** Angle of the longer axis from the direction of columns towards rows, in radians. */
+  /** Angle of the longer axis in radians, from the direction of increasing columns towards increasing rows. */
   readonly angle: number;
 }
 
-/** Mean place (row, column) of a map's mass; null where it has none. */
+/** Compute the mean position (row, column) of a map; null if its mass is 0. */
 export function meanOf(map: Float64Array, width: number): [number, number] | null {
   let [mass, down, right] = [0, 0, 0];
   for (let key = 0; key < map.length; key++) {
@@ -28,9 +28,9 @@ export function meanOf(map: Float64Array, width: number): [number, number] | nul
 
 let kept = new Float64Array(0);
 
-/** The probability of the last pixel of the smallest set that holds `share` of the mass. */
+/** Return the lowest probability in the smallest set of tokens with `share` of the mass. */
 export function levelOf(map: Float64Array, share: number): number {
-  // Pixels below (1 - share) / T hold less than 1 - share together, so the set is among the others.
+  // Tokens below (1 - share) / T have less than 1 - share in total, so the set is among the others.
   if (kept.length < map.length) kept = new Float64Array(map.length);
   let total = 0;
   for (let key = 0; key < map.length; key++) total += map[key]!;
@@ -46,27 +46,27 @@ export function levelOf(map: Float64Array, share: number): number {
   return 0;
 }
 
-/** The ellipse (d - c)^T A (d - c) = radius^2 with A symmetric, rows first; null where A is not positive definite. */
+/** Return the ellipse (d - c)^T A (d - c) = radius^2 for a symmetric A, rows first; null if A is not positive definite. */
 export function ellipse(centre: readonly [number, number], precision: ArrayLike<number>, radius: number): Ellipse | null {
   const [a, d] = [precision[0]!, precision[3]!];
   const b = (precision[1]! + precision[2]!) / 2;
   const middle = (a + d) / 2;
   const off = Math.hypot((a - d) / 2, b);
-  const least = (a * d - b * b) / (middle + off); // the small eigenvalue, without cancellation
+  const least = (a * d - b * b) / (middle + off); // the smaller eigenvalue, without cancellation
   if (!(least > 0)) return null;
-  // The longer axis is the eigenvector of the small eigenvalue; the angle is zero along columns (the second axis).
+  // The longer axis is the eigenvector of the smaller eigenvalue; the angle is zero along the columns (the second axis).
   const angle = 0.5 * Math.atan2(-2 * b, a - d);
   return { centre, axes: [radius / Math.sqrt(least), radius / Math.sqrt(middle + off)], angle };
 }
 
 export interface Gaussian {
-  /** (row, column) on the map; may lie outside. */
+  /** (row, column) on the map; may be outside it. */
   readonly centre: readonly [number, number];
   /** A, row-major. */
   readonly precision: ArrayLike<number>;
 }
 
-/** The ellipse of a Gaussian head that goes midway between the last pixel of at least `level` and the first one below. */
+/** Return a Gaussian head's ellipse, halfway between the last token at or above `level` and the first token below it. */
 export function gaussianContour(map: Float64Array, width: number, level: number, head: Gaussian): Ellipse | null {
   const [a, b, c, d] = [0, 1, 2, 3].map((at) => head.precision[at]!) as [number, number, number, number];
   let [last, next] = [0, Infinity];
@@ -85,10 +85,10 @@ export function gaussianContour(map: Float64Array, width: number, level: number,
 
 let mask = new Uint8Array(0);
 
-/** 1 for the pixels of at least `level`, with a frame of zeros around the map; good until the next one is made. */
+/** Return 1 for tokens at or above `level`, with a border of zeros. The array is reused by the next call. */
 function maskOf(map: Float64Array, width: number, level: number): Uint8Array {
   const [height, across] = [map.length / width, width + 2];
-  if (mask.length === (height + 2) * across) mask.fill(0); // another shape may have its frame elsewhere
+  if (mask.length === (height + 2) * across) mask.fill(0); // a map of another shape has its border elsewhere
   else mask = new Uint8Array((height + 2) * across);
   for (let row = 0, key = 0; row < height; row++) {
     for (let column = 0, at = (row + 1) * across + 1; column < width; column++, key++, at++) mask[at] = map[key]! >= level ? 1 : 0;
@@ -96,7 +96,7 @@ function maskOf(map: Float64Array, width: number, level: number): Uint8Array {
   return mask;
 }
 
-/** Gives `line` the outline of the pixels of at least `level`: straight runs of their edges, corner to corner. */
+/** Call `line` for each straight segment of the outline of the tokens at or above `level`, from corner to corner. */
 export function outline(
   map: Float64Array,
   width: number,
@@ -105,9 +105,9 @@ export function outline(
 ): void {
   const height = map.length / width;
   const across = width + 2;
-  const inside = maskOf(map, width, level); // of pixel (row, column) at [(row + 1) * across + column + 1]
+  const inside = maskOf(map, width, level); // token (row, column) is at [(row + 1) * across + column + 1]
   for (let row = 0; row <= height; row++) {
-    let from = -1; // where the run began, or -1 beside a run
+    let from = -1; // start of the current segment; -1 if there is none
     for (let column = 0; column <= width; column++) {
       const at = row * across + column + 1;
       const edge = inside[at] !== inside[at + across];

@@ -1,14 +1,14 @@
 /**
- * The convolution itself, tap by tap (cross-correlation, as PyTorch's Conv2d):
+ * Convolution (cross-correlation, as in PyTorch's Conv2d), tap by tap:
  *
  *     out[i, j] = sum over taps (a, b) of kernel[a, b] * x[stride i + dilation a - padding, stride j + dilation b - padding]
  *
- * The border rule says what x is outside of the image. `renormalise` is a rule of the softmax; hard heads with whole
- * centres then look at the nearest pixel inside, which is replicate padding, so that is what it is compared with.
+ * The border rule defines x outside the image. `renormalise` is a rule of the softmax: hard heads with integer centres
+ * then attend to the nearest pixel inside, which is replicate padding, so replicate padding is used here.
  */
 import { type Axis, type Geometry, axisOf, source, tapShifts } from "./grid";
 
-/** A grey picture or an output, row-major. */
+/** A grey image or an output, row-major. */
 export interface Plane {
   readonly height: number;
   readonly width: number;
@@ -37,12 +37,12 @@ export function convolve(image: Plane, kernel: readonly number[], geometry: Geom
   return { height: rows.queries, width: columns.queries, data };
 }
 
-/** For every query the key that it sees at a shift, -1 for zeros. */
+/** Return the key at a shift from every query; -1 for zeros. */
 function sources(axis: Axis, shift: number): Int32Array {
   return Int32Array.from({ length: axis.queries }, (_, query) => source(axis, query * axis.stride + shift));
 }
 
-/** Smallest and largest entry. */
+/** Return the smallest and the largest entry. */
 export function range(values: ArrayLike<number>): [number, number] {
   let low = Infinity;
   let high = -Infinity;
@@ -57,7 +57,7 @@ export function difference(left: Plane, right: Plane): Plane {
   return { ...left, data: left.data.map((value, index) => value - right.data[index]!) };
 }
 
-/** The largest |entry|. */
+/** Return the largest |entry|. */
 export function largest(plane: Plane): number {
   return plane.data.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 }

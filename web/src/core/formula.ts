@@ -1,7 +1,7 @@
 /**
- * One number of the page, term by term: why a query of a head gives a key this score and this probability.
+ * The terms of one score and one probability, for a query and a key of a head.
  *
- *     score = -1/2 (d - c)^T A (d - c)  or a table's entry,  + query . key,  + row score + column score
+ *     score = -1/2 (d - c)^T A (d - c) or a table entry,  + query . key,  + row score + column score
  *     p     = exp(score - largest) / sum over keys of exp(score - largest)
  */
 import type { Payload } from "./payload";
@@ -11,7 +11,7 @@ export interface GaussianTerm {
   readonly centre: readonly [number, number];
   /** A, row-major. */
   readonly precision: readonly number[];
-  /** d - c, (rows, columns) in pixels of the grid. */
+  /** d - c, (rows, columns) in tokens. */
   readonly off: readonly [number, number];
   readonly score: number;
 }
@@ -23,22 +23,22 @@ export interface ContentTerm {
 }
 
 export interface Formula {
-  /** Key less query, (rows, columns). */
+  /** Key minus query, (rows, columns). */
   readonly shift: readonly [number, number];
   readonly gaussian: GaussianTerm | null;
-  /** The stored score of the shift, which is less the largest over all shifts. */
+  /** The stored score of the shift, relative to the largest over all shifts. */
   readonly table: number | null;
   readonly content: ContentTerm | null;
-  /** Scores of the key's row and of its column. */
+  /** Scores of the key's row and column. */
   readonly along: readonly [number, number] | null;
-  /** The softmax, or null where the probability is stored itself. */
+  /** The softmax; null if the probability itself is stored. */
   readonly softmax: { readonly score: number; readonly largest: number; readonly weight: number; readonly sum: number; readonly keys: number } | null;
   readonly probability: number;
-  /** What falls on class tokens and padding before the row is divided by the rest; null where nothing can. */
+  /** Probability of class tokens and padding before the row is renormalised; null if not stored. */
   readonly elsewhere: number | null;
 }
 
-/** How the probability of `key` comes about; null where the payload does not hold the query's row. */
+/** Compute the terms of the probability of `key`; null if the payload does not contain the query's row. */
 export function formulaOf(payload: Payload, place: Place, part: Part, key: number): Formula | null {
   const layer = payload.manifest.layers[place.layer]!;
   const [height, width] = layer.sizes;

@@ -1,9 +1,9 @@
 /**
- * One axis of a grid, as `attnconv.grid` defines it.
+ * One axis of a grid, as defined by `attnconv.grid`.
  *
- * Keys stand at 0 .. size - 1, query i at stride * i. A shift is key position minus query position. The lattice is all
- * that takes part in the softmax: the keys alone under `renormalise`, keys and padding otherwise. Padding holds zeros
- * (`zero`) or copies of keys (`replicate`, `reflect`, `circular`).
+ * Keys are at positions 0 .. size - 1, query i is at stride * i. A shift is key position minus query position. The
+ * lattice consists of all positions in the softmax: only the keys for `renormalise`, keys and padding otherwise. Padding
+ * contains zeros (`zero`) or copies of keys (`replicate`, `reflect`, `circular`).
  */
 export const BORDERS = ["renormalise", "zero", "replicate", "reflect", "circular"] as const;
 export type Border = (typeof BORDERS)[number];
@@ -16,7 +16,7 @@ export interface Axis {
   readonly border: Border;
 }
 
-/** How a kernel of odd width K lies over an image: padded so that stride 1 keeps the image's size. */
+/** Geometry of a convolution with odd kernel size K, padded so that stride 1 keeps the image's size. */
 export interface Geometry {
   readonly width: number;
   readonly stride: number;
@@ -24,16 +24,16 @@ export interface Geometry {
   readonly border: Border;
 }
 
-/** Padding on each side that centres the kernel on its query. */
+/** Return the padding on each side that centres the kernel on its query. */
 export const reach = (geometry: Geometry): number => (geometry.dilation * (geometry.width - 1)) / 2;
 
-/** The axis of an image of `size` pixels under a kernel: ceil(size / stride) queries. */
+/** Return the axis for `size` pixels, with ceil(size / stride) queries. */
 export function axisOf(size: number, geometry: Geometry): Axis {
   const { stride, border } = geometry;
   return { size, queries: Math.ceil(size / stride), stride, padding: reach(geometry), border };
 }
 
-/** Shifts of the kernel's K * K taps, row-major: dilation * index - padding. */
+/** Return the shifts of the kernel's K * K taps, row-major: dilation * index - padding. */
 export function tapShifts(geometry: Geometry): [number, number][] {
   const along = Array.from({ length: geometry.width }, (_, index) => geometry.dilation * index - reach(geometry));
   return along.flatMap((row) => along.map((column): [number, number] => [row, column]));
@@ -45,7 +45,7 @@ export function latticeSize(axis: Axis): number {
   return axis.border === "renormalise" ? axis.size : axis.size + 2 * axis.padding;
 }
 
-/** The key that a lattice position shows, -1 where it holds zeros. */
+/** Return the key at a lattice position; -1 for zeros. */
 export function source(axis: Axis, position: number): number {
   const { size, border } = axis;
   if (border === "renormalise" || border === "zero") return position >= 0 && position < size ? position : -1;

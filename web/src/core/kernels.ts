@@ -1,4 +1,4 @@
-/** Kernels by name, for 3 x 3 and 5 x 5 taps, row-major. */
+/** Named kernels of size 3 x 3 and 5 x 5, row-major. */
 export const KERNELS = ["identity", "box", "gaussian", "edge", "sharpen", "emboss"] as const;
 export type KernelName = (typeof KERNELS)[number];
 
@@ -6,10 +6,10 @@ export const KERNEL_TITLES: Readonly<Record<KernelName | "free", string>> = {
   identity: "Identity",
   box: "Box blur",
   gaussian: "Gaussian blur",
-  edge: "Edges",
+  edge: "Edge detection",
   sharpen: "Sharpen",
   emboss: "Emboss",
-  free: "Free",
+  free: "Custom",
 };
 
 const BINOMIAL: Readonly<Record<number, readonly number[]>> = { 3: [1, 2, 1], 5: [1, 4, 6, 4, 1] };

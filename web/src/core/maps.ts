@@ -1,9 +1,9 @@
 /**
- * The maps of all heads of a layer for one query, in arrays that are filled anew and never made anew: the page does
- * this for every head of a model between two pictures of the screen.
+ * Maps of all heads of a layer for one query. Arrays are reused, since the page recomputes every head of a model in each
+ * animation frame.
  *
- * Probabilities are the softmax of the chosen scores, or their mean over images. Scores count up to a constant of the
- * row, so they are given less the largest of the map: at most 0.
+ * Probabilities are the softmax of the chosen scores, or its mean over images. Scores only matter up to a constant per
+ * row, so they are relative to the largest score of the map: at most 0.
  */
 import type { Layer, Payload } from "./payload";
 import { type Part, type Place, partsOf, softmax, storedQueries, writeScores, writeRow } from "./rows";
@@ -12,24 +12,24 @@ export interface Choice {
   readonly part: Part;
   readonly softmax: boolean;
   readonly image: number;
-  /** The mean over all images; `image` is then without effect. */
+  /** Use the mean over all images; `image` is then ignored. */
   readonly mean: boolean;
   readonly time: number;
 }
 
-/** A head and the token that it looks from. */
+/** A head and a query token. */
 export type HeadQuery = Omit<Place, "image" | "time">;
 
 export interface Maps {
   /** heads x T, row-major. */
   readonly values: Float64Array;
-  /** One map of the above for each head. */
+  /** Views of `values`, one map per head. */
   readonly heads: readonly Float64Array[];
   readonly least: Float64Array;
   readonly largest: Float64Array;
-  /** The token whose rows these are: the wanted one, or the nearest that is stored. */
+  /** The query of these maps: the requested token, or the nearest one with stored rows. */
   query: number;
-  /** Why there are no numbers, in words; empty where there are. */
+  /** The reason why there are no maps; empty if there are. */
   lack: string;
 }
 
@@ -40,31 +40,31 @@ export function emptyMaps(layer: Layer): Maps {
   return { values, heads, least: new Float64Array(layer.heads), largest: new Float64Array(layer.heads), query: 0, lack: "" };
 }
 
-/** Rows and columns of the finest grid among a payload's layers: what queries are counted in. */
+/** Return the rows and columns of the finest grid among a payload's layers; query positions refer to this grid. */
 export function finest(payload: Payload): readonly [number, number] {
   const sizes = payload.manifest.layers.map((layer) => layer.sizes);
   return [Math.max(1, ...sizes.map(([rows]) => rows)), Math.max(1, ...sizes.map(([, columns]) => columns))];
 }
 
-/** The query on a grid: where it is wanted, or in the middle. */
+/** Return the query on a grid: the requested position, or the middle. */
 export function queryIn(wanted: readonly number[], grid: readonly number[]): [number, number] {
   const along = (axis: number): number => Math.min(wanted[axis] ?? Math.floor(grid[axis]! / 2), grid[axis]! - 1);
   return [along(0), along(1)];
 }
 
-/** The place on a grid of other sizes that holds the middle of a place on a grid. */
+/** Map a position to a grid of other sizes: the token that contains the position's centre. */
 export function carried(place: readonly number[], from: readonly number[], to: readonly number[]): [number, number] {
   const along = (axis: number): number =>
     Math.min(to[axis]! - 1, Math.max(0, Math.floor(((place[axis]! + 0.5) / from[axis]!) * to[axis]!)));
   return [along(0), along(1)];
 }
 
-/** Whether some layer lets one choose between content and position. */
+/** Whether any layer has separate content and position scores. */
 export function hasParts(payload: Payload): boolean {
   return payload.manifest.layers.some((_, layer) => partsOf(payload, layer).length > 1);
 }
 
-/** The choice made legal for a payload: a part, an image and a moment that it has. */
+/** Restrict a choice to the parts, images and snapshots of a payload. */
 export function choiceFor(payload: Payload, wanted: Choice): Choice {
   const { images, times } = payload.manifest;
   const last = times.length - 1;
@@ -77,19 +77,19 @@ export function choiceFor(payload: Payload, wanted: Choice): Choice {
   };
 }
 
-/** Why a layer cannot show a choice, in words; empty where it can. */
+/** Return the reason why a layer cannot show a choice; empty if it can. */
 export function lackOf(payload: Payload, layer: number, choice: Choice): string {
   const { kind } = payload.manifest.layers[layer]!;
-  if (kind === "rows" && !choice.softmax) return "Its scores are not stored";
-  if (kind === "rows" && choice.part !== "both") return "Its parts are not stored";
-  if (kind === "positions" && choice.part === "content") return "It does not look at content";
+  if (kind === "rows" && !choice.softmax) return "The payload contains only probabilities for this layer, no scores";
+  if (kind === "rows" && choice.part !== "both") return "The payload does not separate content and position for this layer";
+  if (kind === "positions" && choice.part === "content") return "This layer does not use content";
   if (kind === "content" && choice.part === "position" && partsOf(payload, layer).length === 1) {
-    return "It has no part by position";
+    return "This layer has no separate position scores";
   }
   return "";
 }
 
-/** The stored query nearest to a token; the token itself where all are known. */
+/** Return the stored query nearest to a token; the token itself if all are stored. */
 export function nearestStored(payload: Payload, layer: number, token: number): number {
   const stored = storedQueries(payload, layer);
   if (stored === null) return token;
@@ -105,9 +105,11 @@ export function nearestStored(payload: Payload, layer: number, token: number): n
   return nearest;
 }
 
+export const NOT_STORED = "The payload does not contain this query";
+
 let scratch = new Float64Array(0);
 
-/** Fills one map; false where the payload does not hold it. The choice must be legal, and lack nothing. */
+/** Fill one map; return false if it is not in the payload. The choice must be valid for the layer. */
 export function writeMap(payload: Payload, place: HeadQuery, choice: Choice, into: Float64Array): boolean {
   const kind = payload.manifest.layers[place.layer]!.kind;
   const known = (image: number, row: Float64Array): boolean => {
@@ -129,13 +131,13 @@ export function writeMap(payload: Payload, place: HeadQuery, choice: Choice, int
   return true;
 }
 
-/** Fills the maps of all heads for the query nearest to `token`. */
+/** Fill the maps of all heads for the stored query nearest to `token`. */
 export function fillMaps(maps: Maps, payload: Payload, layer: number, token: number, choice: Choice): void {
   maps.lack = lackOf(payload, layer, choice);
   maps.query = nearestStored(payload, layer, token);
   if (maps.lack) return;
   maps.heads.forEach((map, head) => {
-    if (!writeMap(payload, { layer, head, query: maps.query }, choice, map)) maps.lack = "It is not stored";
+    if (!writeMap(payload, { layer, head, query: maps.query }, choice, map)) maps.lack = NOT_STORED;
     let [least, largest] = [Infinity, -Infinity];
     for (let key = 0; key < map.length; key++) {
       const value = map[key]!;
@@ -153,7 +155,7 @@ function lessLargest(scores: Float64Array): void {
   for (let key = 0; key < scores.length; key++) scores[key]! -= most;
 }
 
-/** Probabilities of a map of scores, into another array: what contours and centres are of. */
+/** Write the softmax of a map of scores to another array, for contours and centres. */
 export function probabilities(scores: Float64Array, into: Float64Array): Float64Array {
   into.set(scores);
   softmax(into);

@@ -1,4 +1,4 @@
-/** The payload: its manifest, checked field by field, and its tensors, checked against what the manifest says. */
+/** The payload: a manifest, validated field by field, and tensors, validated against the manifest. */
 import { type Kind, type Safetensors, type Tensor, isRecord, readSafetensors } from "./safetensors";
 
 export const KINDS = ["positions", "content", "rows"] as const;
@@ -19,7 +19,7 @@ export interface Layer {
   /** Tokens before those of the grid (class tokens). */
   readonly prefix: number;
   readonly border: string;
-  /** Rows and columns of the windows that attention stays inside, in tokens; null where there are none. */
+  /** Rows and columns of the windows that attention is restricted to, in tokens; null if there are none. */
   readonly window: readonly [number, number] | null;
   readonly encoding: string;
   readonly dilated: boolean;
@@ -37,22 +37,22 @@ export interface Manifest {
 
 export interface Payload {
   readonly manifest: Manifest;
-  /** A tensor of a layer (`of(0, "query")`) or null where the payload has none. */
+  /** Return a tensor of a layer, such as `of(0, "query")`, or null if the payload has none. */
   of(layer: number, name: string): Tensor | null;
   /** The images as displayed, uint8 (n, height, width, 3), or null. */
   readonly images: Tensor | null;
 }
 
 const FORMAT = 1;
-/** Beyond these a page of maps would take more memory than a browser gives it. */
+/** Beyond these limits the maps would need more memory than a browser allows. */
 const MOST_HEADS = 4096;
-const MOST_NUMBERS = 4e6; // heads x tokens of a layer: what its maps for one query hold
+const MOST_NUMBERS = 4e6; // heads x tokens of a layer: the size of its maps for one query
 
-/** Everything that a payload holds, or one error that says what is wrong. */
+/** Read and validate a payload. */
 export function openPayload(bytes: ArrayBuffer): Payload {
   const file = readSafetensors(bytes);
   const text = file.metadata["attnconv"];
-  if (text === undefined) fail("__metadata__", "must hold the key 'attnconv'", "another program's safetensors file");
+  if (text === undefined) fail("__metadata__", "must contain the key 'attnconv'", "a safetensors file of another program");
   const manifest = manifestOf(text);
   checkTensors(file, manifest);
   return {
@@ -72,7 +72,7 @@ function manifestOf(text: string): Manifest {
   const all = record(json, "manifest");
   if (all["format"] !== FORMAT) fail("format", `must be ${FORMAT}`, all["format"]);
   const times = list(all["times"], "times").map((entry, index) => string(entry, `times[${index}]`));
-  if (times.length === 0) fail("times", "must name at least one moment", "none");
+  if (times.length === 0) fail("times", "must name at least one snapshot", "none");
   const layers = list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`));
   if (layers.length === 0) fail("layers", "must name at least one layer", "none");
   return {
@@ -123,15 +123,15 @@ function statisticsOf(value: unknown, heads: number, path: string): Statistics {
   return { heads: named(perHead), layer: named(whole) };
 }
 
-/** Entries by name, without a prototype: a statistic may be called `constructor`, and another layer then has none. */
+/** Build an object without a prototype: a statistic may be named `constructor`, which other layers must not inherit. */
 function named<T>(entries: readonly (readonly [string, T])[]): Readonly<Record<string, T>> {
   return Object.assign(Object.create(null) as Record<string, T>, Object.fromEntries(entries));
 }
 
-/** Element types in words, as the format's table gives them. */
+/** Names of the element types in error messages. */
 const TYPES: Readonly<Record<Kind, string>> = { U8: "uint8", I32: "int32", F16: "float16", F32: "float32", F64: "float64" };
 
-/** Which tensors a layer may have: element type, and a shape in letters: numbers from the manifest, others free. */
+/** Tensors that a layer may have: element type and shape. The manifest defines t, n, h, H, W and T; e and m are free. */
 const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
   shift_scores: ["F32", "t", "h", "2H-1", "2W-1"],
   centres: ["F32", "t", "h", "2"],
@@ -149,7 +149,7 @@ const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
   content: ["query", "key"],
   rows: ["queries", "probabilities"],
 };
-/** Tensors that say nothing without each other. */
+/** Tensors that must be stored together. */
 const PAIRS = [["row_scores", "column_scores"], ["centres", "precision"]] as const;
 
 function checkTensors(file: Safetensors, manifest: Manifest): void {
@@ -165,17 +165,17 @@ function checkLayer(file: Safetensors, layer: Layer, index: number, manifest: Ma
     "2H-1": 2 * H - 1, "2W-1": 2 * W - 1,
   };
   const has = (name: string): boolean => file.described.has(`${index}.${name}`);
-  if (layer.kind !== "positions" && manifest.images.length === 0) fail("images", `must be there for kind ${layer.kind}`, "none");
-  for (const name of NEEDED[layer.kind]) if (!has(name)) fail(`${index}.${name}`, `must be there for kind ${layer.kind}`, "none");
+  if (layer.kind !== "positions" && manifest.images.length === 0) fail("images", `must be present for kind ${layer.kind}`, "none");
+  for (const name of NEEDED[layer.kind]) if (!has(name)) fail(`${index}.${name}`, `must be present for kind ${layer.kind}`, "none");
   for (const pair of PAIRS) {
     const [there, lost] = has(pair[0]) ? pair : [pair[1], pair[0]];
-    if (has(there) && !has(lost)) fail(`${index}.${lost}`, `must be there beside ${there}`, "none");
+    if (has(there) && !has(lost)) fail(`${index}.${lost}`, `must be present with ${there}`, "none");
   }
   for (const [name, form] of Object.entries(FORMS)) if (has(name)) checkTensor(file, `${index}.${name}`, form, sizes);
   if (has("queries")) checkQueries(file.tensor(`${index}.queries`)!, `${index}.queries`, H * W);
 }
 
-/** The element type, the shape, and whether all is finite; only images may be none. */
+/** Check a tensor's element type, shape and finite values. Only `images` may have no entries. */
 function checkTensor(file: Safetensors, name: string, [kind, ...letters]: readonly [Kind, ...string[]], sizes: Record<string, number>): void {
   const tensor = file.described.get(name);
   const wanted = letters.map((letter) => sizes[letter] ?? letter).join(" x ");
@@ -184,14 +184,14 @@ function checkTensor(file: Safetensors, name: string, [kind, ...letters]: readon
   if (!fits(tensor.shape, letters, sizes)) fail(name, `must have the shape ${wanted}`, tensor.shape.join(" x "));
   const empty = tensor.shape.findIndex((extent, axis) => extent === 0 && letters[axis] !== "n");
   if (empty >= 0) fail(name, `must have at least 1 entry along ${letters[empty]}`, "none");
-  file.tensor(name); // decoding refuses what is not finite
+  file.tensor(name); // decoding rejects non-finite values
 }
 
 function checkQueries({ data }: Tensor, name: string, tokens: number): void {
-  for (const token of data) if (token < 0 || token >= tokens) fail(name, `must lie in 0 .. ${tokens - 1}`, token);
+  for (const token of data) if (token < 0 || token >= tokens) fail(name, `must be in 0 .. ${tokens - 1}`, token);
 }
 
-/** Whether a shape has these extents; a letter without a size binds to the first extent it meets. */
+/** Whether a shape matches; a letter without a size is bound to the first extent it matches. */
 function fits(shape: readonly number[], letters: readonly string[], sizes: Record<string, number>): boolean {
   if (shape.length !== letters.length) return false;
   return shape.every((extent, axis) => {
@@ -202,8 +202,8 @@ function fits(shape: readonly number[], letters: readonly string[], sizes: Recor
 }
 
 function fail(field: string, requirement: string, got: unknown): never {
-  const shown = typeof got === "string" || typeof got === "number" ? got : JSON.stringify(got); // JSON calls Infinity null
-  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Write it again with attnconv.explorer.`);
+  const shown = typeof got === "string" || typeof got === "number" ? got : JSON.stringify(got); // JSON would write Infinity as null
+  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Export it again with attnconv.explorer.`);
 }
 
 function record(value: unknown, path: string): Record<string, unknown> {
@@ -220,12 +220,12 @@ function string(value: unknown, path: string): string {
 
 function count(value: unknown, path: string, least: number): number {
   if (typeof value === "number" && Number.isSafeInteger(value) && value >= least && value <= 1e6) return value;
-  return fail(path, `must be a whole number from ${least}`, value);
+  return fail(path, `must be an integer in ${least} .. 1000000`, value);
 }
 
 function pair(value: unknown, path: string): readonly [number, number] {
   const numbers = list(value, path).map((entry) => count(entry, path, 1));
-  return numbers.length === 2 ? [numbers[0]!, numbers[1]!] : fail(path, "must be two whole numbers", value);
+  return numbers.length === 2 ? [numbers[0]!, numbers[1]!] : fail(path, "must be two integers", value);
 }
 
 function numberOrNull(value: unknown, path: string): number | null {

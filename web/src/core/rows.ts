@@ -1,12 +1,12 @@
 /**
- * Attention rows from a payload's tensors: what one query of one head gives to every token of the grid.
+ * Attention rows from a payload's tensors: the probabilities of one query of one head over all tokens of the grid.
  *
  *     positions   P = softmax over keys k of table[k - q]
  *     content     P = softmax of query_q . key_k  (+ table[k - q], or row_scores[q, k_row] + column_scores[q, k_column])
  *     rows        P as stored
  *
- * `write...` functions fill an array of the caller's, so that a page of sixty heads makes no garbage while the pointer
- * moves. Scores and probabilities are float64.
+ * `write...` functions fill an array of the caller, so that moving the pointer allocates no memory. Scores and
+ * probabilities are float64.
  */
 import type { Layer, Payload } from "./payload";
 import type { Tensor } from "./safetensors";
@@ -14,29 +14,29 @@ import type { Tensor } from "./safetensors";
 export const PARTS = ["both", "content", "position"] as const;
 export type Part = (typeof PARTS)[number];
 
-/** Which row is wanted. */
+/** Identifies a row. */
 export interface Place {
   readonly layer: number;
   readonly head: number;
-  /** Row-major token of the grid, without prefix tokens. */
+  /** Row-major index of the token in the grid, without prefix tokens. */
   readonly query: number;
   readonly image: number;
   readonly time: number;
 }
 
-/** The parts that a layer's scores have; "both" where there is no choice. */
+/** Return the parts of a layer's scores; only "both" if they are not separate. */
 export function partsOf(payload: Payload, layer: number): readonly Part[] {
   const kind = payload.manifest.layers[layer]?.kind;
   const positions = ["shift_scores", "row_scores"].some((name) => payload.of(layer, name) !== null);
   return kind === "content" && positions ? PARTS : ["both"];
 }
 
-/** The queries whose rows are known: null for all of them. */
+/** Return the queries with stored rows; null if all queries have rows. */
 export function storedQueries(payload: Payload, layer: number): ArrayLike<number> | null {
   return payload.manifest.layers[layer]?.kind === "rows" ? (payload.of(layer, "queries")?.data ?? null) : null;
 }
 
-/** Fills `into` (T) with scores before the softmax; false for kind rows, which has none. */
+/** Fill `into` (T) with scores before the softmax; return false for kind rows, which has no scores. */
 export function writeScores(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
   const layer = payload.manifest.layers[place.layer];
   if (layer === undefined || layer.kind === "rows") return false;
@@ -46,14 +46,14 @@ export function writeScores(payload: Payload, place: Place, part: Part, into: Fl
   return true;
 }
 
-/** Fills `into` (T) with probabilities that sum to 1; false where the payload does not hold this query's row. */
+/** Fill `into` (T) with probabilities that sum to 1; return false if the payload does not contain this query's row. */
 export function writeRow(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
   if (!writeScores(payload, place, part, into)) return writeStored(payload, place, into);
   softmax(into);
   return true;
 }
 
-/** Softmax in place, the largest score taken off first. */
+/** Compute the softmax in place, after subtracting the largest score. */
 export function softmax(scores: Float64Array): void {
   let most = -Infinity;
   for (let key = 0; key < scores.length; key++) if (scores[key]! > most) most = scores[key]!;
@@ -72,7 +72,7 @@ function addContent(payload: Payload, layer: Layer, place: Place, into: Float64A
   const block = (place.image * layer.heads + place.head) * tokens * extent;
   const from = block + place.query * extent;
   for (let key = 0; key < tokens; key++) {
-    let [sum, other] = [0, 0]; // two sums, which the processor adds to at the same time
+    let [sum, other] = [0, 0]; // two independent sums, which the processor computes in parallel
     const at = block + key * extent;
     for (let c = 1; c < extent; c += 2) {
       sum += left[from + c - 1]! * right[at + c - 1]!;
@@ -99,7 +99,7 @@ function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64
   }
 }
 
-/** Adds the window of a table of shifts that this query sees. */
+/** Add the part of a shift table that this query uses. */
 function addTable(table: Tensor, layer: Layer, place: Place, into: Float64Array): void {
   const [height, width] = layer.sizes;
   const across = 2 * width - 1;
@@ -124,7 +124,7 @@ function writeStored(payload: Payload, place: Place, into: Float64Array): boolea
   return true;
 }
 
-/** Fills `into` with the mean of a query's rows over all images (kind positions has the same for each). */
+/** Fill `into` with the mean of a query's rows over all images (the same for every image for kind positions). */
 export function writeMeanRow(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
   const images = Math.max(payload.manifest.images.length, 1);
   if (payload.manifest.layers[place.layer]?.kind === "positions") return writeRow(payload, place, part, into);

@@ -1,8 +1,8 @@
 /**
- * Reads a safetensors file: 8 bytes with the length of a JSON header, the header, then the tensors' bytes.
+ * Reader for safetensors files: 8 bytes with the length of a JSON header, the header, then the tensors' bytes.
  *
- * Everything is checked before it is used. Tensors are views or, where the element type asks for it, copies no longer
- * than the file, so that a foreign or cut file gives one error and never a large allocation.
+ * The header is validated before any tensor is decoded, and decoded tensors are at most twice as large as the file, so
+ * that an invalid file raises an error and never causes a large allocation.
  */
 export type Kind = "U8" | "I32" | "F16" | "F32" | "F64";
 export type Numbers = Uint8Array | Int32Array | Float32Array | Float64Array;
@@ -10,7 +10,7 @@ export type Numbers = Uint8Array | Int32Array | Float32Array | Float64Array;
 export interface Tensor {
   readonly kind: Kind;
   readonly shape: readonly number[];
-  /** Row-major; float16 entries are widened to float32, exactly. */
+  /** Row-major; float16 entries are converted to float32 exactly. */
   readonly data: Numbers;
 }
 
@@ -18,7 +18,7 @@ export interface Safetensors {
   readonly metadata: Readonly<Record<string, string>>;
   /** Element type and shape of every tensor, by name. */
   readonly described: ReadonlyMap<string, { readonly kind: Kind; readonly shape: readonly number[] }>;
-  /** The tensor of that name, or null. Decoded when first asked for, refused if it is not finite, then kept. */
+  /** Return a tensor or null. It is decoded and checked for finite values at the first call, then cached. */
   tensor(name: string): Tensor | null;
 }
 
@@ -53,14 +53,14 @@ export function readSafetensors(bytes: ArrayBuffer): Safetensors {
 }
 
 function fail(requirement: string): never {
-  throw new Error(`payload: ${requirement}. Write it again with attnconv.explorer.`);
+  throw new Error(`payload: ${requirement}. Export it again with attnconv.explorer.`);
 }
 
 function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: number } {
   if (bytes.byteLength < 10) fail(`must be a safetensors file, got ${bytes.byteLength} bytes`);
   const length = Number(new DataView(bytes).getBigUint64(0, true));
   if (length < 2 || length > LONGEST_HEADER || 8 + length > bytes.byteLength) {
-    fail(`must be a whole safetensors file, got a header of ${length} bytes in a file of ${bytes.byteLength}`);
+    fail(`must be a complete safetensors file, got a header of ${length} bytes in a file of ${bytes.byteLength}`);
   }
   let json: unknown;
   try {
@@ -73,28 +73,28 @@ function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: n
 }
 
 function entryOf(name: string, value: unknown, available: number): Entry {
-  if (!isRecord(value)) fail(`tensor ${name}: must be described by an object`);
+  if (!isRecord(value)) fail(`tensor ${name}: must have an object as its header entry`);
   const { dtype, shape, data_offsets: offsets } = value;
   if (typeof dtype !== "string" || !Object.hasOwn(BYTES, dtype)) {
-    fail(`tensor ${name}: must be one of ${Object.keys(BYTES).join(", ")}, got ${String(dtype)}`);
+    fail(`tensor ${name}: must have a dtype of ${Object.keys(BYTES).join(", ")}, got ${String(dtype)}`);
   }
   if (!areCounts(shape) || !areCounts(offsets) || offsets.length !== 2) {
-    fail(`tensor ${name}: must have a shape and two offsets of whole numbers`);
+    fail(`tensor ${name}: must have a shape and two offsets, all non-negative integers`);
   }
   const [begin, end] = offsets as [number, number];
   const kind = dtype as Kind;
   const size = shape.reduce((product, extent) => product * extent, BYTES[kind]);
-  if (end - begin !== size) fail(`tensor ${name}: must fill ${size} bytes, got ${end - begin}`);
-  if (end > available) fail(`must be a whole file, got ${available} bytes of data where tensor ${name} ends at ${end}`);
+  if (end - begin !== size) fail(`tensor ${name}: must have ${size} bytes, got ${end - begin}`);
+  if (end > available) fail(`must be a complete file, got ${available} bytes of data, but tensor ${name} ends at ${end}`);
   return { kind, shape, begin, end };
 }
 
-/** Each byte belongs to one tensor: else a small file could pretend to hold many large ones. */
+/** Reject overlapping tensors: otherwise a small file could declare many large ones. */
 function refuseOverlaps(entries: ReadonlyMap<string, Entry>): void {
   const filled = [...entries].filter(([, { begin, end }]) => end > begin).sort(([, one], [, other]) => one.begin - other.begin);
   filled.forEach(([name, { begin }], index) => {
     const before = filled[index - 1];
-    if (before && begin < before[1].end) fail(`tensor ${name}: must not overlap with another, got bytes of tensor ${before[0]}`);
+    if (before && begin < before[1].end) fail(`tensor ${name}: must not overlap with another tensor, got bytes of tensor ${before[0]}`);
   });
 }
 
@@ -115,7 +115,7 @@ function decode(bytes: ArrayBuffer, start: number, entry: Entry): Tensor {
   return { kind, shape, data: widened(new Uint16Array(own)) };
 }
 
-/** float16 to float32: 1 bit of sign, 5 of exponent, 10 of fraction. Older browsers have no Float16Array. */
+/** Convert float16 (1 sign bit, 5 exponent bits, 10 fraction bits) to float32. Older browsers have no Float16Array. */
 function widened(halves: Uint16Array): Float32Array {
   const numbers = new Float32Array(halves.length);
   halves.forEach((half, index) => {

@@ -1,12 +1,12 @@
-/** The audit's statistics of a payload as a table: one line for each head, and one for each layer. */
+/** Tables of a payload's statistics: one line per head, and one per layer. */
 import type { Layer, Payload } from "./payload";
-import { shortNumber } from "./words";
+import { shortNumber } from "./format";
 
 export interface Line {
   readonly layer: number;
   readonly head: number;
   readonly name: string;
-  /** By column; null where a number does not apply. */
+  /** Values by column; null where a statistic does not apply. */
   readonly numbers: Readonly<Record<string, number | null>>;
 }
 
@@ -15,26 +15,26 @@ export interface Statistics {
   readonly lines: readonly Line[];
 }
 
-/** The share of attention that a convolution with one tap per head would account for; null where it is not known. */
+/** Return a layer's convolution score; null if unknown. */
 export const scoreOf = (layer: Layer): number | null => layer.statistics.layer["score"] ?? null;
 
-/** Mean over heads of what falls on class tokens, registers and padding; null where it is not known. */
+/** Return the mean attention over heads to class tokens, registers and padding; null if unknown. */
 export function elsewhereOf(layer: Layer): number | null {
   const shares = (layer.statistics.heads["mass elsewhere"] ?? []).filter((share) => share !== null);
   return shares.length > 0 ? shares.reduce((sum, share) => sum + share, 0) / shares.length : null;
 }
 
-const MOST_ROUNDING = 0.01; // nats: shares are then right to exp(0.02), 2 %
+const MOST_ROUNDING = 0.01; // nats: probabilities are then accurate to a factor of exp(0.02), that is 2%
 
-/** A warning where scores are stored so roughly that shares are visibly off; empty where they are not. */
+/** Return a warning if the stored scores are so inaccurate that probabilities are visibly wrong, otherwise "". */
 export function roughness(layer: Layer): string {
   const rounding = layer.statistics.layer["rounding of scores"] ?? 0;
   if (rounding <= MOST_ROUNDING) return "";
   const factor = shortNumber(Math.exp(2 * rounding));
-  return `Scores of this layer are stored roughly: within a row they are off by up to ${shortNumber(rounding)} nats, and a probability by up to a factor of ${factor}.`;
+  return `The stored scores of this layer are approximate: errors are up to ${shortNumber(rounding)} nats in the scores and up to a factor of ${factor} in the probabilities.`;
 }
 
-/** Numbers of one column alike: as many decimals as give the largest three digits. A number is zero only if it is. */
+/** Return a formatter for a column: the number of decimals gives the largest value three digits. Only 0 is shown as 0. */
 export function alike(values: readonly (number | null)[]): (value: number | null) => string {
   const known = values.filter((value) => value !== null);
   const largest = Math.max(...known.map(Math.abs));
@@ -47,7 +47,7 @@ export function alike(values: readonly (number | null)[]): (value: number | null
   };
 }
 
-/** Heads of all layers; columns in the order in which the layers name them. */
+/** Return the statistics of all heads, with columns in the layers' order. */
 export function headStatistics(payload: Payload): Statistics {
   const { layers } = payload.manifest;
   const columns = [...new Set(layers.flatMap((layer) => Object.keys(layer.statistics.heads)))];
@@ -69,10 +69,10 @@ export function layerStatistics(payload: Payload): Statistics {
   return { columns: columns.filter((name) => lines.some((line) => (line.numbers[name] ?? null) !== null)), lines };
 }
 
-/** What a table calls a statistic: its name, or `=layer` and `=head`, since the places of its lines are "layer" and "head". */
+/** Return the column key of a statistic: its name, or `=layer` and `=head`, since "layer" and "head" are the index columns. */
 export const columnOf = (name: string): string => (/^=*(layer|head)$/.test(name) ? `=${name}` : name);
 
-/** By a column (`columnOf`), or the places "layer" and "head"; lines without the number come last, and lines that are equal keep their order. */
+/** Sort lines by a column key, or by "layer" or "head". The sort is stable, and lines without the value come last. */
 export function sorted(lines: readonly Line[], column: string, down: boolean): readonly Line[] {
   const place = column === "layer" || column === "head" ? column : null;
   const name = column.replace(/^=(?==*(layer|head)$)/, "");

@@ -1,15 +1,15 @@
 /**
- * Theorem 1 as a computation: K * K heads, each a Gaussian around one shift, perform a K x K convolution.
+ * Theorem 1 as a computation: K * K heads, each a Gaussian around one shift, form a K x K convolution.
  *
  *     score_h(delta) = -alpha |delta - centre_h|^2,     P_h = softmax over keys,     out = sum_h P_h X w_h
  *
- * The score is a sum over the two axes, so every P_h is a Kronecker product of a row factor and a column factor, exactly
- * and under every border rule: two small matrices per head instead of one of pixels x pixels.
+ * The score is a sum over the two axes, so every P_h is exactly a Kronecker product of a row factor and a column factor,
+ * under every border rule: two small matrices per head instead of one of size pixels x pixels.
  */
 import type { Plane } from "./convolution";
 import { type Axis, type Geometry, axisOf, latticeSize, latticeStart, source } from "./grid";
 
-/** The heads of one layer: one shift and one weight each; `present` takes heads out. */
+/** The heads of one layer, each with a centre and a weight; heads with `present` false are removed. */
 export interface Heads {
   /** Sharpness in 1 / pixel^2. */
   readonly alpha: number;
@@ -19,10 +19,10 @@ export interface Heads {
   readonly present: readonly boolean[];
 }
 
-/** Weights so far below the nearest key's 1 change no sum of float64; without them sharp heads have few keys. */
+/** Weights this far below the nearest key's 1 do not change a float64 sum; skipping them leaves few keys for sharp heads. */
 const NOTHING = 1e-20;
 
-/** Probabilities of the image's keys along one axis, (queries, size) row-major; copies in the padding are folded in. */
+/** Probabilities of the image's keys along one axis, (queries, size), row-major; copies in the padding are added to their keys. */
 export interface Factor {
   readonly queries: number;
   readonly size: number;
@@ -37,7 +37,7 @@ export function axisFactor(axis: Axis, alpha: number, centre: number): Factor {
   return { queries: axis.queries, size: axis.size, data };
 }
 
-/** One row of a factor: softmax of -alpha (key - target)^2 over the lattice, folded onto the keys. */
+/** Compute one row of a factor: the softmax of -alpha (key - target)^2 over the lattice, summed over the copies of each key. */
 function fillRow(axis: Axis, target: number, alpha: number, into: Float64Array): void {
   const first = latticeStart(axis);
   const count = latticeSize(axis);
@@ -54,7 +54,7 @@ function fillRow(axis: Axis, target: number, alpha: number, into: Float64Array):
   for (let key = 0; key < into.length; key++) into[key]! /= total;
 }
 
-/** The output of attention, sum_h P_h X w_h. */
+/** Compute the output of attention, sum_h P_h X w_h. */
 export function attend(image: Plane, heads: Heads, geometry: Geometry): Plane {
   const rows = axisOf(image.height, geometry);
   const columns = axisOf(image.width, geometry);
@@ -77,14 +77,14 @@ export function attend(image: Plane, heads: Heads, geometry: Geometry): Plane {
   return { height: rows.queries, width: columns.queries, data };
 }
 
-/** The image column by column, so that both products run along neighbouring numbers. */
+/** Transpose an image, so that both products access contiguous memory. */
 function transposed(image: Plane): Plane {
   const { height, width } = image;
   const data = Float64Array.from({ length: height * width }, (_, at) => image.data[(at % height) * width + Math.floor(at / height)]!);
   return { height: width, width: height, data };
 }
 
-/** half = C X^T: (column queries, height). Keys without weight are passed over: sharp heads have few. */
+/** Compute half = C X^T: (column queries, height). Keys with probability 0 are skipped: sharp heads have few others. */
 function mixColumns(upright: Plane, columns: Factor, half: Float64Array): void {
   const height = upright.width;
   half.fill(0);
@@ -97,7 +97,7 @@ function mixColumns(upright: Plane, columns: Factor, half: Float64Array): void {
   }
 }
 
-/** out += weight * R half^T: (row queries, column queries). */
+/** Compute out += weight * R half^T: (row queries, column queries). */
 function mixRows(half: Float64Array, rows: Factor, weight: number, out: Float64Array): void {
   const { size, data } = rows;
   const width = half.length / size;
@@ -115,7 +115,7 @@ function mixRows(half: Float64Array, rows: Factor, weight: number, out: Float64A
   }
 }
 
-/** One head's attention from one query (its row and column among the queries) to every pixel of the image. */
+/** Compute one head's attention from a query, (row, column) among the queries, to every pixel of the image. */
 export function attentionOf(
   sizes: readonly [number, number],
   query: readonly [number, number],
@@ -134,7 +134,7 @@ export function attentionOf(
   return { height, width, data };
 }
 
-/** The part of a plane within `radius` pixels of a place; what lies outside of the plane is NaN. */
+/** Cut out the part of a plane within `radius` pixels of a position; pixels outside the plane are NaN. */
 export function around(plane: Plane, [row, column]: readonly [number, number], radius: number): Plane {
   const width = 2 * radius + 1;
   const data = new Float64Array(width * width).fill(NaN);

@@ -1,14 +1,14 @@
 /**
- * All maps that the page shows, painted together once before each picture of the screen.
+ * Painting of all visible maps together, at most once per animation frame.
  *
- * The pointer may report hundreds of places a second; only the last one before a picture is computed. Strips that are
- * scrolled out of sight are left out, unless a common scale asks for their largest value.
+ * The pointer may report hundreds of positions per second; only the last one before a frame is computed. Strips outside
+ * the viewport are skipped, unless a common scale needs their largest value.
  */
 import { type Choice, type Maps, carried, choiceFor, emptyMaps, fillMaps, finest } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { type Marks, Sheet, drawMap, frameOf, heightOf, linesOf } from "./maps";
+import { type Marks, Sheet, brightest, drawMap, frameOf, heightOf, linesOf } from "./maps";
 
-/** How far below the largest score of its map a score is still told apart: exp(-12) = 0.000006. */
+/** Lower end of the colour scale of scores, relative to the largest score of the map: exp(-12) = 0.000006. */
 export const DEPTH = 12;
 
 export interface Wanted extends Marks {
@@ -17,11 +17,11 @@ export interface Wanted extends Marks {
   readonly grid: readonly [number, number];
   readonly choice: Choice;
   readonly common: boolean;
-  /** Only what lies around the query of grids that are large. */
+  /** Show only the tokens around the query if the grid is large. */
   readonly near: boolean;
 }
 
-/** How maps lie on their canvas, in CSS pixels. */
+/** Layout of the maps on their canvas, in CSS pixels. */
 export interface Plan {
   readonly columns: number;
   /** Width of a map. */
@@ -34,11 +34,11 @@ export interface Plan {
 /** The maps of one layer on the page. */
 export class Strip {
   readonly maps: Maps;
-  /** One for all maps: the browser's work for a canvas is more than that for its pixels. */
+  /** One canvas for all maps: the browser's overhead per canvas is larger than the cost of its pixels. */
   canvas: HTMLCanvasElement | null = null;
-  /** Elements that take the largest value of a map, in words. */
+  /** Elements that show the end of each map's scale. */
   readonly captions: (HTMLElement | null)[] = [];
-  /** What they are to say: the largest probability, or the least score. */
+  /** The numbers for the captions: the largest probability, or the smallest score. */
   readonly ends: Float64Array;
   readonly sheet = new Sheet();
   visible = false;
@@ -47,7 +47,7 @@ export class Strip {
   constructor(
     readonly payload: Payload,
     readonly layer: number,
-    /** Told why there are no maps, in words; empty where there are. */
+    /** Called with the reason why there are no maps; empty if there are. */
     readonly lacks: (words: string) => void,
     readonly words: (largest: number) => string,
   ) {
@@ -59,13 +59,13 @@ export class Strip {
 export class Atlas {
   private readonly strips = new Set<Strip>();
   private wanted: Wanted | null = null;
-  /** Whether the maps are to be painted anew. */
+  /** Whether the maps must be repainted. */
   private asked = false;
   private frame = 0;
-  /** Whose captions are behind their maps. */
+  /** Strips with outdated captions. */
   private readonly behind = new Set<Strip>();
 
-  /** `limits` is told the ends of the common scale, or the least and largest ends among the maps in sight. */
+  /** `limits` is called with the ends of the common scale, or the smallest and largest values of the visible maps. */
   constructor(private readonly limits: (low: number, high: number) => void) {}
 
   add(strip: Strip): () => void {
@@ -82,13 +82,13 @@ export class Atlas {
     this.soon();
   }
 
-  /** Paints before the next picture of the screen. */
+  /** Paint in the next animation frame. */
   soon(): void {
     this.asked = true;
     this.next();
   }
 
-  /** Paints no more: the view is gone, and what `limits` and the strips would read with it. */
+  /** Stop painting: the view, and with it the state that `limits` and the strips read, is destroyed. */
   stop(): void {
     cancelAnimationFrame(this.frame);
   }
@@ -97,7 +97,7 @@ export class Atlas {
     if (this.frame === 0) this.frame = requestAnimationFrame(() => this.step());
   }
 
-  /** Maps with every picture of the screen, captions of one layer: laying out their words takes longer than the maps. */
+  /** Paint all maps, but update the captions of only one layer per frame: text layout takes longer than the maps. */
   private step(): void {
     this.frame = 0;
     const asked = this.asked;
@@ -113,7 +113,7 @@ export class Atlas {
   private paint(): void {
     const { wanted } = this;
     if (wanted === null) return;
-    let [low, high] = [0, 0]; // scores end at 0, probabilities begin there
+    let [low, high] = [0, 0]; // scores are at most 0, probabilities at least 0
     const shown = [...this.strips].filter((strip) => strip.visible || wanted.common);
     for (const strip of shown) {
       fill(strip, wanted);
@@ -145,7 +145,7 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
   const { sizes } = payload.manifest.layers[layer]!;
   const choice = choiceFor(payload, wanted.choice);
   const own = (head: number): readonly [number, number] =>
-    choice.softmax ? [0, maps.largest[head]!] : [Math.max(maps.least[head]!, -DEPTH), 0];
+    choice.softmax ? [0, brightest(maps.largest[head]!, maps.heads[head]!.length)] : [Math.max(maps.least[head]!, -DEPTH), 0];
   sheet.write(maps.heads, sizes[1], wanted.common ? () => common : own);
   const context = strip.canvas?.getContext("2d");
   if (!context) return;
@@ -163,7 +163,7 @@ function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): 
   });
 }
 
-/** Writes the ends of the maps above them. */
+/** Write the end of each map's scale above it. */
 function caption(strip: Strip): void {
   strip.captions.forEach((element, head) => {
     const words = strip.words(strip.ends[head]!);
@@ -171,7 +171,7 @@ function caption(strip: Strip): void {
   });
 }
 
-/** Gives a canvas its size in CSS pixels, and `unit` times as many of its own. */
+/** Set a canvas's size in CSS pixels, with `unit` canvas pixels per CSS pixel. */
 function fit(canvas: HTMLCanvasElement, [height, width]: readonly [number, number], unit: number): void {
   const [down, across] = [Math.round(height * unit), Math.round(width * unit)];
   if (canvas.width === across && canvas.height === down) return;

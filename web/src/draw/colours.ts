@@ -1,6 +1,6 @@
 /**
- * Colours from numbers. `amount` is cividis, even in lightness and alike for most colour-blind people; `signed` runs
- * from blue over near white to orange; `grey` is for pictures.
+ * Colour maps. `amount` is cividis, which has an even increase in lightness and suits most colour-blind people; `signed`
+ * runs from blue through near-white to orange; `grey` is for images.
  */
 export type Scale = "grey" | "amount" | "signed";
 type Colour = readonly [number, number, number];
@@ -13,7 +13,7 @@ const ANCHORS: Readonly<Record<Scale, readonly string[]>> = {
 const STEPS = 256;
 const tables = new Map<Scale, Uint8ClampedArray>();
 
-/** 256 colours as RGBA bytes. */
+/** Return a colour map's 256 colours as RGBA bytes. */
 export function table(scale: Scale): Uint8ClampedArray {
   const known = tables.get(scale);
   if (known) return known;
@@ -35,5 +35,5 @@ function parsed(hex: string): Colour {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)) as unknown as Colour;
 }
 
-/** A CSS gradient of a scale, left to right. */
+/** Return a colour map as a CSS gradient, left to right. */
 export const gradient = (scale: Scale): string => `linear-gradient(to right, ${ANCHORS[scale].join(", ")})`;

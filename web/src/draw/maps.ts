@@ -1,4 +1,4 @@
-/** The maps of a layer on one canvas for each head: pixels without smoothing, then contours, centre and query as lines. */
+/** Drawing of attention maps: colours without smoothing, then contours, centre and query as lines. */
 import { type Ellipse, type Gaussian, gaussianContour, levelOf, meanOf, outline } from "../core/contours";
 import type { Payload } from "../core/payload";
 import { type Choice, type HeadQuery, probabilities } from "../core/maps";
@@ -10,23 +10,23 @@ export interface Marks {
   readonly most: boolean;
 }
 
-/** What lines on a map say: fractional places are (row, column), whole numbers the middles of pixels. */
+/** Lines on a map. Positions are (row, column), with integers at the centres of tokens. */
 export interface Lines {
   readonly query: readonly [number, number];
   readonly key?: readonly [number, number];
   readonly centre: readonly [number, number] | null;
   readonly contours: readonly Contour[];
-  /** The probabilities that the contours are of; good until the next lines are made. */
+  /** Probabilities for the contours. The array is reused by the next call of `linesOf`. */
   readonly shares: Float64Array;
 }
 interface Contour {
   readonly ellipse: Ellipse | null;
-  /** Of the outline, where there is no ellipse. */
+  /** Level of the outline if there is no ellipse. */
   readonly level: number;
   readonly dashed: boolean;
 }
 
-/** The part of a grid that a map shows, in tokens: all of it, or what lies around the query. */
+/** The visible part of a grid, in tokens: the whole grid, or the tokens around the query. */
 export interface Frame {
   readonly top: number;
   readonly left: number;
@@ -34,15 +34,18 @@ export interface Frame {
   readonly columns: number;
 }
 
-/** CSS pixels: the maps of a layer with one axis have one row, which would be no line to see or to press. */
+/** CSS pixels: a map of a layer with one axis has only one row, which would be too low to see or click. */
 export const LEAST_HEIGHT = 24;
 
-/** Height in CSS pixels of a map of this width: its tokens are squares, unless that makes it too low. */
+/** Upper end of a map's colour scale. At least 4 times the uniform probability, so that a nearly uniform map is dark. */
+export const brightest = (largest: number, tokens: number): number => Math.max(largest, Math.min(1, 4 / tokens));
+
+/** Return the height in CSS pixels of a map of this width: tokens are squares, unless the map would be too low. */
 export function heightOf(width: number, { rows, columns }: Pick<Frame, "rows" | "columns">): number {
   return Math.max(LEAST_HEIGHT, Math.round((width * rows) / columns));
 }
 
-/** Tokens along an axis of a close-up, seven to each side of the query; of shorter axes all are shown. */
+/** Tokens along each axis of a close-up, seven on each side of the query; shorter axes are shown completely. */
 export const CLOSE = 15;
 
 export function frameOf(sizes: readonly [number, number], query: readonly [number, number], near: boolean): Frame {
@@ -53,13 +56,13 @@ export function frameOf(sizes: readonly [number, number], query: readonly [numbe
 }
 
 const HALO = "rgb(0 0 0 / 65%)";
-const OUTSIDE = "#8b9098"; // beside the image, as plain in both modes
+const OUTSIDE = "#8b9098"; // outside the image, in light and dark mode
 const MARK = "#ffb000";
 const LINE = "#ffffff";
 const DASH = [4, 3];
-const HUGE = 4; // times the map: of larger ellipses the outline of the pixels is drawn, since browsers dash all of a line
+const HUGE = 4; // in map widths: larger ellipses are drawn as outlines, since browsers compute dashes for the whole line
 
-/** Colours of `maps` from a value low to a value high, one map beside the other, for `drawMap`. */
+/** The coloured maps of a layer, side by side on a hidden canvas, for `drawMap`. */
 export class Sheet {
   private readonly canvas = document.createElement("canvas");
   private picture: ImageData | null = null;
@@ -77,8 +80,9 @@ export class Sheet {
     maps.forEach((map, head) => {
       const [low, high] = limits(head);
       const factor = high > low ? 255 / (high - low) : 0;
+      const lowest = high > low ? 0.5 : 255; // equal scores are all the largest
       for (let key = 0, column = 0, at = head * width; key < map.length; key++) {
-        const step = (map[key]! - low) * factor + 0.5;
+        const step = (map[key]! - low) * factor + lowest;
         words[at] = colours[step < 0 ? 0 : step > 255 ? 255 : step | 0]!;
         if (++column < width) at++;
         else [column, at] = [0, at + 1 + across - width];
@@ -87,7 +91,7 @@ export class Sheet {
     this.canvas.getContext("2d")?.putImageData(this.picture, 0, 0);
   }
 
-  /** Copies a part of one map to where the context's origin is. */
+  /** Copy the visible part of a map to the context's origin. */
   copy(context: CanvasRenderingContext2D, head: number, { width, frame, size: [down, across] }: Drawn): void {
     const [top, left] = [Math.max(0, frame.top), Math.max(0, frame.left)];
     const rows = Math.min(this.canvas.height, frame.top + frame.rows) - top;
@@ -105,7 +109,7 @@ export class Sheet {
 
 let shares = new Float64Array(0);
 
-/** Centre and contours of one head's map. */
+/** Compute the centre and the contours of one head's map. */
 export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array, choice: Choice, marks: Marks): Lines {
   const width = payload.manifest.layers[place.layer]!.sizes[1];
   const query: [number, number] = [Math.floor(place.query / width), place.query % width];
@@ -128,7 +132,7 @@ export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array
   };
 }
 
-/** The Gaussian of a head that looks at positions alone, seen from a query; null where it has none. */
+/** Return the Gaussian of a position-only head around a query; null if the head is not a Gaussian. */
 function gaussianOf(
   payload: Payload,
   { layer, head }: HeadQuery,
@@ -147,18 +151,18 @@ function gaussianOf(
 }
 
 export interface Drawn {
-  /** Tokens of a row of the grid. */
+  /** Tokens per row of the grid. */
   readonly width: number;
   readonly frame: Frame;
   readonly lines: Lines;
-  /** Top and left edge, then height and width, in canvas pixels. */
+  /** (top, left) and (height, width) in canvas pixels. */
   readonly at: readonly [number, number];
   readonly size: readonly [number, number];
-  /** Canvas pixels for the width of a line. */
+  /** Canvas pixels per unit of line width. */
   readonly unit: number;
 }
 
-/** Draws one map of a sheet and its lines. */
+/** Draw one map of a sheet and its lines. */
 export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: number, drawn: Drawn): void {
   const { width, frame, lines, at, size } = drawn;
   context.save();
@@ -181,7 +185,7 @@ export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: 
   context.restore();
 }
 
-/** Draws in places of the grid, whole numbers in the middles of its pixels. */
+/** Draws in grid coordinates, with integers at the centres of tokens. */
 class Pen {
   private readonly x: number;
   private readonly y: number;
@@ -202,10 +206,10 @@ class Pen {
     this.context.save();
     this.context.scale(this.x, this.y);
     this.context.ellipse(this.across(centre[1]) / this.x, this.down(centre[0]) / this.y, axes[0], axes[1], angle, 0, 2 * Math.PI);
-    this.context.restore(); // the path keeps its shape, lines get their width from the canvas
+    this.context.restore(); // the path keeps its shape, but the line width is not scaled
   }
 
-  /** A line along edges of pixels, from corner to corner. */
+  /** Add a line along the edges of tokens, from corner to corner. */
   edge(row: number, column: number, toRow: number, toColumn: number): void {
     this.context.moveTo(this.across(column - 0.5), this.down(row - 0.5));
     this.context.lineTo(this.across(toColumn - 0.5), this.down(toRow - 0.5));
@@ -222,7 +226,7 @@ class Pen {
     this.stroke(LINE, 1.2);
   }
 
-  /** Around a pixel, never under five lines wide. */
+  /** Draw a square around a token, at least five line widths wide. */
   square(place: readonly [number, number], colour: string): void {
     const [width, height] = [Math.max(this.x, 5 * this.unit), Math.max(this.y, 5 * this.unit)];
     this.context.beginPath();

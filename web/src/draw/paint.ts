@@ -1,7 +1,8 @@
-/** Numbers on a canvas, one canvas pixel for each, none for NaN; CSS makes it large without smoothing. */
+/** Painting of a plane on a canvas, one canvas pixel per value; CSS enlarges it without smoothing. */
 import type { Plane } from "../core/convolution";
 import { type Scale, table } from "./colours";
 
+/** Paint a plane. NaN is transparent, and if the limits are equal all values have a neutral colour. */
 export function paint(canvas: HTMLCanvasElement, plane: Plane, scale: Scale, limits: readonly [number, number]): void {
   const context = canvas.getContext("2d");
   if (context === null) return;
@@ -14,10 +15,11 @@ export function paint(canvas: HTMLCanvasElement, plane: Plane, scale: Scale, lim
   const colours = new Uint32Array(table(scale).buffer);
   const [low, high] = limits;
   const factor = high > low ? 255 / (high - low) : 0;
+  const lowest = high > low || scale === "amount" ? 0 : 128;
   for (let index = 0; index < words.length; index++) {
     const value = plane.data[index]!;
-    if (Number.isNaN(value)) continue; // transparent
-    const step = Math.round((value - low) * factor);
+    if (Number.isNaN(value)) continue;
+    const step = Math.round((value - low) * factor) + lowest;
     words[index] = colours[Math.min(Math.max(step, 0), 255)]!;
   }
   context.putImageData(picture, 0, 0);

@@ -1,19 +1,19 @@
-/** The state in the address bar. Written at most four times a second: browsers refuse more than some hundred a minute. */
+/** The state in the address bar, written at most four times per second: browsers limit the rate of changes. */
 import { START, type State, type View, fromHash, toHash, viewIn } from "./state";
 
 const PAUSE = 250; // milliseconds
 
-/** Whether this page has an address that it may write; a page inside a notebook's srcdoc has none. */
+/** Whether the page has a URL that it can change; a page in a notebook's srcdoc frame has none. */
 const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
 
-/** Where the visitor is; back in the browser leads from place to place. */
+/** Return the visitor's location: each new location is an entry in the browser's history. */
 const placeOf = ({ view, article }: State): string => (view === "article" ? `${view} ${article.step}` : view);
 
 export class Address {
   private shown = "";
   private place = "";
   private waiting: ReturnType<typeof setTimeout> | null = null;
-  /** The view of an address that names none. */
+  /** The view of a URL that names none. */
   private home: View = START.view;
 
   /** Whether the visitor followed a link to some view. */
@@ -21,7 +21,7 @@ export class Address {
     return addressed() && viewIn(location.hash) !== null;
   }
 
-  /** The state at the start, or again with another view as the one that an address without a view stands for. */
+  /** Return the state in the URL; `home` is the view if the URL names none. */
   start(home: View = this.home): State {
     this.home = home;
     const state = fromHash(addressed() ? location.hash : "", home);
@@ -30,7 +30,7 @@ export class Address {
     return state;
   }
 
-  /** Writes the state soon; another view or step is another entry in the browser's history. */
+  /** Write the state to the URL after a pause; a new view or step adds an entry to the browser's history. */
   show(state: State): void {
     if (!addressed()) return;
     if (this.waiting !== null) clearTimeout(this.waiting);
@@ -49,11 +49,11 @@ export class Address {
       if (another) history.pushState(null, "", hash);
       else history.replaceState(null, "", hash);
     } catch {
-      // A browser that refuses, in a sandboxed frame say, costs the link and nothing else.
+      // Some browsers refuse, for example in a sandboxed frame. Then only the link is missing.
     }
   }
 
-  /** Calls `restore` when the visitor follows a link into the page or goes back. */
+  /** Call `restore` when the visitor follows a link into the page or goes back. */
   watch(restore: (state: State) => void): () => void {
     const changed = (): void => {
       if (location.hash === this.shown) return;

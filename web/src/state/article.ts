@@ -1,4 +1,4 @@
-/** Where the reader of the article is, and how the figure of the step stands. */
+/** State of the article: the step and the settings of its figure. */
 import { STEPS } from "../article/steps";
 import { BORDERS } from "../core/grid";
 import { KERNELS } from "../core/kernels";
@@ -7,26 +7,26 @@ import { clamped, read, written } from "./slice";
 
 export interface ArticleState {
   readonly step: number;
-  /** (row, column) of the query; figures with smaller images move it inside. */
+  /** (row, column) of the query; clamped in figures with smaller images. */
   readonly query: readonly number[];
-  /** Whether the query stays where it is when the pointer moves. */
+  /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
-  /** How many shifts of a convolution are summed so far. */
+  /** Number of a convolution's shifts that are summed so far. */
   readonly shifts: number;
-  /** Which order the pixels are shuffled to; 0 for none. */
+  /** Seed of the permutation of the pixels; 0 for none. */
   readonly shuffle: number;
-  /** Whether the heads see positions besides content. */
+  /** Whether the heads use positions in addition to content. */
   readonly positions: boolean;
-  /** Which of the four terms of the score take part, 1 or 0 each. */
+  /** 1 or 0 for each of the four terms of the score: whether it is included. */
   readonly terms: readonly number[];
   /** Sharpness of the heads in 1 / pixel^2. */
   readonly alpha: number;
-  /** Centre of the one head that is shown, (row, column) in pixels from its query. */
+  /** Centre of the figure's head, (row, column) in pixels from its query. */
   readonly centre: readonly number[];
   readonly kernel: string;
-  /** How far each centre lies from its tap, (row, column) pairs in pixels; empty for nowhere. */
+  /** Offset of each centre from its tap, (row, column) pairs in pixels; empty if all are 0. */
   readonly offsets: readonly number[];
-  /** Heads that are taken out. */
+  /** Removed heads. */
   readonly missing: readonly number[];
   readonly border: string;
   /** Weight of content in the score of the last step's head. */
@@ -49,16 +49,16 @@ const COMMON: Omit<ArticleState, "step"> = {
   content: 0,
 };
 
-/** How far the centre of the shown head may lie from its query, in pixels. */
+/** Largest distance of the head's centre from its query along an axis, in pixels. */
 export const FARTHEST_CENTRE = 4;
-/** The most that content may weigh in the last step. */
+/** Largest weight of content in the last step. */
 export const MOST_CONTENT = 100;
 const TAPS = 9;
 const LARGEST_GRID = 64;
 
 const legal = (step: number): number => clamped(step, 0, STEPS.length - 1, 1);
 
-/** A step as the article sets it up. */
+/** Return the initial state of a step. */
 export function atStep(step: number): ArticleState {
   const number = legal(step);
   return { ...COMMON, ...STEPS[number]!.settings, step: number };
@@ -66,7 +66,7 @@ export function atStep(step: number): ArticleState {
 
 export const ARTICLE: ArticleState = atStep(0);
 
-/** A link names the step and what the reader changed in it. */
+/** Write the step, and the settings that the reader changed, for a link. */
 export const writtenArticle = (state: ArticleState): string[] =>
   written("article", state, { ...atStep(state.step), step: 0 });
 
@@ -75,7 +75,7 @@ export function readArticle(values: URLSearchParams): ArticleState {
   return checkedArticle({ ...read("article", values, atStep(step)), step });
 }
 
-/** A state that came from a link or a field, made legal. */
+/** Restrict a state from a link or an input field to valid values. */
 export function checkedArticle(state: ArticleState): ArticleState {
   const step = legal(state.step);
   const standard = atStep(step);

@@ -1,24 +1,24 @@
-/** What the theorem bench shows, and its ready-made settings. */
+/** State of the theorem workbench, and its example settings. */
 import { BORDERS } from "../core/grid";
 import { KERNELS } from "../core/kernels";
-import { PICTURES, SIZES } from "../core/pictures";
+import { PICTURES, SIZES } from "../core/images";
 import { clamped } from "./slice";
 
 export interface BenchState {
-  /** A kernel's name, or "free" for the weights in `taps`. */
+  /** Name of a kernel, or "free" for the weights in `taps`. */
   readonly kernel: string;
   /** 3 or 5 taps along each axis. */
   readonly width: number;
   readonly taps: readonly number[];
-  /** A picture's name, or "own" for the one that the visitor opened. */
+  /** Name of a built-in image, or "own" for the visitor's image. */
   readonly picture: string;
-  /** Pixels along each side of a built-in picture. */
+  /** Pixels along each side of a built-in image. */
   readonly size: number;
   /** Sharpness of the heads in 1 / pixel^2. */
   readonly alpha: number;
-  /** How far each centre lies from its tap, (row, column) pairs in pixels; empty for nowhere. */
+  /** Offset of each centre from its tap, (row, column) pairs in pixels; empty if all are 0. */
   readonly offsets: readonly number[];
-  /** Heads that are taken out. */
+  /** Removed heads. */
   readonly missing: readonly number[];
   readonly border: string;
   readonly stride: number;
@@ -26,9 +26,9 @@ export interface BenchState {
   readonly head: number;
   /** (row, column) among the queries. */
   readonly query: readonly number[];
-  /** Whether the query stays where it is when the pointer moves. */
+  /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
-  /** Whether the difference is drawn on a scale of its own, or on that of the outputs. */
+  /** Whether the difference has its own colour scale or that of the outputs. */
   readonly ownScale: boolean;
 }
 
@@ -51,30 +51,30 @@ export const BENCH: BenchState = {
 };
 
 export const ALPHA = { low: 0.1, high: 50, hard: 40, trained: 1 } as const;
-/** How far a centre may be moved from its tap, in pixels. */
+/** Largest offset of a centre from its tap along an axis, in pixels. */
 export const FARTHEST = 3;
 const LARGEST_WEIGHT = 100;
 const LARGEST_IMAGE = 64;
 
-/** Offsets of 25 heads as small trainings leave them: a few tenths of a pixel, (row, column) pairs. Fixed, not measured. */
+/** Example offsets of 25 heads, (row, column) pairs of up to 0.33 pixels. They are typical of trained heads, but not measured. */
 const TRAINED = [
   0.21, -0.12, -0.08, 0.3, 0.15, 0.05, -0.27, 0.18, 0.06, -0.04, 0.11, -0.33, -0.19, 0.22, 0.31, -0.09, -0.14, -0.24,
   0.09, 0.17, -0.3, 0.02, 0.25, -0.16, 0.12, 0.28, -0.05, -0.21, 0.18, 0.07, -0.23, 0.13, 0.04, -0.29, 0.2, 0.1, -0.11,
   0.26, 0.29, -0.18, -0.02, 0.15, -0.26, -0.07, 0.16, 0.23, 0.08, -0.13, -0.2, 0.3,
 ];
 
-/** Hard heads on their taps: attention is the convolution. */
+/** Hard heads centred on their taps: attention equals the convolution. */
 export const hard = (): Partial<BenchState> => ({ alpha: ALPHA.hard, offsets: [], missing: [] });
 
-/** Soft heads a little beside their taps. */
+/** Soft heads with small offsets from their taps. */
 export function asTrained(state: BenchState): Partial<BenchState> {
   return { alpha: ALPHA.trained, offsets: TRAINED.slice(0, 2 * state.width ** 2), missing: [] };
 }
 
-/** Hard heads of which one is taken out. */
+/** Hard heads with one removed. */
 export const oneMissing = (head: number): Partial<BenchState> => ({ ...hard(), missing: [head] });
 
-/** A state that came from a link or a field, made legal. */
+/** Restrict a state from a link or an input field to valid values. */
 export function checkedBench(state: BenchState): BenchState {
   const width = state.width === 5 ? 5 : 3;
   const heads = width ** 2;

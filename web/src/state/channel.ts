@@ -1,11 +1,11 @@
 /**
- * A page inside a notebook's frame: it tells the notebook what is looked at, and looks where the notebook asks it to.
+ * Messages between a page in a notebook's frame and the notebook: the page reports its selection, the notebook changes it.
  *
  *     page to parent   { type: "attnconv-selection", selection: {layer, head, query, image, time, part} or null }
- *     parent to page   { type: "attnconv-select", layer?, head?, query?, image? }, answered by the former
+ *     parent to page   { type: "attnconv-select", layer?, head?, query?, image? }, answered by the message above
  *
- * A frame without an origin of its own cannot know its parent's, so what it tells holds places and no numbers of the model,
- * and what it is asked is taken from its parent alone, and only where every entry fits the payload.
+ * A sandboxed frame cannot know its parent's origin. Its messages therefore contain only indices and no values of the
+ * model, and it only accepts messages from its parent in which every entry is valid for the payload.
  */
 import { type Choice, carried, choiceFor, finest, nearestStored, queryIn } from "../core/maps";
 import type { Payload } from "../core/payload";
@@ -16,19 +16,19 @@ import type { ModelState } from "./model";
 export const TELLS = "attnconv-selection";
 export const ASKS = "attnconv-select";
 
-/** What is looked at, in numbers of the payload. */
+/** The selection, as indices into the payload. */
 export interface Selection {
   readonly layer: number;
   readonly head: number;
-  /** (row, column) in tokens of the layer, where a row is known. */
+  /** (row, column) on the layer's grid, of a query with a stored row. */
   readonly query: readonly [number, number];
-  /** null for the mean over all. */
+  /** null for the mean over all images. */
   readonly image: number | null;
   readonly time: number;
   readonly part: Part;
 }
 
-/** The window that holds this page in a frame by its text; null for any other page. */
+/** Return the parent window if this page is in a `srcdoc` frame, otherwise null. */
 export function notebook(): Window | null {
   return location.protocol === "about:" && parent !== window ? parent : null;
 }
@@ -53,7 +53,7 @@ export function selectionOf(payload: Payload, model: ModelState): Selection {
 
 const ENTRIES = ["type", "layer", "head", "query", "image"];
 
-/** What a message changes, nothing where it only asks; null where it is no legal message for this payload. */
+/** Return the change that a message requests, {} if it only asks for the selection, null if it is invalid for the payload. */
 export function changeAsked(payload: Payload, data: unknown): Partial<ModelState> | null {
   if (!isRecord(data) || data["type"] !== ASKS || Object.keys(data).some((name) => !ENTRIES.includes(name))) return null;
   const { layer, head, query, image } = data;
@@ -71,7 +71,7 @@ export function changeAsked(payload: Payload, data: unknown): Partial<ModelState
   }
   if (query !== undefined) {
     if (!Array.isArray(query) || query.length !== 2) return null;
-    const [row, column]: unknown[] = query; // an array may have holes, which its own methods pass over
+    const [row, column]: unknown[] = query; // an array may have holes, which array methods skip
     if (!isIndex(row, sizes[0]) || !isIndex(column, sizes[1])) return null;
     [change.query, change.frozen] = [carried([row, column], sizes, finest(payload)), true];
   }
@@ -82,9 +82,9 @@ function isIndex(value: unknown, count: number): value is number {
   return Number.isInteger(value) && (value as number) >= 0 && (value as number) < count;
 }
 
-const PAUSE = 100; // milliseconds: a pointer moves faster than a kernel listens
+const PAUSE = 100; // milliseconds: pointer events are too frequent for a kernel
 
-/** Tells what is looked at whenever that is something else, at most ten times a second, the latest for certain. */
+/** Sends the selection when it changes, at most ten times per second; the latest selection is always sent. */
 export class Teller {
   private told = "null";
   private latest: () => Selection | null = () => null;
@@ -98,7 +98,7 @@ export class Teller {
     if (this.say()) this.pause();
   }
 
-  /** The same again, to one who asks. */
+  /** Send the selection again, as the answer to a request. */
   answer(): void {
     this.told = "";
     this.tell(this.latest);

@@ -1,39 +1,39 @@
-/** What the model explorer shows. A payload is not known here: numbers beyond it are moved into it where they are used. */
+/** State of the model explorer. It is independent of the payload: indices beyond the payload are clamped where they are used. */
 import { PARTS } from "../core/rows";
 import { clamped } from "./slice";
 
 export interface ModelState {
-  /** The head that is enlarged, if `zoomed`. */
+  /** The enlarged head if `zoomed`. */
   readonly layer: number;
   readonly head: number;
   readonly zoomed: boolean;
-  /** (row, column) in tokens of the finest grid of the payload; empty for its middle. */
+  /** (row, column) on the finest grid of the payload; empty for its middle. */
   readonly query: readonly number[];
-  /** Whether the query stays where it is when the pointer moves. */
+  /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
-  /** (row, column) of the key whose number is explained, in tokens of its layer; empty for the strongest. */
+  /** (row, column) of the key in the formula, on its layer's grid; empty for the strongest key. */
   readonly key: readonly number[];
-  /** Which scores the softmax sees: one of `PARTS`. */
+  /** Scores that enter the softmax: one of `PARTS`. */
   readonly part: string;
-  /** Probabilities, or the scores before the softmax. */
+  /** Whether the maps show probabilities or the scores before the softmax. */
   readonly softmax: boolean;
   readonly image: number;
-  /** The mean over all images instead of one. */
+  /** Whether the maps show the mean over all images or one image. */
   readonly mean: boolean;
-  /** One colour scale for all maps, or one for each. */
+  /** Whether all maps share one colour scale. */
   readonly common: boolean;
   readonly centres: boolean;
-  /** Contours of the smallest sets of pixels that hold 50 % and 90 %. */
+  /** Whether contours of 50% (`half`) and 90% (`most`) of the probability are shown. */
   readonly half: boolean;
   readonly most: boolean;
-  /** Maps show what lies around the query instead of the whole image. */
+  /** Whether the maps show only the tokens around the query. */
   readonly near: boolean;
-  /** Moment of the training; -1 for the last. */
+  /** Index of the training snapshot; -1 for the last. */
   readonly time: number;
-  /** Column that the table of heads is sorted by; empty for the model's order. */
+  /** Sort column of the table of heads; empty for the model's order. */
   readonly sort: string;
   readonly down: boolean;
-  /** The same of the table of layers. */
+  /** The same for the table of layers. */
   readonly layerSort: string;
   readonly layerDown: boolean;
 }
@@ -61,9 +61,9 @@ export const MODEL: ModelState = {
   layerDown: true,
 };
 
-const LARGEST = 4096; // of any index; a payload has far fewer layers, heads and tokens along an axis
+const LARGEST = 4096; // of any index; payloads have far fewer layers, heads and tokens along an axis
 
-/** A state that came from a link, made legal. */
+/** Restrict a state from a link to valid values. */
 export function checkedModel(state: ModelState): ModelState {
   const place = (pair: readonly number[]): readonly number[] =>
     pair.length === 2 ? pair.map((at) => clamped(at, 0, LARGEST, 1)) : [];

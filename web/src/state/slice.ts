@@ -1,8 +1,8 @@
 /**
- * A slice of the state: flat, made of plain values, so that a link can restore it.
+ * A slice of the state: a flat object of plain values that a link can restore.
  *
- * `written` names only what differs from the defaults; `read` takes each value by the type of its default and leaves
- * out what does not parse, so that an old or mistyped link opens the page and never breaks it.
+ * `written` lists only values that differ from the defaults. `read` parses each value by the type of its default and
+ * ignores invalid values, so that an old or mistyped link still opens the page.
  */
 export type Value = string | number | boolean | readonly number[];
 export type Slice<T> = { readonly [K in keyof T]: Value };
@@ -42,7 +42,7 @@ function number(given: string): number | null {
   return given.trim() !== "" && Number.isFinite(value) ? value : null;
 }
 
-/** `value` moved into low .. high, whole numbers where `step` is 1. */
+/** Clamp `value` to [low, high], rounded to a multiple of `step` if it is not 0. */
 export function clamped(value: number, low: number, high: number, step = 0): number {
   const rounded = step > 0 ? Math.round(value / step) * step : value;
   return Math.min(Math.max(rounded, low), high);

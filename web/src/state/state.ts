@@ -1,4 +1,4 @@
-/** The one state object of the page, its reducer, and its form in the URL's hash. */
+/** The state of the page, its reducer, and its encoding in the URL's hash. */
 import { ARTICLE, type ArticleState, checkedArticle, readArticle, writtenArticle } from "./article";
 import { BENCH, type BenchState, checkedBench } from "./bench";
 import { MODEL, type ModelState, checkedModel } from "./model";
@@ -23,7 +23,7 @@ export type Action =
 
 export type Dispatch = (action: Action) => void;
 
-/** What a visitor sees first where there is no payload: the article. */
+/** The initial state without a payload: the article. */
 export const START: State = { view: "article", bench: BENCH, model: MODEL, article: ARTICLE };
 
 export function reduce(state: State, action: Action): State {
@@ -51,13 +51,13 @@ export function toHash(state: State): string {
   return `#${parts.join("&")}`;
 }
 
-/** The view that a link names; null where it names none. */
+/** Return the view that a link names, or null. */
 export function viewIn(hash: string): View | null {
   const named = new URLSearchParams(hash.replace(/^#/, "")).get("view");
   return VIEWS.find((view) => view === named) ?? null;
 }
 
-/** The state that a link restores; `home` is the view of a link that names none. */
+/** Decode the state from a link; `home` is the view if the link names none. */
 export function fromHash(hash: string, home: View = START.view): State {
   const values = new URLSearchParams(hash.replace(/^#/, ""));
   return {

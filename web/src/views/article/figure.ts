@@ -2,7 +2,7 @@ import type { Payload } from "../../core/payload";
 import type { ArticleState } from "../../state/article";
 import type { Dispatch, State } from "../../state/state";
 
-/** What every figure of the article is given. */
+/** Props of all figures of the article. */
 export interface FigureProps {
   article: ArticleState;
   change: (changed: Partial<ArticleState>) => void;

@@ -1,27 +1,28 @@
-import type { How } from "./places";
+import type { How } from "./gridPointer";
 
-/** How pointer and keys move a query over a picture, the same for every picture of the page. */
+/** A query, and whether it is locked. */
 export interface Pointed {
   /** (row, column) among the queries. */
   readonly query: readonly number[];
   readonly frozen: boolean;
 }
 
+/** Pointer and keyboard actions that move and lock a query. */
 export interface Pointing {
   readonly point: (row: number, column: number, how: How) => void;
   readonly step: (down: number, right: number) => void;
   readonly freeze: () => void;
 }
 
-export const HINT = "Arrow keys move the query, with Shift by five; Enter freezes it.";
+export const HINT = "Arrow keys move the query, by 5 with Shift. Enter locks it.";
 
-/** `query` moved into a grid of these sizes. */
+/** Clamp `query` to a grid. */
 export const within = (query: readonly number[], sizes: readonly [number, number]): [number, number] => [
   Math.min(query[0] ?? 0, sizes[0] - 1),
   Math.min(query[1] ?? 0, sizes[1] - 1),
 ];
 
-/** For a picture whose pixels are the queries; `stride` where there are more pixels than queries. */
+/** Return the actions for an image; `stride` is the distance of neighbouring queries in pixels. */
 export function pointing(
   state: Pointed,
   change: (changed: Partial<Pointed>) => void,

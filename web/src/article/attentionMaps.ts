@@ -1,4 +1,4 @@
-/** Heads for the step on what training found: those of the payload, or a sketch where there is none. */
+/** Attention maps for the step on trained heads: from the payload, or a sketch if there is none. */
 import type { Plane } from "../core/convolution";
 import type { Geometry } from "../core/grid";
 import type { Payload } from "../core/payload";
@@ -10,14 +10,14 @@ const MOST_HEADS = 16;
 
 export interface LayerMaps {
   readonly name: string;
-  /** Heads that the layer has; the maps may be fewer. */
+  /** Number of heads of the layer; there may be fewer maps. */
   readonly heads: number;
-  /** (row, column) of the query on this layer's grid, the nearest that has rows. */
+  /** (row, column) of the nearest query with stored rows, on this layer's grid. */
   readonly query: readonly [number, number];
   readonly maps: readonly Plane[];
 }
 
-/** The payload's first layers at a query of the first layer's grid, after the last moment of training. */
+/** Return the maps of the payload's first layers, with the final weights, for a query on the first layer's grid. */
 export function layerMaps(payload: Payload, query: readonly [number, number]): LayerMaps[] {
   const first = payload.manifest.layers[0]!.sizes;
   return payload.manifest.layers.slice(0, MOST_LAYERS).map((layer, number) => {
@@ -33,7 +33,7 @@ export function layerMaps(payload: Payload, query: readonly [number, number]): L
   });
 }
 
-/** The stored token nearest to `token` on a grid `width` wide; the token itself where all are stored. */
+/** Return the stored token nearest to `token` on a grid `width` wide; the token itself if all are stored. */
 export function nearestStored(stored: ArrayLike<number> | null, token: number, width: number): number {
   if (stored === null || stored.length === 0) return token;
   const apart = (other: number): number =>
@@ -41,7 +41,7 @@ export function nearestStored(stored: ArrayLike<number> | null, token: number, w
   return Array.from(stored).reduce((best, other) => (apart(other) < apart(best) ? other : best), stored[0]!);
 }
 
-/** The payload's first image as grey levels of the first layer's tokens; nothing to see where it has no image. */
+/** Return the payload's first image as mean grey levels of the first layer's tokens; NaN if it has no image. */
 export function tokenGreys(payload: Payload): Plane {
   const [height, width] = payload.manifest.layers[0]!.sizes;
   const data = new Float64Array(height * width).fill(NaN);
@@ -63,7 +63,7 @@ export function tokenGreys(payload: Payload): Plane {
   return { height, width, data };
 }
 
-/** The pixels under part `index` of `parts`, at least one. */
+/** Return the range of pixels in part `index` of `parts`, at least one pixel. */
 function span(index: number, parts: number, pixels: number): [number, number] {
   const start = Math.min(Math.floor((index * pixels) / parts), pixels - 1);
   return [start, Math.max(start + 1, Math.floor(((index + 1) * pixels) / parts))];
@@ -72,7 +72,7 @@ function span(index: number, parts: number, pixels: number): [number, number] {
 export const SKETCH_SIZE = 13;
 const GEOMETRY: Geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" };
 
-/** Heads as the paper describes them, by hand: sharp and close to the query in early layers, farther and wider later. */
+/** Hand-made heads as the paper describes them: sharp and close to the query in early layers, wider and farther away later. */
 const SKETCHED = [
   { name: "an early layer", alpha: 2.5, far: 1 },
   { name: "a later layer", alpha: 0.35, far: 2.6 },

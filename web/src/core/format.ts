@@ -1,8 +1,8 @@
-/** Numbers and places in words, the same everywhere on the page. */
+/** Formatting of numbers and positions, shared by all views. */
 
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-/** Three significant digits; powers of ten where that is shorter. */
+/** Format a number with three significant digits by default, as a power of ten if it is very small or large. */
 export function shortNumber(value: number, digits = 3): string {
   if (value === 0 || !Number.isFinite(value)) return String(value).replace("-", "−");
   const size = Math.abs(value);
@@ -13,12 +13,12 @@ export function shortNumber(value: number, digits = 3): string {
 }
 
 export function percent(share: number): string {
-  if (share > 0 && share < 0.001) return "under 0.1 %";
-  if (share < 1 && share > 0.9995) return "over 99.9 %";
-  return `${Number((100 * share).toFixed(1))} %`;
+  if (share > 0 && share < 0.001) return "under 0.1%";
+  if (share < 1 && share > 0.9995) return "over 99.9%";
+  return `${Number((100 * share).toFixed(1))}%`;
 }
 
-/** The largest entries, largest first. */
+/** Return the largest entries in descending order. */
 export function strongest(values: ArrayLike<number>, count: number): { index: number; value: number }[] {
   const found: { index: number; value: number }[] = [];
   for (let index = 0; index < values.length; index++) {
@@ -32,14 +32,14 @@ export function strongest(values: ArrayLike<number>, count: number): { index: nu
   return found;
 }
 
-/** "row 3, column 5: 61 %; ..." for the strongest keys of a row of probabilities over a grid; counted from 0. */
+/** List the keys with the highest probabilities on a grid, "row 3, column 5 (61%); ...", counted from 0. */
 export function strongestKeys(row: ArrayLike<number>, width: number, count = 3): string {
   const keys = strongest(row, count).filter(({ value }) => value >= 0.001);
-  if (keys.length === 0) return "no pixel of the image";
+  if (keys.length === 0) return "no key with 0.1% or more";
   return keys
-    .map(({ index, value }) => `row ${Math.floor(index / width)}, column ${index % width}: ${percent(value)}`)
+    .map(({ index, value }) => `row ${Math.floor(index / width)}, column ${index % width} (${percent(value)})`)
     .join("; ");
 }
 
-/** What went wrong, in the words of the error. */
+/** Return the message of an error. */
 export const wordsOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));

@@ -1,7 +1,7 @@
-/** Pictures of a payload on a canvas, one canvas pixel for each of theirs. */
+/** Painting of a payload's images on a canvas, one canvas pixel per image pixel. */
 import type { Tensor } from "../core/safetensors";
 
-/** One picture, or the mean of all. */
+/** Paint one image, or the mean of all. */
 export function paintPicture(canvas: HTMLCanvasElement, images: Tensor, image: number, mean: boolean): void {
   const [count, height, width] = images.shape as [number, number, number];
   const context = canvas.getContext("2d");

@@ -1,24 +1,24 @@
-/** The theorem bench as the article's steps need it: small, and with other questions. */
+/** Workbench settings and comparisons for the article's figures. */
 import type { Plane } from "../core/convolution";
 import { convolve, difference } from "../core/convolution";
 import type { Setup } from "../core/bench";
 import type { ArticleState } from "../state/article";
 import { BENCH, type BenchState, checkedBench, hard } from "../state/bench";
 
-/** What "open this in the bench" carries over. */
+/** Return the workbench state for "Open in the workbench". */
 export function benchOf(article: ArticleState): BenchState {
   const { kernel, alpha, offsets, missing, border, query, frozen } = article;
   return checkedBench({ ...BENCH, size: 32, kernel, alpha, offsets, missing, border, query, frozen });
 }
 
-/** Hard heads of which one has left its shift for its neighbour's. */
+/** Hard heads, with one moved from its own shift to that of a neighbour. */
 export function twoOnOneShift(): Partial<BenchState> {
   const offsets = new Array<number>(18).fill(0);
-  offsets[2 * BENCH.head + 1] = 1; // from the left neighbour onto the query itself
+  offsets[2 * BENCH.head + 1] = 1; // from the left neighbour to the query itself
   return { ...hard(), offsets };
 }
 
-/** A layer's output less a convolution with zeros around the image, and the largest |difference| inside and at the border. */
+/** Compare a layer's output with a zero-padded convolution: their difference, and its largest magnitude inside and at the border. */
 export function besideZeros(setup: Setup, attention: Plane): { convolution: Plane; apart: Plane; inside: number; border: number } {
   const convolution = convolve(setup.image, setup.kernel, { ...setup.geometry, border: "zero" });
   const apart = difference(attention, convolution);

@@ -1,10 +1,10 @@
-/** From pointer and keys to places on a grid, the same for every map of the page. */
+/** Pointer and arrow keys on a grid, shared by all maps and images. */
 
 export type How = "hover" | "press" | "touch";
 
 type Pointed = PointerEvent & { currentTarget: HTMLElement };
 
-/** (row, column) on a grid drawn over all of an element; pixels of the element's edge belong to the grid's edge. */
+/** Return the (row, column) under the pointer on a grid that fills an element, clamped to the grid. */
 function placeIn(event: Pointed, sizes: readonly [number, number]): [number, number] {
   const box = event.currentTarget.getBoundingClientRect();
   const along = (at: number, extent: number, size: number): number =>
@@ -12,7 +12,7 @@ function placeIn(event: Pointed, sizes: readonly [number, number]): [number, num
   return [along(event.clientY - box.top, box.height, sizes[0]), along(event.clientX - box.left, box.width, sizes[1])];
 }
 
-/** Handlers of an element that shows a grid. A finger has no hovering: a tap both points and holds, a stroke scrolls. */
+/** Return the event handlers of an element that shows a grid. On a touch screen, a tap moves the query and locks it. */
 export function pointing(
   sizes: readonly [number, number],
   report: (place: [number, number], how: How) => void,
@@ -22,7 +22,7 @@ export function pointing(
       if (event.pointerType !== "touch") report(placeIn(event, sizes), "hover");
     },
     onclick: (event) => {
-      const pointed = event as Pointed; // Enter on a button makes a click without a pointer
+      const pointed = event as Pointed; // Enter on a button causes a click without a pointer
       if (pointed.pointerType) report(placeIn(pointed, sizes), pointed.pointerType === "touch" ? "touch" : "press");
     },
   };
@@ -35,7 +35,7 @@ const ARROWS: Readonly<Record<string, readonly [number, number]>> = {
   ArrowRight: [0, 1],
 };
 
-/** The step (rows, columns) of an arrow key, five with Shift; null for other keys. */
+/** Return the step (rows, columns) of an arrow key, 5 with Shift; null for other keys. */
 export function stepOf(event: KeyboardEvent): readonly [number, number] | null {
   const arrow = ARROWS[event.key];
   const far = event.shiftKey ? 5 : 1;

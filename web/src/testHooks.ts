@@ -1,4 +1,4 @@
-/** For tests in a browser: the page's own functions, held to the library's numbers where they will run. */
+/** Hooks for the browser tests: they compare the page's own functions with the library's numbers. */
 import { errorBound } from "./core/bounds";
 import { convolve, range } from "./core/convolution";
 import { type Geometry, tapShifts } from "./core/grid";
@@ -17,7 +17,7 @@ interface Case {
   bound: number;
 }
 
-/** How far this browser's numbers are from those of a fixture. */
+/** Compute the largest differences between this browser's numbers and a fixture's. */
 function apart(given: Case): Record<string, number> {
   const image = { ...given.image, data: Float64Array.from(given.image.data) };
   const heads: Heads = { ...given, weights: given.kernel, present: given.kernel.map(() => true) };
@@ -30,7 +30,7 @@ function apart(given: Case): Record<string, number> {
   };
 }
 
-/** The same for one row of a payload, whose bytes come as a list. */
+/** The same for one row of a payload, given as a list of bytes. */
 function rowApart(bytes: number[], { place, part, row }: { place: Place; part: Part; row: number[] }): number {
   const into = new Float64Array(row.length);
   return writeRow(openPayload(Uint8Array.from(bytes).buffer), place, part, into) ? most(into, row) : Infinity;

@@ -1,10 +1,10 @@
 import type { Plane } from "../../core/convolution";
-import { greyOf } from "../../draw/opened";
+import { greyOf } from "../../draw/imageFile";
 
-/** The picture that the visitor opened. It is data, not state: no link can restore it. */
+/** The visitor's image. It is data, not state: a link cannot restore it. */
 export const own = $state<{ plane: Plane | null; name: string }>({ plane: null, name: "" });
 
-/** Makes a file the visitor's picture, or throws words that say why it cannot be. */
+/** Decode a file as the visitor's image. Errors have a message for the visitor. */
 export async function openOwn(file: File): Promise<void> {
   own.plane = await greyOf(file);
   own.name = file.name;

@@ -1,3 +1,3 @@
-/** How far the figures of one head look around the query, in pixels. */
+/** Radius around the query in the figures of a single head, in pixels. */
 export const BELL_RADIUS = 5;
 export const BELL_WIDTH = 2 * BELL_RADIUS + 1;

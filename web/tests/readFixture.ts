@@ -1,12 +1,12 @@
 import { readFileSync } from "node:fs";
 
-/** The bytes of a fixture that the Python library wrote. */
+/** Read a fixture that the Python library wrote. */
 export function fixture(name: string): ArrayBuffer {
   const bytes = readFileSync(new URL(`fixtures/${name}`, import.meta.url));
   return bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength) as ArrayBuffer;
 }
 
-/** The largest difference of two lists of numbers; infinite where their lengths differ. */
+/** Return the largest difference of two lists of numbers; infinite if their lengths differ. */
 export function apart(left: ArrayLike<number>, right: ArrayLike<number>): number {
   if (left.length !== right.length) return Infinity;
   return Array.from(left).reduce((most, value, index) => Math.max(most, Math.abs(value - right[index]!)), 0);
