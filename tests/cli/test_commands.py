@@ -321,7 +321,7 @@ def test_a_function_of_ones_own_that_does_not_fit_the_images(
     code += "def maps(): return nn.Conv2d(1, 10, 3)\n"
     (tmp_path / "odd_models.py").write_text(code)
     status, _, err = call(capsys, "evaluate", "odd_models:flat", "--data-name", "digits")
-    assert (status, "images: must fit the model, got (1, 8, 8)." in err) == (1, True)
+    assert (status, "images: must have a shape that the model accepts, got shape (1, 8, 8)." in err) == (1, True)
     status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data-name", "digits")
     assert status == 1
     assert re.search(r"model: .*\(b, classes\), got shape \(360, 10, 6, 6\)", err)

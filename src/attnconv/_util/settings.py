@@ -126,7 +126,7 @@ def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
 
 def _plain_value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
     try:
-        number = float(value) if isinstance(value, float) else value  # numpy's floats are Python's
+        number = float(value) if isinstance(value, float) else value  # NumPy floats become Python floats
         made = msgspec.convert(number, hint, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError:
         made = math.nan

@@ -29,7 +29,7 @@ COMMANDS = {
     "audit": "measure how convolutional the attention of a model is",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove degenerate heads from a trained model",
-    "calibrate": "measure the speed of this machine, for choosing the faster algorithm",
+    "calibrate": "measure the speed of this machine, to choose the faster algorithms",
     "models": "list the presets with their parameters and FLOPs",
     "completion": "print a completion script for a shell",
 }

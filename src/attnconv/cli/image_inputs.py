@@ -109,7 +109,7 @@ class Subject:
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
             got = f"{self.dims} axes and {channels} channels"
-            requirement = "must be omitted for models of other than grey or RGB images"
+            requirement = "must be omitted unless the model's images are grey or RGB"
             raise ValueError(bad("--data", requirement, got, "The model is then applied to noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:

@@ -34,7 +34,7 @@ class Arguments(ImageOptions):
     Attributes:
         model: Network to recast and compare: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. The default is random convolutions.
-        cases: Number of random convolutions, which cover all options of PyTorch.
+        cases: Number of random convolutions, which cover all options of PyTorch's convolutions.
         seed: Seed of the random convolutions.
         alpha: Sharpness of the network's heads. The default is hard heads, which equal the convolutions.
     """

@@ -34,7 +34,8 @@ class Arguments:
     Attributes:
         model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
         criterion: A head is degenerate if the condition number of its covariance exceeds 1e5 (paper) or 1000 (code, the
-            authors' implementation), or if the largest eigenvalue of the inverse covariance is below 1e-5 (both criteria).
+            authors' implementation). For both criteria, it is also degenerate if the largest eigenvalue of its inverse
+            covariance is below 1e-5.
         out: Folder for the pruned weights and settings, which must be new or empty. By default, the heads that would be
             removed are only printed.
     """

@@ -44,7 +44,7 @@ class Arguments:
         resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if there
             is none.
         start_from: Run folder or weights file (.safetensors) with the model to train, such as the output of `attnconv
-            prune`; PRESET then selects only the recipe. The default is a new model with random parameters.
+            prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.
     """
 

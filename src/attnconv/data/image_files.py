@@ -42,7 +42,7 @@ from attnconv._util.value_checks import whole
 from attnconv.data.image_set import ImageSet, held_out
 from attnconv.data.settings import DataSettings
 
-# Other formats are disabled, since some of Pillow's decoders are rarely tested or start external programs.
+# Other formats are disabled, which excludes Pillow's rarer decoders and the external programs that some of them start.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 LARGEST_PICTURE = 80_000_000  # pixels
 LARGEST_WEBP = 12_000_000  # pixels; the decoder keeps several copies, with 16 bytes per pixel or 210 MB

@@ -80,7 +80,7 @@ class TrainingLoop:
         self.epoch += 1
 
     def train_step(self, batches: Iterator[Batch]) -> None:
-        """Take one optimiser step along the mean gradient of the batches."""
+        """Take one optimiser step with the mean gradient of the batches."""
         accumulate, clip = self.settings.train.accumulate, self.settings.optim.clip
         self._optimiser.zero_grad()
         for part, batch in enumerate(batches):
