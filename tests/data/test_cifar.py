@@ -101,8 +101,8 @@ class TestMissing:
         remote = CIFARS["cifar10"].archive
         expected = (
             rf"data\.root: .* CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
-            rf"train-\*\.parquet in {tmp_path} \(data\.download is off\)\. Put cifar-10-python\.tar\.gz "
-            rf"\(170,498,071 bytes, SHA-256 {remote.sha256}, from {remote.url}\) into that folder"
+            rf"train-\*\.parquet in {tmp_path} \(data\.download is False\)\. Download {remote.url} "
+            rf"\(170,498,071 bytes, SHA-256 {remote.sha256}\)"
         )
         with pytest.raises(ValueError, match=expected):
             read_cifar(CIFARS["cifar10"], settings_for(tmp_path))
