@@ -112,11 +112,11 @@ def test_predict_rejects_colours_for_a_model_of_grey_images(
 
 def test_the_classes_of_an_image_folder_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("cat", "dog", "frog"):
-        (tmp_path / name).mkdir()
+        (tmp_path / "images" / name).mkdir(parents=True)
         for index in range(10):
-            Image.new("RGB", (9, 9), (index, 90, 200)).save(tmp_path / name / f"{index}.png")
+            Image.new("RGB", (9, 9), (index, 90, 200)).save(tmp_path / "images" / name / f"{index}.png")
     words = ["train", "quadratic-small", *TINY[2:], "--epochs=1", "--image-size=8", "--batch-size=5"]
-    words += ["--data-name=folder", f"--data-root={tmp_path}", "--out", str(tmp_path / "run")]
+    words += ["--data-name=folder", f"--data-root={tmp_path / 'images'}", "--out", str(tmp_path / "run")]
     status, _, err = call(capsys, *words)
     assert status == 0
     assert re.match(r"Device \w+, [\d,]+ parameters, 22 training, 2 validation and 6 test images\.\n", err)
