@@ -167,7 +167,7 @@ class TestFailures:
             closed.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
         (tmp_path / "file.part").write_bytes(CONTENT[:4000])
-        with pytest.raises(ConnectionError, match=r"got 4,000 of 1,024,000 bytes .*refused.*continues from there"):
+        with pytest.raises(ConnectionError, match=r"got 4,000 of 1,024,000 bytes .*refused.*next download"):
             fetch(Remote(url, len(CONTENT), "0" * 64), tmp_path / "file")
         assert (tmp_path / "file.part").read_bytes() == CONTENT[:4000]
 

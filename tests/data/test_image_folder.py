@@ -189,7 +189,7 @@ class TestBadFolders:
         two_classes(tmp_path / "train")
         two_classes(tmp_path / "test")
         put(tmp_path / "test" / "blue" / "0.png")
-        with pytest.raises(ValueError, match=r"training images .*got blue in .*test"):
+        with pytest.raises(ValueError, match=r"training images.*got blue in .*test"):
             read_folders(settings_for(tmp_path), 8)
 
     def test_broken_files_are_all_named(self, tmp_path: Path) -> None:
