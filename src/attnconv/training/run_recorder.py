@@ -69,12 +69,12 @@ class Recorder:
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
-            self._refuse_divergence(loop.train_metrics().loss, loop.epoch)
+            self._check_divergence(loop.train_metrics().loss, loop.epoch)
 
     def after_epoch(self, metrics: Mapping[str, Metrics]) -> None:
         """Record the results of an epoch, and write all recorded results if a checkpoint is due."""
         loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
-        self._refuse_divergence(metrics["train"].loss, epoch - 1)
+        self._check_divergence(metrics["train"].loss, epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         improved = "validation" in metrics and metrics["validation"].accuracy >= self.best[1]
@@ -123,7 +123,7 @@ class Recorder:
         best = {"best_epoch": self.best[0], "best_accuracy": self.best[1]}
         save_state(self._folder.state_file, {**self._loop.state(), **best, "seconds": self.seconds, "run": run})
 
-    def _refuse_divergence(self, loss: float, complete: int) -> None:
+    def _check_divergence(self, loss: float, complete: int) -> None:
         if abs(loss) < float("inf"):  # false for NaN
             return
         every, rate = self._loop.settings.train.checkpoint_every, self._loop.learning_rate
