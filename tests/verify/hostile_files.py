@@ -262,7 +262,7 @@ def prediction(folder: Path, draw: random.Random) -> Case:
         return out.getvalue()
 
     def right(text: str) -> bool:
-        return abs(sum(float(line.split("%")[0]) for line in text.splitlines()) - 100) < 0.1
+        return abs(sum(float(line.split("%")[0]) for line in text.splitlines()[1:]) - 100) < 0.1
 
     return Case(path, read, right)
 

@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> None:
     if not bool(logits.isfinite().all()):
         raise ValueError(bad("MODEL", "must give finite logits for the image", str(logits.tolist())))
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
-    print(f"{loaded.source}:")
+    print(f"{printable(loaded.source)}:")
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
 
