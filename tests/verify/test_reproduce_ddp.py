@@ -14,7 +14,7 @@ SOURCE_RUN, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"
 def test_two_processes_reproduce_together(tmp_path: Path) -> None:
     words = ["reproduce", "--scale", "tiny", "--out", str(tmp_path), "--only", PRUNED]
     said = call(words)
-    assert said.count("Runs\n") == said.count("Figures and tables") == 1
+    assert said.count("precision  state") == said.count("Figures and tables") == 1
     first, pruned = (RunFolder(tmp_path / "runs" / name) for name in (SOURCE_RUN, PRUNED))
     assert first.result() is not None
     result = pruned.result()
