@@ -61,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_on_digits(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = call(capsys, "quadratic-digits", "--data", "digits", "--images", "10", "--out", "found")
     assert (status, err) == (0, "")
-    assert "Looked at 10 images of digits, 8 x 8 pixels." in out
+    assert "Measured on 10 images of digits, 8 x 8 pixels." in out
     numbers = json.loads((home / "found" / "audit.json").read_text())
     assert numbers["images"] == 10
     for layer in numbers["layers"]:
@@ -71,25 +71,25 @@ def test_on_digits(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "attnconv audit quadratic-digits --data digits --images 10 --out found" in page
 
 
-def test_positions_alone_need_no_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_position_only_attention_needs_no_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "quadratic-digits")
     assert status == 0
-    assert "All its attention looks at positions alone" in out
+    assert "attention depends only on positions" in out
     assert (home / "audits" / "quadratic-digits" / "index.html").is_file()
 
 
-def test_a_model_that_looks_asks_for_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = call(capsys, "of_a_user:looks", "--size", "12")
+def test_content_attention_needs_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "of_a_user:looks", "--image-size", "12")
     assert status == 1
-    assert "--data: must name images" in err
+    assert "--data: must be given" in err
     assert list(home.glob("audits")) == []
 
 
 def test_on_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["of_a_user:looks", "--data", "pictures", "--size", "10x12", "--queries", "40", "--out", "found"]
+    words = ["of_a_user:looks", "--data", "pictures", "--image-size", "10x12", "--queries", "40", "--out", "found"]
     status, out, err = call(capsys, *words)
     assert (status, err) == (0, "")
-    assert "Looked at 3 images of pictures, 10 x 12 pixels." in out
+    assert "Measured on 3 images of pictures, 10 x 12 pixels." in out
     (layer,) = json.loads((home / "found" / "audit.json").read_text())["layers"]
     assert layer["sizes"] == [10, 12]
     assert layer["queries"] <= 40
@@ -99,11 +99,11 @@ def test_on_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_broken_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "pictures" / "0.png").write_bytes(b"no picture")
-    words = ["of_a_user:looks", "--data", "pictures", "--size", "10", "--out", "found"]
+    words = ["of_a_user:looks", "--data", "pictures", "--image-size", "10", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "got 1 broken ones" in err
-    assert "0.png: must be a whole image" in err
+    assert "got 1 broken" in err
+    assert "0.png: must be" in err
     assert not (home / "found").exists()
     status, out, _ = call(capsys, *words, "--skip-broken")
     assert status == 0
@@ -114,16 +114,16 @@ def test_a_broken_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_picture_of_one_colour_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("RGB", (30, 20), (9, 8, 7)).save(home / "pictures" / "1.png")
-    words = ["of_a_user:looks", "--data", "pictures", "--size", "10", "--out", "found"]
+    words = ["of_a_user:looks", "--data", "pictures", "--image-size", "10", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
     assert re.search(r"1\.png: .*got \[9, 8, 7\]", err)
     status, out, _ = call(capsys, *words, "--skip-broken")
-    assert (status, "1.png: must show" in out) == (0, True)
+    assert (status, "1.png: must have" in out) == (0, True)
 
 
 def test_a_picture_that_is_enlarged_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["quadratic-digits", "--data", "pictures", "--size", "48", "--images", "1", "--out", "found"]
+    words = ["quadratic-digits", "--data", "pictures", "--image-size", "48", "--images", "1", "--out", "found"]
     status, out, _ = call(capsys, *words)
     note = "Enlarged to 48 x 48 pixels: 0.png 2.4 times."
     assert (status, note in out) == (0, True)
@@ -139,7 +139,7 @@ def test_layers_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["experiments.small_vit:PoolingViT", "--data", "pictures", "--size", "32", "--out", "found"]
+    words = ["experiments.small_vit:PoolingViT", "--data", "pictures", "--image-size", "32", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
     assert "pass --layers blocks.0.attn,blocks.1.attn, or to `audit` --skip-unreadable" in err
@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.C
 def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
     name = "blocks.0.attn" if package == "timm" else "network.vit.layers.0.attention"
-    words = [spec, "--data", "pictures", "--size", "64x96", "--layers", name, "--out", "found"]
+    words = [spec, "--data", "pictures", "--image-size", "64x96", "--layers", name, "--out", "found"]
     assert call(capsys, *words)[0] == 0
     (layer,) = json.loads((home / "found" / "audit.json").read_text())["layers"]
     assert layer["sizes"] == [4, 6]
@@ -164,16 +164,16 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
     [
         ("quadratic-digits --images 0", "--images: .*got 0"),
         ("quadratic-digits --queries 0", "--queries: .*got 0"),
-        ("quadratic-digits --size 8by8", "--size: .*HxW.*got '8by8'"),
+        ("quadratic-digits --image-size 8by8", "--image-size: .*HxW.*got '8by8'"),
         ("quadratic-digits --grid 0", "--grid: .*HxW.*got '0'"),
-        ("quadratic-small --size 7", r"4 divides, got shape \(2, 3, 7, 7\)"),
+        ("quadratic-small --image-size 7", r"4 divides, got shape \(2, 3, 7, 7\)"),
         ("quadratic-digits --data nowhere", "--data: .*digits.*got 'nowhere'"),
         ("quadratic-digits --layers none", r"layers: .*got \['none'\]"),
         (
-            "of_a_user:bound --data pictures --size 12",
+            "of_a_user:bound --data pictures --image-size 12",
             "It stopped with: made for 224.",
         ),
-        ("of_a_user:nothing --data pictures --size 12", "model: .*got Conv2d"),
+        ("of_a_user:nothing --data pictures --image-size 12", "model: .*got Conv2d"),
     ],
 )
 @pytest.mark.usefixtures("home")

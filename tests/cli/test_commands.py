@@ -1,5 +1,6 @@
 """The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
 
+import importlib
 import os
 import re
 import shutil
@@ -13,13 +14,14 @@ import pytest
 from PIL import Image
 
 from attnconv.cli import COMMANDS, main
+from attnconv.cli.parsing import arguments_of
 from attnconv.models.checkpoint import read_checkpoint, save_weights
 from attnconv.models.model_loader import load
 from attnconv.training import recipes
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 
-TINY = ["--epochs=1", "--data.limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3"]
+TINY = ["--epochs=1", "--data-limit=100", "--layers=1", "--width=16", "--mlp-width=16", "--heads=3"]
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -52,8 +54,76 @@ def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) 
     assert f"attnconv {name}" in out.split("examples:")[1]
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "--version")[1].startswith("attnconv 0.")
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, flag)[1].startswith("attnconv 0.")
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "help") == call(capsys, "--help")
+    assert call(capsys, "help", "models") == call(capsys, "models", "--help")
+    assert call(capsys, "help", "modles")[0] == 2
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_flags_have_dashes_only_and_do_not_collide(name: str) -> None:
+    command = importlib.import_module(f"attnconv.cli.{name}_command").Arguments
+    names: dict[str, set[str]] = {}
+    for argument in arguments_of(command):
+        for flag in argument.flags:
+            assert argument.positional or re.fullmatch("--[a-z0-9]+(-[a-z0-9]+)*", flag)
+            names.setdefault(flag, set()).add(argument.name)
+    assert {flag: several for flag, several in names.items() if len(several) > 1} == {}
+
+
+def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    usages = [call(capsys, name, "--help")[1].splitlines()[0] for name in ("predict", "train", "report")]
+    assert [usage.split("[OPTIONS] ")[1] for usage in usages] == ["IMAGE [MODEL]", "[PRESET]", "RUN"]
+
+
+def test_a_timm_name_without_its_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "timm:vit_tiny_patch16_224" in call(capsys, "audit", "vit_tiny_patch16_224")[2]
+
+
+def test_errors_show_paths_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    err = call(capsys, "audit", str(tmp_path))[2]
+    assert f"got {tmp_path}." in err
+
+
+def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="the extra 'app' is not installed")
+    script = tmp_path / "script.bash"
+    script.write_text(call(capsys, "completion", "bash")[1])
+    expected = {"ev": "evaluate", "train --no-data-d": "--no-data-download", "train --optim-name s": "sgd"}
+    for words, word in expected.items():
+        last = words.split()[-1]
+        calls = f"source {script}; COMP_WORDS=(attnconv {words}); COMP_CWORD={len(words.split())}; "
+        calls += f"_shtab_attnconv attnconv {last} x; echo ${{COMPREPLY[@]}}"
+        assert subprocess.check_output(["bash", "-c", calls], text=True).strip() == word
+
+
+def test_predict_rejects_colours_for_a_model_of_grey_images(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (20, 20), (200, 100, 50)).save(tmp_path / "frog.png")
+    status, _, err = call(capsys, "predict", str(tmp_path / "frog.png"), str(run))
+    assert (status, "IMAGE: must be grey" in err) == (1, True)
+
+
+def test_the_classes_of_an_image_folder_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog", "frog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for index in range(10):
+            Image.new("RGB", (9, 9), (index, 90, 200)).save(tmp_path / "images" / name / f"{index}.png")
+    words = ["train", "quadratic-small", *TINY[2:], "--epochs=1", "--image-size=8", "--batch-size=5"]
+    words += ["--data-name=folder", f"--data-root={tmp_path / 'images'}", "--out", str(tmp_path / "run")]
+    status, _, err = call(capsys, *words)
+    assert status == 0
+    assert re.match(r"Device \w+, [\d,]+ parameters, 22 training, 2 validation and 6 test images\.\n", err)
+    assert load(tmp_path / "run").classes == ("cat", "dog", "frog")
+    assert "6 images" in call(capsys, "evaluate", str(tmp_path / "run"))[1]
+    status, _, err = call(capsys, "evaluate", "quadratic-digits", "--image-size", "8")
+    assert (status, "--image-size: must be omitted" in err) == (2, True)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "calibrate --help", "models --help"])
@@ -69,7 +139,8 @@ def test_a_reader_that_has_seen_enough(words: str) -> None:
 def test_an_unknown_command_lists_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "tarin")
     assert status == 2
-    assert "there is no command 'tarin'. The commands are demo, train, evaluate" in err
+    assert "unknown command 'tarin'. Did you mean train" in err
+    assert "The commands are demo, train, evaluate" in call(capsys, "x")[2]
 
 
 def test_models_prints_exact_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +169,11 @@ def test_evaluate_takes_the_runs_own_data(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_predict_prints_classes_and_probabilities(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = call(capsys, "predict", str(picture), "--model", str(run), "--top", "10")
+    status, out, _ = call(capsys, "predict", str(picture), str(run), "--top", "10")
     assert status == 0
-    rows = [line.split() for line in out.strip().splitlines()]
+    title, *lines = out.strip().splitlines()
+    assert str(run) in title
+    rows = [line.split() for line in lines]
     assert sum(float(row[0].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1)
     assert sorted(row[1] for row in rows) == [str(digit) for digit in range(10)]
 
@@ -128,7 +201,7 @@ def test_demo_performs_learns_shows_and_clears_an_earlier_one_when_all_is_well(
     words = ("demo", "--out", str(tmp_path / "demo"), "--epochs")
     status, out, _ = call(capsys, *words, "1")
     assert status == 0
-    assert "as 9 heads in float64: largest relative difference" in out
+    assert "as 9 heads in float64: maximum relative difference" in out
     assert "test accuracy" in out
     assert Path(out.split("Report: ")[1].strip()).is_file()
     run = RunFolder(tmp_path / "demo")
@@ -149,7 +222,7 @@ def test_demo_performs_learns_shows_and_clears_an_earlier_one_when_all_is_well(
         mine.write_text("mine")
         status, _, err = call(capsys, *words, "1")
         assert status == 1
-        assert re.search(rf"--out: .*got {re.escape(str(run.path))}, which holds {re.escape(name)}", err)
+        assert re.search(rf"--out: .*got {re.escape(str(run.path))}, which contains {re.escape(name)}", err)
         assert before < set(run.path.rglob("*"))
         mine.unlink()
 
@@ -159,7 +232,7 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
     for folder in (tmp_path, run):
         status, _, err = call(capsys, "demo", "--out", str(folder))
         assert status == 1
-        assert re.search(f"--out: .*got {re.escape(str(folder))}, which holds other", err)
+        assert re.search(f"--out: .*got {re.escape(str(folder))}, which contains other", err)
     assert (tmp_path / "mine.txt").is_file()
 
 
@@ -168,20 +241,20 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
     [
         ("train quadritic", 2, ["PRESET: must be", "got 'quadritic'.", "quadratic"]),
         (
-            "train quadratic-digits --epochs 0 --heads 0 --optim.learning-rate -1",
+            "train quadratic-digits --epochs 0 --heads 0 --optim-learning-rate -1",
             2,
-            ["--epochs: must be", "--heads: must be", "--optim.learning-rate: must be"],
+            ["--epochs: must be", "--heads: must be", "--optim-learning-rate: must be"],
         ),
         ("train quadratic-digits --no-such-flag", 2, ["no-such-flag"]),
-        ("train quadratic-small --data.root /nowhere/at/all --data.no-download", 2, ["/nowhere/at/all"]),
+        ("train quadratic-small --data-root /nowhere/at/all --no-data-download", 2, ["/nowhere/at/all"]),
         ("evaluate nothing.safetensors", 1, ["model: must be", "checkpoint", "got nothing at nothing.safetensors"]),
         ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
-        ("evaluate quadratic-small --data.name digits", 2, ["must have the 3 channels"]),
+        ("evaluate quadratic-small --data-name digits", 2, ["must have the 3 channels"]),
         ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be", "got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be", "got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),
-        ("predict x.png --model quadratic-digits", 1, ["--model: must know its classes"]),
+        ("predict x.png quadratic-digits", 1, ["MODEL: must be stored with its classes"]),
         ("predict x.png --top 0", 2, ["--top: must be", "got 0"]),
     ],
 )
@@ -205,12 +278,12 @@ def test_predict_without_any_run_says_how_to_get_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no finished run in runs/, got nothing." in call(capsys, "predict", "x.png")[2]
+    assert "runs/ contains no run, got no model." in call(capsys, "predict", "x.png")[2]
 
 
 def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
-    assert "which holds a run. Pass --resume" in call(capsys, *words)[2]
+    assert "which contains a run. Pass --resume" in call(capsys, *words)[2]
     assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
 
 
@@ -219,7 +292,8 @@ def test_a_resumed_run_keeps_its_settings(run: Path, capsys: pytest.CaptureFixtu
     assert call(capsys, *words)[0] == 0  # none of the flags that it was started with
     status, _, err = call(capsys, *words, "--epochs", "3")
     assert status == 2
-    assert re.search(rf"--epochs: must stay 1 .*got 3 \(run {re.escape(str(run))}\)", err)
+    assert re.search(rf"--epochs: must remain 1 .*got 3 \(run {re.escape(str(run))}\)", err)
+    assert f"--start-from {run}" in err
     status, _, err = call(capsys, "train", "quadratic", "--out", str(run), "--resume")
     assert status == 2
     assert re.search(rf"PRESET: must be 'quadratic-digits'.*{re.escape(str(run))}, got 'quadratic'", err)
@@ -246,9 +320,9 @@ def test_a_function_of_ones_own_that_does_not_fit_the_images(
     code = "from torch import nn\ndef flat(): return nn.Sequential(nn.Flatten(), nn.Linear(9, 10))\n"
     code += "def maps(): return nn.Conv2d(1, 10, 3)\n"
     (tmp_path / "odd_models.py").write_text(code)
-    status, _, err = call(capsys, "evaluate", "odd_models:flat", "--data.name", "digits")
-    assert (status, "images: must fit the model, got (1, 8, 8)." in err) == (1, True)
-    status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data.name", "digits")
+    status, _, err = call(capsys, "evaluate", "odd_models:flat", "--data-name", "digits")
+    assert (status, "images: must have a shape that the model accepts, got shape (1, 8, 8)." in err) == (1, True)
+    status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data-name", "digits")
     assert status == 1
     assert re.search(r"model: .*\(b, classes\), got shape \(360, 10, 6, 6\)", err)
 
@@ -257,7 +331,7 @@ def test_the_preset_may_stand_anywhere_among_the_flags(run: Path, capsys: pytest
     assert call(capsys, "train", "--out", str(run), *TINY, "quadratic-digits", "--resume")[0] == 0
     assert (
         "Train a model"
-        in call(capsys, "train", "--schedule.milestones", "3", "5", "--out", "x", "quadratic-digits", "--help")[1]
+        in call(capsys, "train", "--schedule-milestones", "3", "5", "--out", "x", "quadratic-digits", "--help")[1]
     )
 
 
@@ -266,7 +340,7 @@ def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path, capsys: pytest.
     (tmp_path / "letter.txt").write_text("dear")
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert re.search(rf"--out: .*got {re.escape(str(tmp_path))}, which holds letter\.txt", err)
+    assert re.search(rf"--out: .*got {re.escape(str(tmp_path))}, which contains letter\.txt", err)
     (tmp_path / "letter.txt").unlink()
     (tmp_path / "checkpoints").mkdir()
     litter = tmp_path / "checkpoints" / ".last.safetensors.0a1b2c3d.partial"
@@ -282,7 +356,7 @@ def test_a_model_in_64_bits_predicts(
     model = load(run).model.double()
     named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
     save_weights(tmp_path / "double.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
-    assert call(capsys, "predict", str(picture), "--model", str(tmp_path / "double.safetensors"))[0] == 0
+    assert call(capsys, "predict", str(picture), str(tmp_path / "double.safetensors"))[0] == 0
 
 
 def test_predict_prints_names_that_a_terminal_would_obey_as_escapes(
@@ -292,7 +366,7 @@ def test_predict_prints_names_that_a_terminal_would_obey_as_escapes(
     named = {"classes": ("\x1b]0;x\x07", "\udcff", *"cdefghij"), "mean": checkpoint.mean, "std": checkpoint.std}
     path = tmp_path / "named.safetensors"
     save_weights(path, load(run).model, checkpoint.settings, **named)  # type: ignore[arg-type]
-    out = call(capsys, "predict", str(picture), "--model", str(path), "--top", "10")[1]
+    out = call(capsys, "predict", str(picture), str(path), "--top", "10")[1]
     assert "  \\x1b]0;x\\x07\n" in out
     assert "  \\udcff\n" in out
 
@@ -305,9 +379,9 @@ def test_predict_refuses_a_model_that_gives_no_numbers(
     model.get_parameter("head.weight").data.fill_(3e38)
     named = {"classes": checkpoint.classes, "mean": checkpoint.mean, "std": checkpoint.std}
     save_weights(tmp_path / "w.safetensors", model, checkpoint.settings, **named)  # type: ignore[arg-type]
-    status, out, err = call(capsys, "predict", str(picture), "--model", str(tmp_path / "w.safetensors"))
+    status, out, err = call(capsys, "predict", str(picture), str(tmp_path / "w.safetensors"))
     assert (status, out) == (1, "")
-    assert re.search(r"--model: .*finite.*got \[", err)
+    assert re.search(r"MODEL: .*finite.*got \[", err)
 
 
 def test_the_recipe_decides_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,21 +116,21 @@ def test_a_title_keeps_two_parts_of_a_path(name: str, title: str) -> None:
 def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "--export", "shown")
     assert status == 0
-    assert "an example that comes with the package" in out
+    assert "example of the package" in out
     assert len(written(home / "shown").times) == 13  # it was trained
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
-    assert "MODEL: must be named" in err
+    assert "MODEL: must be given with --data" in err
     shutil.copytree(run, home / "runs" / "demo")
     assert call(capsys, "--export", "shown")[0] == 0
     assert written(home / "shown").title == "runs/demo"
 
 
 def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["of_an_explorer:looks", "--size", "10x12", "--export", "shown"]
+    words = ["of_an_explorer:looks", "--image-size", "10x12", "--export", "shown"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "--data: must name images" in err
+    assert "--data: must be given" in err
     assert not (home / "shown").exists()
     assert call(capsys, *words, "--data", "pictures", "--images", "2")[0] == 0
     found = written(home / "shown")
@@ -139,7 +139,7 @@ def test_content_asks_for_images_and_takes_a_folder(home: Path, capsys: pytest.C
 
 
 def test_a_budget_in_megabytes_decides_how_many_rows_are_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["of_an_explorer:looks", "--size=10x12", "--data=pictures", "--images=1", "--export=shown"]
+    words = ["of_an_explorer:looks", "--image-size=10x12", "--data=pictures", "--images=1", "--export=shown"]
     assert call(capsys, *words, "--budget=0.01")[0] == 0
     (layer,) = written(home / "shown").layers
     assert (layer.kind, len(layer.tensors["queries"])) == ("rows", 20)  # 4 x 5, 488 bytes each
@@ -165,12 +165,12 @@ def test_the_model_is_made_for_the_size(
 
     monkeypatch.setattr("attnconv.models.model_loader.load", noting)
     words = ["of_an_explorer:looks", "--data", "pictures", "--images", "1", "--export", "shown"]
-    assert call(capsys, *words, "--size", "10x12")[0] == 0
+    assert call(capsys, *words, "--image-size", "10x12")[0] == 0
     assert asked == [(10, 12)]
 
 
 def test_what_a_model_of_one_size_says_is_passed_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["of_an_explorer:bound", "--data", "pictures", "--size", "12", "--export", "shown"]
+    words = ["of_an_explorer:bound", "--data", "pictures", "--image-size", "12", "--export", "shown"]
     status, _, err = call(capsys, *words)
     assert status == 1
     assert "It stopped with: made for 224." in err

@@ -101,7 +101,7 @@ def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     monkeypatch.setattr(training_plan, "settings_at", KEPT)
     status, out, _ = call(capsys, "reproduce", "--draw", "--only", "learned", "--out", str(finished))
     assert status == 0
-    assert "quadratic, quadratic-seed-43: --data.limit 50 in place of None, --epochs 2 in place of 5." in out
+    assert "quadratic, quadratic-seed-43: --data-limit 50 instead of None, --epochs 2 instead of 5." in out
     assert not (finished / "runs" / "learned").exists()
 
 
@@ -164,7 +164,7 @@ def test_nothing_to_prune_and_a_diverged_run_are_told(
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "reproduce", "--only", "vgg", "--out", str(tmp_path))
     assert status == 2
-    assert "--only: must be of resnet18" in err
+    assert "--only: must be among resnet18" in err
     status, _, err = call(capsys, "reproduce", "--seeds", "0", "--out", str(tmp_path))
     assert status == 2
     assert re.search("--seeds: .*got 0", err)
@@ -176,4 +176,4 @@ def test_a_finished_run_of_other_settings_is_refused(
     monkeypatch.setattr(training_plan, "settings_at", KEPT)
     status, _, err = call(capsys, "reproduce", "--only", "quadratic", "--out", str(finished))
     assert status == 2
-    assert "--epochs: must stay 2" in err
+    assert "--epochs: must remain 2" in err

@@ -26,7 +26,7 @@ def test_prove_prints_differences_and_bounds(capsys: pytest.CaptureFixture[str])
     status, out, err = call(capsys, "prove", "--cases", "12")
     assert err == ""
     assert status == 0
-    assert out.count("All equal within what is allowed, and within their bounds.") == 1
+    assert out.count("All differences are within tolerance and bounds.") == 1
     words = " ".join(out.split())
     assert all(
         f"{dtype} {way}" in words for dtype in ("float64", "bfloat16") for way in ("dense", "kronecker", "shift")
@@ -36,12 +36,12 @@ def test_prove_prints_differences_and_bounds(capsys: pytest.CaptureFixture[str])
 def test_prove_goes_through_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("first.png", "second.png"):
         Image.linear_gradient("L").convert("RGB").save(tmp_path / name)
-    words = ("prove", "--model", SMALL, "--size", "9x12", "--data", str(tmp_path))
+    words = ("prove", SMALL, "--image-size", "9x12", "--data", str(tmp_path))
     status, out, _ = call(capsys, *words)
     assert status == 0
     assert "on images (2, 3, 9, 12)" in " ".join(out.split())
     assert "on images (1, 3, 9, 12)" in " ".join(call(capsys, *words, "--images", "1")[1].split())
-    assert f"function {SMALL} as attention through the softmax" in " ".join(out.split())
+    assert f"function {SMALL} computed by attention" in " ".join(out.split())
     assert "Every layer is within its bound." in out
 
 
@@ -52,15 +52,15 @@ def test_prove_finds_out_what_images_a_network_takes(
     (tmp_path / "own_nets.py").write_text(
         "from torch import nn\ndef audio(): return nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU())\n"
     )
-    status, out, err = call(capsys, "prove", "--model", "own_nets:audio", "--size", "9")
+    status, out, err = call(capsys, "prove", "own_nets:audio", "--image-size", "9")
     assert (status, "on images (1, 2, 9)" in " ".join(out.split()), err) == (0, True, "")
-    err = call(capsys, "prove", "--model", "own_nets:audio", "--data", "digits")[2]
+    err = call(capsys, "prove", "own_nets:audio", "--data", "digits")[2]
     assert re.search(r"--data: .*got 1 axes and 2 channels\.", err)
 
 
 def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "attention.safetensors"
-    status, out, _ = call(capsys, "recast", "resnet-small", "--out", str(file), "--size", "16")
+    status, out, _ = call(capsys, "recast", "resnet-small", "--out", str(file), "--image-size", "16")
     assert status == 0
     assert f"Weights: {file}" in out
     found = load(file)
@@ -71,14 +71,14 @@ def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys
 
 def test_a_function_named_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "attention.safetensors"
-    assert call(capsys, "recast", SMALL, "--out", str(file), "--size", "8", "--alpha", "3")[0] == 0
+    assert call(capsys, "recast", SMALL, "--out", str(file), "--image-size", "8", "--alpha", "3")[0] == 0
     with pytest.raises(ValueError, match=r"checkpoint: .*got 'tests\.cli"):
         load(file)
 
 
 def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "new" / "network.pt2"
-    status, out, _ = call(capsys, "recast", SMALL, "--export", str(program), "--size", "8")
+    status, out, _ = call(capsys, "recast", SMALL, "--export", str(program), "--image-size", "8")
     assert (status, f"Program: {program}" in out) == (0, True)
     x = torch.randn(3, 3, 8, 8)
     torch.testing.assert_close(torch.export.load(program).module()(x), small()(x), rtol=1e-4, atol=1e-5)
@@ -90,16 +90,16 @@ def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["recast", "quadratic-digits"], r"model: .*convolution, got AttentionClassifier\."),
         (["recast", "resnet-small", "--out", "x.pt"], r"--out: .*\.safetensors, got x\.pt\."),
         (["recast", SMALL, "--only", "7*"], r"only: .*got '7\*', .* 0, 2, \.\."),
-        (["prove", "--model", SMALL, "--size", "0"], r"--size: .*HxW.*got '0'\."),
-        (["prove", "--alpha", "2"], "--alpha: is for a network, got 2.0. Name one with --model."),
-        (["prove", "--data", "digits"], "--data: is for a network, got 'digits'. Name one with --model."),
+        (["prove", SMALL, "--image-size", "0"], r"--image-size: .*HxW.*got '0'\."),
+        (["prove", "--alpha", "2"], "--alpha: must be omitted without MODEL, got 2.0"),
+        (["prove", "--data", "digits"], "--data: must be omitted without MODEL, got 'digits'"),
         (["prove", "--cases", "0"], r"--cases: .*got 0\."),
         (
-            ["prove", "--model", SMALL, "--data", "absent"],
+            ["prove", SMALL, "--data", "absent"],
             r"--data: .*digits.*got 'absent'\.",
         ),
         (
-            ["prove", "--model", SMALL, "--alpha", "-1"],
+            ["prove", SMALL, "--alpha", "-1"],
             r"0: alpha: .*float32, got -1\.0\.",
         ),
     ],

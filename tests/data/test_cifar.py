@@ -100,9 +100,9 @@ class TestMissing:
     def test_an_empty_folder_says_what_to_put_where(self, tmp_path: Path) -> None:
         remote = CIFARS["cifar10"].archive
         expected = (
-            rf"data\.root: must hold CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
-            rf"train-\*\.parquet in {tmp_path} \(data\.download is off\)\. Put cifar-10-python\.tar\.gz "
-            rf"\(170,498,071 bytes, SHA-256 {remote.sha256}, from {remote.url}\) into that folder"
+            rf"data\.root: .* CIFAR-10, got none of cifar-10-python\.tar\.gz, cifar-10-batches-py, "
+            rf"train-\*\.parquet in {tmp_path} \(data\.download is False\)\. Download {remote.url} "
+            rf"\(170,498,071 bytes, SHA-256 {remote.sha256}\)"
         )
         with pytest.raises(ValueError, match=expected):
             read_cifar(CIFARS["cifar10"], settings_for(tmp_path))
@@ -112,9 +112,7 @@ class TestMissing:
             raise ConnectionError("no route to host")
 
         monkeypatch.setattr(module, "fetch", offline)
-        expected = (
-            r"data\.root: must hold CIFAR-10, got none of .* \(the download failed: no route to host\)\. Put cifar-10"
-        )
+        expected = r"data\.root: .* CIFAR-10, got none of .* \(the download failed: no route to host\)\. .*cifar-10"
         with pytest.raises(ValueError, match=expected):
             read_cifar(facts, settings_for(tmp_path, download=True))
 

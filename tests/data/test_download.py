@@ -139,7 +139,7 @@ class TestFailures:
 
     def test_a_shorter_file_at_home(self, server: Server, tmp_path: Path) -> None:
         server.content = CONTENT[:5000]
-        with pytest.raises(ConnectionError, match=r"must be within reach, got 5,000 of 1,024,000 bytes \(.*416"):
+        with pytest.raises(ConnectionError, match=r": .*, got 5,000 of 1,024,000 bytes \(.*416"):
             fetch(server.remote(), tmp_path / "file")
 
     def test_a_longer_file_at_home(self, server: Server, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ class TestFailures:
 
     def test_nothing_there(self, server: Server, tmp_path: Path) -> None:
         server.status = 404
-        with pytest.raises(ConnectionError, match=r"must be within reach, got 0 of 1,024,000 bytes \(HTTP Error 404"):
+        with pytest.raises(ConnectionError, match=r": .*, got 0 of 1,024,000 bytes \(HTTP Error 404"):
             fetch(server.remote(), tmp_path / "file")
         assert len(server.asked) == 1
         assert not (tmp_path / "file").exists()
@@ -167,7 +167,7 @@ class TestFailures:
             closed.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{closed.getsockname()[1]}/file"
         (tmp_path / "file.part").write_bytes(CONTENT[:4000])
-        with pytest.raises(ConnectionError, match=r"got 4,000 of 1,024,000 bytes .*refused.*continues from there"):
+        with pytest.raises(ConnectionError, match=r"got 4,000 of 1,024,000 bytes .*refused.*next download"):
             fetch(Remote(url, len(CONTENT), "0" * 64), tmp_path / "file")
         assert (tmp_path / "file.part").read_bytes() == CONTENT[:4000]
 

@@ -50,19 +50,19 @@ class TestIncomplete:
     def test_a_missing_shard(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / "train-00001-of-00002.parquet").unlink()
-        with pytest.raises(ValueError, match=r"20 rows of train, got 12 in train-00000-of-00002\.parquet.*half down"):
+        with pytest.raises(ValueError, match=r"20 rows of train, got 12 in train-00000-of-00002\.parquet"):
             read(tmp_path)
 
     def test_a_missing_split(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         (tmp_path / TEST).unlink()
-        with pytest.raises(ValueError, match=r"10 rows of test, got 0 in no file\. .*half downloaded"):
+        with pytest.raises(ValueError, match=r"10 rows of test, got 0 in no file\."):
             read(tmp_path)
 
     def test_a_wrong_number_of_rows(self, tmp_path: Path) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [png(image) for image in pixels(7)], list(range(7)))
-        with pytest.raises(ValueError, match=rf"must hold 10 rows of test, got 7 in {TEST}"):
+        with pytest.raises(ValueError, match=rf": .*10 rows of test, got 7 in {TEST}"):
             read(tmp_path)
 
 
@@ -88,7 +88,7 @@ class TestDamaged:
         good = png(pixels(1)[0])
         for bad in (good[:100], good[:-40] + bytes(40), b"no image", b""):
             write_parquet(tmp_path / TEST, [good] * 3 + [bad] + [good] * 6, [0] * 10)
-            with pytest.raises(ValueError, match=rf"row 3 of .*{TEST}: must be a whole image, got "):
+            with pytest.raises(ValueError, match=rf"row 3 of .*{TEST}: .*image, got "):
                 read(tmp_path)
 
     @pytest.mark.parametrize(("mode", "size"), [("L", (32, 32)), ("RGB", (32, 31)), ("RGB", (31, 32))])
@@ -105,7 +105,7 @@ class TestDamaged:
         write_hub_folder(tmp_path)
         good = png(pixels(1)[0])
         write_parquet(tmp_path / TEST, [good] * 9 + [None], [0] * 10)
-        with pytest.raises(ValueError, match=r"row 9 of .*: must be a whole image"):
+        with pytest.raises(ValueError, match=r"row 9 of .*: .*image, got"):
             read(tmp_path)
         write_parquet(tmp_path / TEST, [good] * 10, [0] * 8 + [None, None])
         with pytest.raises(ValueError, match=r"'label', got 2 "):
@@ -147,14 +147,14 @@ class TestBombs:
         pq.write_table(nothing, tmp_path / TEST)
         del nothing
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
-        with pytest.raises(ValueError, match=rf"must hold 10 rows of test, got 3,000,000 in {TEST}"):
+        with pytest.raises(ValueError, match=rf": .*10 rows of test, got 3,000,000 in {TEST}"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_bytes_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
-        with pytest.raises(ValueError, match=r"10 rows .*81,920 bytes.*got 8\d,\d+ in"):
+        with pytest.raises(ValueError, match=r"10 rows .*81,920 .*bytes.*got 8\d,\d+ in"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_one_value_of_many_rows_is_not_unpacked_for_all_at_once(

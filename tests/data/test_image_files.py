@@ -69,19 +69,19 @@ def test_an_eps_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
     path = tmp_path / "x.png"
     path.write_bytes(saved(Image.new("RGB", (4, 4)), "EPS"))
-    with pytest.raises(UnsupportedTypeError, match=r"x\.png: .*got none of .*PNG"):
+    with pytest.raises(UnsupportedTypeError, match=r"x\.png: .*PNG.*got another format"):
         read_image(path, 8)
 
 
 @pytest.mark.parametrize("form", ["ICO", "PCX", "TGA", "PDF", "JPEG2000"])
 def test_other_formats_are_refused(form: str) -> None:
-    with pytest.raises(UnsupportedTypeError, match=r"it: .*got none of BMP"):
+    with pytest.raises(UnsupportedTypeError, match=r"it: .*BMP.*, got another format"):
         decoded(saved(Image.new("RGB", (16, 16)), form))
 
 
 def test_only_the_formats_that_are_asked_for() -> None:
     with (
-        pytest.raises(UnsupportedTypeError, match=r"image: .*got none of PNG"),
+        pytest.raises(UnsupportedTypeError, match=r"image: .*PNG.*, got another format"),
         open_picture(saved(Image.new("RGB", (4, 4)), "GIF"), formats=("PNG",)),
     ):
         pass
@@ -129,7 +129,7 @@ def test_a_png_of_which_rows_are_missing(depth: int, colour: int, interlaced: bo
     whole = png_of(20, 64, depth=depth, colour=colour)
     if not interlaced:
         assert decoded(whole).shape == (3, 64, 20)
-    with pytest.raises(PictureError, match=r"it: .*got pixels of which [\d,]+ bytes are missing"):
+    with pytest.raises(PictureError, match=r"it: .*got .*[\d,]+ missing bytes"):
         decoded(png_of(20, 64, depth=depth, colour=colour, rows=10, interlaced=interlaced))
 
 
@@ -150,7 +150,7 @@ def test_interlaced_pngs_are_whole(width: int, height: int) -> None:
         data = zlib.compress(b"\0" * (_png_bytes(head) - missing))
         content = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")
         if missing:
-            with pytest.raises(PictureError, match="1 bytes are missing"):
+            with pytest.raises(PictureError, match=" 1 missing bytes"):
                 decoded(content)
         else:
             assert decoded(content).shape == (3, height, width)

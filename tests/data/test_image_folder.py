@@ -19,7 +19,7 @@ RED, GREEN = (250, 10, 10), (10, 250, 10)
 
 
 def settings_for(root: Path, **changes: Any) -> DataSettings:
-    return DataSettings(**{"name": "folder", "root": str(root), "image_size": 8, **changes})
+    return DataSettings(**{"name": "folder", "root": str(root), **changes})
 
 
 def put(path: Path, colour: tuple[int, int, int] = RED, size: tuple[int, int] = (12, 10)) -> Path:
@@ -35,14 +35,14 @@ def two_classes(root: Path, count: int = 5) -> None:
 
 
 def sizes(root: Path) -> dict[str, int]:
-    return {name: len(images) for name, images in read_folders(settings_for(root))[0].items()}
+    return {name: len(images) for name, images in read_folders(settings_for(root), 8)[0].items()}
 
 
 class TestLayouts:
     def test_train_and_test(self, tmp_path: Path) -> None:
         two_classes(tmp_path / "train", 4)
         two_classes(tmp_path / "test", 2)
-        sets, classes = read_folders(settings_for(tmp_path))
+        sets, classes = read_folders(settings_for(tmp_path), 8)
         assert classes == ("green", "red")
         assert set(sets) == {"train", "test"}
         assert sets["train"].labels.tolist() == [0] * 4 + [1] * 4
@@ -63,7 +63,7 @@ class TestLayouts:
     @pytest.mark.parametrize("where", ["", "train"])
     def test_without_either_a_fifth_is_held_out(self, where: str, tmp_path: Path) -> None:
         two_classes(tmp_path / where, 10)
-        sets, _ = read_folders(settings_for(tmp_path))
+        sets, _ = read_folders(settings_for(tmp_path), 8)
         assert sizes(tmp_path) == {"train": 16, "test": 4}
         assert torch.bincount(sets["test"].labels).tolist() == [2, 2]
 
@@ -84,12 +84,12 @@ class TestNames:
         two_classes(tmp_path / "test", 1)
         for split in ("train", "test"):
             odd = put(tmp_path / split / os.fsdecode(b"\xff\x1b[2J") / os.fsdecode(b"\xe9\n.png"), (1, 2, 3))
-        sets, classes = read_folders(settings_for(tmp_path))
+        sets, classes = read_folders(settings_for(tmp_path), 8)
         assert classes == ("green", "red", "\\udcff\\x1b[2J")
         assert sets["test"].images[-1, :, 0, 0].tolist() == [1, 2, 3]
         odd.write_bytes(b"broken")
-        with pytest.raises(ValueError, match=r"\\udcff\\x1b\[2J/\\udce9\n\.png: must be a whole image"):
-            read_folders(settings_for(tmp_path))
+        with pytest.raises(ValueError, match=r"\\udcff\\x1b\[2J/\\udce9\n\.png: .*image"):
+            read_folders(settings_for(tmp_path), 8)
 
 
 class TestOneImage:
@@ -129,7 +129,7 @@ class TestOneImage:
         assert read_image(tmp_path / "turned.png", 16)[:, 15, 8].tolist() == list(GREEN)
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"absent\.png: .*got no file of that name"):
+        with pytest.raises(ValueError, match=r"absent\.png: .*got no such file"):
             read_image(tmp_path / "absent.png", 8)
 
     def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ class TestOneImage:
     @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n then nothing"])
     def test_no_image(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "broken.png").write_bytes(content)
-        with pytest.raises(ValueError, match=r"broken\.png: must be a whole image, got"):
+        with pytest.raises(ValueError, match=r"broken\.png: .*image, got"):
             read_image(tmp_path / "broken.png", 8)
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -174,39 +174,39 @@ class TestOneImage:
 class TestBadFolders:
     def test_no_classes(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"two folders, .* got no folder in {tmp_path}"):
-            read_folders(settings_for(tmp_path))
+            read_folders(settings_for(tmp_path), 8)
         put(tmp_path / "only" / "0.png")
         with pytest.raises(ValueError, match=r"two folders, .* got only in"):
-            read_folders(settings_for(tmp_path))
+            read_folders(settings_for(tmp_path), 8)
 
     def test_an_empty_class(self, tmp_path: Path) -> None:
         two_classes(tmp_path)
         (tmp_path / "blue").mkdir()
         with pytest.raises(ValueError, match=r"blue: .*got none"):
-            read_folders(settings_for(tmp_path))
+            read_folders(settings_for(tmp_path), 8)
 
     def test_test_images_of_another_class(self, tmp_path: Path) -> None:
         two_classes(tmp_path / "train")
         two_classes(tmp_path / "test")
         put(tmp_path / "test" / "blue" / "0.png")
-        with pytest.raises(ValueError, match=r"training images .*got blue in .*test"):
-            read_folders(settings_for(tmp_path))
+        with pytest.raises(ValueError, match=r"training images.*got blue in .*test"):
+            read_folders(settings_for(tmp_path), 8)
 
     def test_broken_files_are_all_named(self, tmp_path: Path) -> None:
         two_classes(tmp_path, 15)
         for number in range(12):
             (tmp_path / "red" / f"{number}.png").write_bytes(b"broken")
-        with pytest.raises(ValueError, match=r"must hold whole images only, got 12 broken ones\. Replace") as raised:
-            read_folders(settings_for(tmp_path))
-        named = [line for line in str(raised.value).splitlines() if "must be a whole image" in line]
+        with pytest.raises(ValueError, match=r"data.root: .*images, got 12 broken") as raised:
+            read_folders(settings_for(tmp_path), 8)
+        named = [line for line in str(raised.value).splitlines() if ".png: must be" in line]
         assert len(named) == 10
         assert str(raised.value).endswith("... and 2 more")
 
     def test_more_than_fits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         two_classes(tmp_path)
         monkeypatch.setattr(module, "LARGEST_SET", 1000)
-        with pytest.raises(ValueError, match=r"data\.image_size: .*got 8, which takes"):
-            read_folders(settings_for(tmp_path))
+        with pytest.raises(ValueError, match=r"image_size: .*got 8, "):
+            read_folders(settings_for(tmp_path), 8)
 
 
 def picture(path: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (6, 4)) -> None:
@@ -242,10 +242,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     picture(tmp_path / "good.png")
     for name in ("bad.png", "worse.png"):
         broken(tmp_path / name)
-    with pytest.raises(ValueError, match=r"must hold whole images, got 2 broken ones.*skip_broken=True") as error:
+    with pytest.raises(ValueError, match=r"images, got 2 broken .*skip_broken=True") as error:
         read_pictures(tmp_path, (4, 4), count=3)
-    assert "bad.png: must be a whole image" in str(error.value)
-    assert "worse.png: must be a whole image" in str(error.value)
+    assert "bad.png: must be" in str(error.value)
+    assert "worse.png: must be" in str(error.value)
 
 
 def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
     assert len(found.pixels) == 1
     assert found.names == ("b.png",)
     (note,) = found.notes
-    assert "a.png: must be a whole image" in note
+    assert "a.png: must be" in note
 
 
 def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> None:
@@ -287,14 +287,14 @@ def test_of_many_enlarged_files_some_are_named(tmp_path: Path) -> None:
 
 def test_nothing_but_broken_files(tmp_path: Path) -> None:
     broken(tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"must hold images .* got only broken ones:\n.*a\.png"):
+    with pytest.raises(ValueError, match=r"images .* got only broken.*:\n.*a\.png"):
         read_pictures(tmp_path, (4, 4), count=1, skip_broken=True)
 
 
 def test_no_folder_and_no_image(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"folder: .*got .*missing"):
         read_pictures(tmp_path / "missing", (4, 4), count=1)
-    with pytest.raises(ValueError, match=r"must hold images .* got none"):
+    with pytest.raises(ValueError, match=r"images .* got none"):
         read_pictures(tmp_path, (4, 4), count=1)
 
 

@@ -95,7 +95,7 @@ class TestFolder:
     def test_a_tenth_is_held_out(self, tmp_path: Path) -> None:
         two_classes(tmp_path / "train", 20)
         two_classes(tmp_path / "test", 2)
-        splits = load_data(DataSettings("folder", root=str(tmp_path), image_size=8))
+        splits = load_data(DataSettings("folder", root=str(tmp_path)), image_size=8)
         assert sizes(splits) == (36, 4, 4)
         whole = torch.cat([splits.train.images, splits.validation.images])
         torch.testing.assert_close(torch.tensor(splits.mean), torch.tensor(channel_statistics(whole)[0]))
@@ -103,7 +103,7 @@ class TestFolder:
     def test_a_validation_folder_is_taken_as_it_is(self, tmp_path: Path) -> None:
         for split, count in (("train", 4), ("val", 3), ("test", 2)):
             two_classes(tmp_path / split, count)
-        settings = DataSettings("folder", root=str(tmp_path), image_size=8)
-        assert sizes(load_data(settings)) == (8, 6, 4)
+        settings = DataSettings("folder", root=str(tmp_path))
+        assert sizes(load_data(settings, image_size=8)) == (8, 6, 4)
         with pytest.raises(ValueError, match=r"data\.validation: .*got 2"):
             load_data(replace(settings, validation=2))

@@ -33,8 +33,6 @@ class TestProblems:
             {"split_seed": -5},
             {"limit": 0},
             {"normalisation": "his"},
-            {"image_size": 2},
-            {"image_size": 5000},
             {"root": ""},
         ],
     )
@@ -55,7 +53,7 @@ class TestProblems:
         assert named(root_problems(file)) == {"data.root": f"the file {tmp_path / 'file'}"}
 
     def test_all_problems_come_at_once(self) -> None:
-        assert len(problems(replace(DIGITS, limit=0, validation=-1, image_size=0))) == 3
+        assert len(problems(replace(DIGITS, limit=0, validation=-1, root=""))) == 3
 
     @pytest.mark.parametrize(
         "change",

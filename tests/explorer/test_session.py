@@ -254,7 +254,7 @@ def png_of_depth(depth: int, colour: int, channels: int) -> bytes:
 
 @pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and with transparency
 def test_sixteen_bits_a_channel_are_refused_and_eight_taken(colour: int, channels: int) -> None:
-    words = r"image: .*8 bits a channel.* \w+;16B"
+    words = r"image: .*8 bits.* \w+;16B"
     with pytest.raises(ValueError, match=words):
         read_upload(png_of_depth(16, colour, channels), "image/png", (4, 4))
     assert read_upload(png_of_depth(8, colour, channels), "image/png", (4, 4)).shape == (3, 4, 4)

@@ -81,7 +81,7 @@ def test_a_run_folder_gives_its_best_checkpoint_else_its_last_else_its_first(tmp
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"model: .*got {re.escape(repr(tmp_path))}"):
+    with pytest.raises(FileNotFoundError, match=rf"model: .*got {re.escape(str(tmp_path))}"):
         load(tmp_path)
 
 

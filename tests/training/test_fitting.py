@@ -113,7 +113,7 @@ def test_weights_to_begin_with_are_those_of_the_settings(whole: RunFolder, tmp_p
     wider = replace(tiny(), model=replace(MODEL, heads=4))
     with pytest.raises(ValueError, match=r"start_from: .*got .*size mismatch"):
         fit(wider, tmp_path / "run", start_from=whole.path, progress=False)
-    with pytest.raises(ValueError, match=rf"start_from: .*fresh parameters, got {whole.path}"):
+    with pytest.raises(ValueError, match=rf"start_from: must be omitted, .* got {whole.path}"):
         fit(tiny(epochs=3), whole.path, start_from=whole.path, resume=True, progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -149,10 +149,10 @@ def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_something_are_not_overwritten(whole: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run_dir: .*got .*which holds a run"):
+    with pytest.raises(ValueError, match=r"run_dir: .*got .*which contains a run"):
         fit(tiny(epochs=3), whole.path, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"run_dir: .*got .*which holds other files"):
+    with pytest.raises(ValueError, match=r"run_dir: .*got .*which contains other files"):
         fit(tiny(), tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"run_dir: .*got the file"):
         fit(tiny(), tmp_path / "notes.txt", progress=False)

@@ -125,7 +125,7 @@ def test_a_result_or_settings_that_are_no_map_are_refused(text: str, tmp_path: P
 def test_images_of_unknown_classes_are_not_measured() -> None:
     images = ImageSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 7]))
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5))
-    with pytest.raises(ValueError, match=r"images: .*5 classes, got an image of class 7"):
+    with pytest.raises(ValueError, match=r"images: .*5.*, got 7"):
         evaluate(model, images, mean=(0.5,), std=(0.5,))
     with pytest.raises(ValueError, match=r"images: .*got none"):
         evaluate(model, images.take(torch.tensor([], dtype=torch.int64)), mean=(0.5,), std=(0.5,))
@@ -184,7 +184,7 @@ def saved(values: object) -> bytes:
 
 def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "state.ckpt"
-    with pytest.raises(FileNotFoundError, match=r"state: .*got nothing at .*state\.ckpt"):
+    with pytest.raises(FileNotFoundError, match=r"state: .*got no file .*state\.ckpt"):
         read_state(path)
     save_state(path, {"epoch": 3, "weights": torch.ones(2)})
     assert read_state(path)["epoch"] == 3
@@ -194,17 +194,17 @@ def test_states_are_read_without_executing_anything(tmp_path: Path, capsys: pyte
         with pytest.raises(ValueError, match=r"state: .*checksum.*got .*state\.ckpt"):
             read_state(path)
     path.write_bytes(sealed(b"hello"))
-    with pytest.raises(ValueError, match=r"state: .*tensors.*got something else"):
+    with pytest.raises(ValueError, match=r"state: .*tensors.*got "):
         read_state(path)
     path.write_bytes(sealed(saved({"epoch": Foreign()})))
-    with pytest.raises(ValueError, match=r"state: .*tensors.*got something else"):
+    with pytest.raises(ValueError, match=r"state: .*tensors.*got "):
         read_state(path)
     for content in (pickle.dumps(Foreign()), sealed(pickle.dumps(Foreign()))):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="state: must"):
             read_state(path)
     path.write_bytes(sealed(saved([1, 2])))
-    with pytest.raises(ValueError, match=r"state: .*tensors.*got something else"):
+    with pytest.raises(ValueError, match=r"state: .*tensors.*got "):
         read_state(path)
     assert "executed" not in capsys.readouterr().out
 

@@ -124,7 +124,7 @@ def test_without_locks_it_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(file_lock, "_lock", none)
-    with pytest.warns(UserWarning, match=rf"{tmp_path}: its file system has no locks"), writing(RunFolder(tmp_path)):
+    with pytest.warns(UserWarning, match=rf"{tmp_path}: .*file system .*locks"), writing(RunFolder(tmp_path)):
         pass
 
 

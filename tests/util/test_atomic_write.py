@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,13 +61,13 @@ def test_a_real_limit_on_the_file_size_leaves_the_old_file(tmp_path: Path) -> No
     run = _python(code, str(path))
     _, error = run.communicate()
     assert run.returncode == 1
-    assert "path: must take 100 000 bytes, got File too large" in error.decode()
+    assert re.search("path: .*100 000 bytes, got File too large", error.decode())
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"path: .*got No such file or directory for .*nowhere.*No file was made"):
+    with pytest.raises(OSError, match=r"path: .*got No such file or directory for .*nowhere"):
         write_atomically(tmp_path / "nowhere" / "weights", b"x")
 
 

@@ -253,7 +253,7 @@ def prediction(folder: Path, draw: random.Random) -> Case:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                command(["predict", str(image), "--model", str(path)])
+                command(["predict", str(image), str(path)])
             except SystemExit as end:
                 status = end.code
         assert all(line.isprintable() for line in (out.getvalue() + err.getvalue()).split("\n"))
@@ -262,7 +262,7 @@ def prediction(folder: Path, draw: random.Random) -> Case:
         return out.getvalue()
 
     def right(text: str) -> bool:
-        return abs(sum(float(line.split("%")[0]) for line in text.splitlines()) - 100) < 0.1
+        return abs(sum(float(line.split("%")[0]) for line in text.splitlines()[1:]) - 100) < 0.1
 
     return Case(path, read, right)
 
@@ -365,12 +365,12 @@ def names(folder: Path, draw: random.Random) -> Case:
     broken = draw.random() < 0.5
     if broken:
         path.write_bytes(harmed(png_of(4, 4), draw)[:60])
-    settings = DataSettings(name="folder", root=str(folder), image_size=4)
+    settings = DataSettings(name="folder", root=str(folder))
 
     def right(found: Any) -> bool:
         return not broken and "".join(found[1]).isprintable() and len(found[0]["train"]) == 5
 
-    return Case(Path("--data.root"), lambda: read_folders(settings), right)
+    return Case(Path("--data.root"), lambda: read_folders(settings, 4), right)
 
 
 KINDS: dict[Callable[[Path, random.Random], Case], int] = {

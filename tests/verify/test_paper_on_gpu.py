@@ -67,7 +67,7 @@ def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monk
     rows = {row["observation"]: row for row in observations["rows"]}
     assert list(rows["dip after pruning"]["seeds"]) == ["42"]
     text = (joined / "README.md").read_text(encoding="utf-8")
-    assert "quadratic-generalized-1-epochs: --epochs 1 in place of 5, --precision bf16 in place of 32." in text
+    assert "quadratic-generalized-1-epochs: --epochs 1 instead of 5, --precision bf16 instead of 32." in text
     keep(KeepSettings(joined, kept))
     assert (kept / "runs" / names[0] / "weights.safetensors").is_file()
     assert not (kept / "runs" / "quadratic-seed-43-1-epochs" / "weights.safetensors").exists()

@@ -14,12 +14,12 @@ SOURCE_RUN, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"
 def test_two_processes_reproduce_together(tmp_path: Path) -> None:
     words = ["reproduce", "--scale", "tiny", "--out", str(tmp_path), "--only", PRUNED]
     said = call(words)
-    assert said.count("What is trained") == said.count("Figures and tables") == 1
+    assert said.count("precision  state") == said.count("Figures and tables") == 1
     first, pruned = (RunFolder(tmp_path / "runs" / name) for name in (SOURCE_RUN, PRUNED))
     assert first.result() is not None
     result = pruned.result()
     assert (result is not None and "start" in result) or "not trained, since" in said
-    assert call(words).count("finished before") == (1 if result is None else 2)
+    assert call(words).count("already complete") == (1 if result is None else 2)
 
 
 def call(words: list[str]) -> str:

@@ -31,7 +31,7 @@ def test_the_demo_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         main(["demo", "--epochs", "1", "--out", str(tmp_path / "demo")])
     assert end.value.code in (0, None)
     out = capsys.readouterr().out
-    assert "as 9 heads in float64: largest relative difference" in out
+    assert "as 9 heads in float64: maximum relative difference" in out
     assert "test accuracy" in out
     assert Path(out.split("Report: ")[1].strip()).is_file()
 

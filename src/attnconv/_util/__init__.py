@@ -1,1 +1,1 @@
-"""Internal helpers: errors, checks of arguments, files."""
+"""Internal helpers: error messages, argument validation and files."""

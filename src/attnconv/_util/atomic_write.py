@@ -6,14 +6,14 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 
-PARTIAL = ".*.partial"  # names of what a kill in the middle of a save leaves
+PARTIAL = ".*.partial"  # pattern of files that remain if a process is killed during a write
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content, or leave it as it was and raise `OSError` with the system's error number.
+    """Replace the content of a file, or raise `OSError` with the system's error number and leave the file unchanged.
 
-    The content goes to `.NAME.RANDOM.partial` in the same folder, which must exist, is synchronised to the disk and
-    renamed. Behind a symbolic link, the link's target is replaced.
+    The content is written to `.NAME.RANDOM.partial` in the same folder, which must exist, synchronised to disk, and
+    renamed. If the path is a symbolic link, its target is replaced.
     """
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -24,11 +24,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        kept = "The file that was there is unchanged." if path.exists() else "No file was made."
+        kept = "The existing file is unchanged." if path.exists() else "No file was created."
         raise cannot_write(path, len(content), error, kept) from error
     finally:
         partial.unlink(missing_ok=True)
-    if os.name == "posix":  # other systems cannot open a folder to bring the new name to the disk as well
+    if os.name == "posix":  # other systems cannot open a folder to synchronise the new name
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -37,6 +37,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def cannot_write(path: Path, size: int, error: OSError, kept: str) -> OSError:
-    """The system's error in writing `size` bytes, with the file's name and one sentence about its content now."""
+    """Return the system's error with the file's name and a sentence about the file's current content."""
     got = f"{error.strerror} for {path}"
-    return OSError(error.errno, bad("path", f"must take {size:,} bytes".replace(",", " "), got, kept))
+    return OSError(error.errno, bad("path", f"must have room for {size:,} bytes".replace(",", " "), got, kept))

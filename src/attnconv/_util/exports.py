@@ -1,4 +1,4 @@
-"""A package's public names, imported when first used, and which extra brings a package that is missing."""
+"""Lazy imports of public names, and error messages that name the extra of a missing package."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -8,7 +8,7 @@ import lazy_loader
 
 from attnconv._util.errors import bad
 
-# Packages that the core does without -> the extra that brings them.
+# Optional packages and the extra that installs them.
 EXTRA_OF = {
     **dict.fromkeys(("PIL", "pyarrow", "rich", "sklearn"), "train"),
     **dict.fromkeys(("anyio", "starlette", "uvicorn"), "explore"),
@@ -16,11 +16,12 @@ EXTRA_OF = {
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     **dict.fromkeys(("timm", "torchvision", "transformers"), "models"),
     "anywidget": "notebook",
+    "shtab": "app",
 }
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package with its public names in the stub `__init__.pyi`."""
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the public names in its stub `__init__.pyi`."""
     getter, names, public = lazy_loader.attach_stub(package, file)
 
     def getattribute(name: str) -> Any:
@@ -35,10 +36,10 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 def missing(error: ModuleNotFoundError, *, on_command_line: bool = False) -> ModuleNotFoundError | None:
-    """The error that names the extra to install; None where no extra brings the package.
+    """Return an error that names the extra to install, or None if no extra contains the package.
 
-    On the command line that is `app`, which brings what all commands need. timm needs torchvision, for which pip would
-    replace a torch of another build: the torch that is installed is named too.
+    On the command line this is usually `app`, which contains the requirements of all commands. timm requires
+    torchvision, for which pip may replace the installed build of torch, so the command also pins torch.
     """
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package)
@@ -48,4 +49,4 @@ def missing(error: ModuleNotFoundError, *, on_command_line: bool = False) -> Mod
         extra = "app"
     torch = f" torch=={version('torch')}" if extra == "models" else ""
     fix = f"Run: pip install 'attnconv[{extra}]'{torch}."
-    return ModuleNotFoundError(bad(package, "must be installed", "no package of that name", fix), name=error.name)
+    return ModuleNotFoundError(bad(package, "must be installed", "no such package", fix), name=error.name)

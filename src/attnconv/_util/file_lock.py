@@ -1,4 +1,4 @@
-"""Exclusive file locks, which the system releases however the process ends."""
+"""Exclusive file locks, which the operating system releases when the process ends for any reason."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-_UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # of file systems without locks
+_UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # errors of file systems without locks
 _open_files: weakref.WeakSet[FileIO] = weakref.WeakSet()
 
 if sys.platform == "win32":
     import msvcrt
 
     def _lock(file: FileIO) -> None:
-        file.seek(1 << 30)  # past the contents, since others cannot read bytes that are locked
+        file.seek(1 << 30)  # past the content, since other processes cannot read locked bytes
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except PermissionError as error:
@@ -31,20 +31,21 @@ else:
     def _lock(file: FileIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _let_go() -> None:
-        """A forked process shares its parent's locks, and would keep them when the parent is killed."""
+    def _release() -> None:
+        """Close the locked files in a forked process, which would keep the locks if its parent were killed."""
         for file in list(_open_files):
             file.close()
 
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release)
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
-    """Hold an unbuffered file for reading and appending; it and its folder are made where they are missing.
+    """Lock a file and yield it, unbuffered, for reading and appending; create it and its folder if they are missing.
 
-    The holder may remove or rename the file: a process that waited for it takes the next file of this name. Without
-    `wait`, raises `BlockingIOError` if another process or thread holds it. Warns where the file system has no locks.
+    The owner of the lock may remove or rename the file; waiting processes then lock a new file of this name. Unless
+    `wait` is true, raises `BlockingIOError` if another process or thread has locked the file. Warns if the file system
+    does not support locks.
     """
     while True:
         with _open(path) as file:
@@ -56,7 +57,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
 
 def _open(path: Path) -> FileIO:
     while True:
-        with suppress(FileNotFoundError):  # the folder has gone meanwhile
+        with suppress(FileNotFoundError):  # another process has removed the folder
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
@@ -66,7 +67,7 @@ def _open(path: Path) -> FileIO:
 
 
 def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:
-    """Lock an open file; False if it has lost its name meanwhile."""
+    """Lock an open file; return False if the file has been removed or renamed in the meantime."""
     while True:
         try:
             _lock(file)
@@ -78,7 +79,7 @@ def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise
-            text = f"{path.parent}: its file system has no locks. Write to it with one process at a time."
+            text = f"{path.parent}: the file system does not support locks. Write with one process at a time."
             warnings.warn(text, stacklevel=5)
             break
     try:

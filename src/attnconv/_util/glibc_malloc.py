@@ -1,7 +1,7 @@
-"""glibc's memory allocator while something is trained or measured; elsewhere than on Linux nothing happens.
+"""Settings of glibc's memory allocator for training and benchmarks, which have no effect except on Linux.
 
-By itself glibc keeps freed blocks or returns them to the system, depending on the history of the process. Equal work
-then differs by a factor of two in time, or a third in memory.
+By default, whether glibc keeps freed blocks or returns them to the system depends on the history of the process. This
+changes the time of the same computation by up to a factor of two, and its memory by up to a third.
 """
 
 import ctypes
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # names of `mallopt`
-# What glibc adapts to in a process that has freed a large tensor. Once one is set it adapts no more.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # parameters of `mallopt`
+# The values to which glibc adapts after a large tensor is freed. Setting any of them turns the adaptation off.
 _USUAL = {_MMAP_MAX: 2**16, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26, _TOP_PAD: 2**17}
 
 
 def keep_freed_memory() -> None:
-    """Take blocks of any size from one heap, and keep it: later rounds of the same work get no new pages."""
+    """Allocate blocks of any size from one heap and never shrink it, so that repeated work reuses its pages."""
     _allocator("mallopt", _MMAP_MAX, 0)
     _allocator("mallopt", _TRIM_THRESHOLD, -1)  # never
     _allocator("mallopt", _TOP_PAD, 2**26)
@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """`keep_freed_memory` within the block. The user's own settings, `MALLOC_*` or `GLIBC_TUNABLES`, come first."""
+    """Apply `keep_freed_memory` within the block, unless the user has set `MALLOC_*` or `GLIBC_TUNABLES`."""
     if any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ):
         yield
         return
@@ -39,18 +39,18 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def map_large_blocks() -> None:
-    """Map blocks of 1 MiB and more, each on its own, so that peaks of memory hold no holes."""
+    """Allocate each block of at least 1 MiB by `mmap`, so that peak memory includes no fragmentation."""
     _allocator("mallopt", _MMAP_THRESHOLD, 2**20)
 
 
 def give_back() -> None:
-    """Give freed memory back to the system."""
+    """Return freed memory to the system."""
     gc.collect()
     _allocator("malloc_trim", 0)
 
 
 def _allocator(name: str, *numbers: int) -> None:
-    """Call a function of the C library where there is one."""
+    """Call a function of the C library if it exists."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     if function is not None:
         function(*numbers)

@@ -1,4 +1,4 @@
-"""Context managers that restore a model: its training mode, or all of it after an error."""
+"""Context managers that restore the training mode of a model, or its whole state after an error."""
 
 import copy
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all of a model in evaluation mode; at the end every module is back in its own mode."""
+    """Put a model in evaluation mode, and restore the mode of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -23,14 +23,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Undo every change to a model if the block raises: afterwards it is bit for bit what it was before.
+    """Undo all changes to a model, bit for bit, if the block raises an exception.
 
-    That covers values and `requires_grad` of parameters and buffers, the modules, their hooks, modes and attributes. It
-    copies all weights: for functions that cannot check their arguments before they change the model.
+    This restores the values and `requires_grad` of parameters and buffers, the submodules, hooks, modes and attributes.
+    It copies all weights, and is meant for functions that cannot validate their arguments before changing the model.
     """
     attributes = [vars(module) for module in model.modules()]
     registries = [entry for some in attributes for entry in some.values() if isinstance(entry, dict | set)]
-    # The same objects are filled again, not replaced: handles of hooks refer to them.
+    # The objects are refilled rather than replaced, since handles of hooks refer to them.
     held = [(entry, copy.copy(entry)) for entry in (*attributes, *registries)]
     values = [
         (tensor, tensor.requires_grad, tensor.detach().clone())
@@ -43,7 +43,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
         for entry, before in held:
             entry.clear()
             entry.update(before)
-        with torch.inference_mode():  # the only mode that writes to every kind of tensor
+        with torch.inference_mode():  # the only mode in which every kind of tensor can be written
             for tensor, _, value in values:
                 tensor.copy_(value)
         for tensor, trained, _ in values:

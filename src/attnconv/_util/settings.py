@@ -1,10 +1,11 @@
-"""Settings: frozen dataclasses whose annotations state what each value may be.
+"""Settings: frozen dataclasses with annotations that constrain the values.
 
     Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
-`read` makes an instance from plain values, `problems` validates one, `plain` gives its JSON values. Classes in one
-union differ in `kind`. A class may state rules between its fields in a method `conflicts(fine)`, which yields a
-`Problem` for each broken rule; `fine(*names)` says whether these fields (without names: all) are valid so far.
+`read` creates an instance from plain values, `problems` validates an instance, and `plain` converts it to JSON values.
+The classes of a union have different values of `kind`. A class may define rules between its fields in a method
+`conflicts(fine)`, which yields a `Problem` for each violated rule. `fine(*names)` returns whether the named fields, or
+by default all fields, are valid so far.
 """
 
 import math
@@ -26,8 +27,8 @@ NotNegative = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1, le=65_536)]
 Counts = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-# The smallest float that is not denormal. `gt=0` compares with a denormal number, which torch.set_flush_denormal turns
-# into 0, and then admits 0.
+# The smallest normal float. With `gt=0`, msgspec compares with a denormal number, which torch.set_flush_denormal turns
+# into 0, so that 0 would be accepted.
 SMALLEST = sys.float_info.min
 Positive = Annotated[float, Meta(ge=SMALLEST)]
 Magnitude = Annotated[float, Meta(ge=0)]
@@ -38,9 +39,9 @@ Text = Annotated[str, Meta(min_length=1)]
 
 @dataclass(frozen=True)
 class Problem:
-    """One setting that cannot be used; as text, an error message.
+    """An invalid setting; `str` gives the error message.
 
-    `name` is dotted, such as `optim.learning_rate`; an empty `got` of a rule in `conflicts` means the field's value.
+    `name` is dotted, such as `optim.learning_rate`. In `conflicts`, an empty `got` stands for the field's value.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Problem:
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used. The message has one line for each of the `problems`."""
+    """Invalid settings. The message has one line for each of the `problems`."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -62,21 +63,21 @@ class SettingsError(ValueError):
 
 
 def problems(settings: Any, name: str = "") -> list[Problem]:
-    """List everything that is wrong with an instance and those in it; `name` is the prefix of its fields' names."""
+    """List the problems of an instance and of its nested instances; `name` is the prefix of the field names."""
     return _value(type(settings), settings, name)[1]
 
 
 def check(settings: Any, name: str = "") -> None:
-    """Raise `SettingsError` with all `problems` of an instance, if there are any."""
+    """Raise `SettingsError` with all `problems` of an instance if there are any."""
     if found := problems(settings, name):
         raise SettingsError(found)
 
 
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
-    """Make an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
+    """Create an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
 
-    Missing names take their defaults, and a class's `ignored` names are skipped. Raises `SettingsError` with all that
-    is wrong; `origin` says where the values came from.
+    Missing fields have their defaults, and the names in a class's `ignored` are skipped. Raises `SettingsError` with
+    all problems; `origin` describes the source of the values.
     """
     settings, found = _value(hint, values, name)
     if found:
@@ -85,7 +86,7 @@ def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """JSON values of an instance; a class with a `kind` is tagged with it."""
+    """Convert an instance to JSON values, including the `kind` of its class."""
     values = {"kind": settings.kind} if hasattr(settings, "kind") else {}
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -94,20 +95,20 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 def classes_in(hint: Any) -> dict[str, type]:
-    """The settings classes that an annotation admits, by kind; empty for a plain value."""
+    """Return the settings classes of an annotation by kind; empty for a plain value."""
     found = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]
     return {getattr(kind, "kind", ""): kind for kind in found}
 
 
 @cache
 def annotations(settings_class: Any) -> dict[str, Any]:
-    """Annotation of each field, with its `Meta`."""
+    """Return the annotation of each field, including its `Meta`."""
     hints = get_type_hints(settings_class, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings_class)}
 
 
 def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
-    """A valid value, or None and what is wrong with it."""
+    """Return the validated value, or None, and the list of problems."""
     classes = classes_in(hint)
     if type(value) in classes.values():
         return _instance(type(value), vars(value), name)
@@ -125,7 +126,7 @@ def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
 
 def _plain_value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
     try:
-        number = float(value) if isinstance(value, float) else value  # numpy's floats are Python's
+        number = float(value) if isinstance(value, float) else value  # NumPy floats become Python floats
         made = msgspec.convert(number, hint, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError:
         made = math.nan
@@ -135,7 +136,7 @@ def _plain_value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
 
 
 def _instance(settings_class: Any, values: Mapping[str, Any], name: str) -> tuple[Any, list[Problem]]:
-    """An instance with defaults in place of wrong values, and all that is wrong."""
+    """Return an instance with defaults instead of invalid values, and the list of problems."""
     hints, found, valid = annotations(settings_class), [], {}
     for field, value in values.items():
         if field in hints:
@@ -144,10 +145,10 @@ def _instance(settings_class: Any, values: Mapping[str, Any], name: str) -> tupl
             if not wrong:
                 valid[field] = made
         elif field not in getattr(settings_class, "ignored", ()):
-            fix = did_you_mean(field, hints) or f"Known are {', '.join(hints)}."
+            fix = did_you_mean(field, hints) or f"Known settings are {', '.join(hints)}."
             found.append(Problem(_join(name, field), "must be a known setting", repr(value), fix))
     required = [field.name for field in fields(settings_class) if field.default is field.default_factory is MISSING]
-    found += [Problem(_join(name, field), "must be given", "nothing") for field in required if field not in values]
+    found += [Problem(_join(name, field), "must be given", "no value") for field in required if field not in values]
     if not all(field in valid for field in required):
         return None, found
     settings = settings_class(**valid)
@@ -168,7 +169,7 @@ def _join(name: str, field: str) -> str:
 
 @cache
 def describe(hint: Any) -> str:
-    """Describe what a value may be, as part of a sentence: 'a whole number from 1 to 65,536, or None'."""
+    """Describe the valid values as part of a sentence, such as 'a whole number from 1 to 65,536, or None'."""
     return _described(inspect.type_info(hint))
 
 

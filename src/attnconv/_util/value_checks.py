@@ -1,4 +1,4 @@
-"""Checks of arguments that may arrive with any type: numbers, models, images."""
+"""Validation of arguments of any type: numbers, models and images."""
 
 import operator
 import sys
@@ -10,28 +10,28 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 
-LARGEST = 2**63 - 1  # of int64
-FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what layers compute in
+LARGEST = 2**63 - 1  # the largest int64
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes of layers
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a finite int or float, no bool, and no int that is larger than every float."""
+    """Return whether a value is a finite float, or an int within the range of floats, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether Python accepts a value as a whole number (also numpy's and a compiler's symbols); no bool, no array."""
-    if isinstance(value, int):  # first: a compiler's symbols have no attributes to ask for
+    """Return whether a value is a whole number (int, NumPy integer, SymInt), but not a bool or an array."""
+    if isinstance(value, int):  # first, since a SymInt lacks the attributes below
         return not isinstance(value, bool)
     indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
     return indexable and getattr(value, "ndim", 0) == 0 and "bool" not in str(getattr(value, "dtype", ""))
 
 
 def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int:
-    """Return a whole number as an int. Raises `TypeError` for other values and `ValueError` out of range."""
+    """Convert a whole number to int; raise `TypeError` for other values and `ValueError` outside the range."""
     try:
         number = operator.index(value) if is_index(value) else None
-    except TypeError:  # of numpy's and torch's floats
+    except TypeError:  # raised by floats of NumPy and torch
         number = None
     if number is None:
         raise TypeError(bad(name, f"must be a whole number of at least {minimum}", repr(value)))
@@ -43,7 +43,7 @@ def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int
 
 
 def indices(name: str, values: object, count: int) -> list[int]:
-    """Return whole numbers below a count as ints, each once, in the order given."""
+    """Convert indices below `count` to ints, without duplicates, in the order given."""
     found = list(values) if isinstance(values, Iterable) else None
     if found is None or not all(is_index(value) and 0 <= operator.index(value) < count for value in found):
         raise ValueError(bad(name, f"must be a list of whole numbers from 0 to {count - 1}", found or repr(values)))
@@ -51,13 +51,13 @@ def indices(name: str, values: object, count: int) -> list[int]:
 
 
 def check_module(model: object, argument: str = "model") -> None:
-    """Raise `TypeError` unless the argument is a module; a class of modules is none."""
+    """Raise `TypeError` unless the argument is an instance of `nn.Module`."""
     if not isinstance(model, nn.Module):
         raise TypeError(bad(argument, "must be an nn.Module", type(model).__name__))
 
 
 def check_tensor(images: object, argument: str = "images") -> None:
-    """Require a tensor with a batch axis."""
+    """Raise an error unless the argument is a tensor with a batch axis."""
     if not isinstance(images, Tensor):
         raise TypeError(bad(argument, "must be a tensor, (b, c, height, width)", type(images).__name__))
     if images.dim() < 2:
@@ -66,19 +66,19 @@ def check_tensor(images: object, argument: str = "images") -> None:
 
 
 def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
-    """Require a batch of at least `least` dense floating point images with `dims` axes each (None for any)."""
+    """Raise an error unless the argument is a dense floating-point batch of images with `dims` axes."""
     check_tensor(images, argument)
     assert isinstance(images, Tensor)
     if images.layout != torch.strided:
         raise TypeError(bad(argument, "must be a dense tensor", str(images.layout)))
     if images.dtype not in FLOATING:
-        fix = "Scale bytes to [0, 1] and normalise them."
-        raise TypeError(bad(argument, "must be floating point of 16 to 64 bits", str(images.dtype), fix))
+        fix = "Scale uint8 images to [0, 1] and normalise them."
+        raise TypeError(bad(argument, "must be a floating-point tensor of 16 to 64 bits", str(images.dtype), fix))
     if images.is_meta:
-        raise ValueError(bad(argument, "must hold pixels", "a tensor on the meta device"))
+        raise ValueError(bad(argument, "must have data", "a tensor on the meta device"))
     if dims is not None and images.dim() != dims + 2:
-        raise ValueError(bad(argument, f"must be of {dims} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
+        raise ValueError(bad(argument, f"must have {dims} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
     if 0 in images.shape[1:]:
         raise ValueError(bad(argument, "must have pixels", f"shape {tuple(images.shape)}"))
     if len(images) < least:
-        raise ValueError(bad(argument, f"must be at least {least}", len(images)))
+        raise ValueError(bad(argument, f"must contain at least {least}", len(images)))

@@ -1,7 +1,8 @@
-"""The command line: `attnconv COMMAND`, one file per command: its dataclass of arguments, and `run` with them.
+"""Command-line interface: `attnconv COMMAND`, with one module per command.
 
-`--help` answers without importing torch: commands import in their bodies what they run. Errors that a user can cause
-are printed without a traceback, with status 2 for a wrong call and 1 for a failure at work.
+Each module has a dataclass `Arguments` and a function `run`. Commands import torch only in `run`, so that `--help` is
+fast. Errors that a user can cause are printed without a traceback; the exit status is 2 for invalid arguments and 1 for
+any other failure.
 """
 
 import importlib
@@ -11,82 +12,90 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from attnconv._util.errors import printable
+from attnconv._util.errors import did_you_mean, printable
 from attnconv._util.exports import missing
 from attnconv._util.settings import SettingsError
 from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
-    "demo": "see convolution performed and learned, in three minutes and without a network",
-    "train": "train a preset and leave a run folder",
-    "evaluate": "measure the test accuracy of a run or checkpoint",
-    "predict": "name the classes that a model sees in an image",
-    "report": "draw the figures of a run, and one HTML page of them",
-    "reproduce": "train the paper's models at a chosen scale, and draw its figures and tables",
-    "prove": "perform convolutions by attention and compare, random ones or a network's",
-    "recast": "write a network whose convolutions are attention",
-    "audit": "measure how convolutional the attention of any model is, with figures",
-    "explore": "see what the heads of a model do, on a live page",
+    "demo": "convert a convolution to attention and train a small model, in three minutes",
+    "train": "train a preset and write a run folder",
+    "evaluate": "measure the test accuracy of a model",
+    "predict": "classify an image",
+    "report": "draw the figures of a run and an HTML page",
+    "reproduce": "train the paper's models and draw its figures and tables",
+    "prove": "compare convolutions with the attention layers that equal them",
+    "recast": "replace the convolutions of a network by attention",
+    "audit": "measure how convolutional the attention of a model is",
+    "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove degenerate heads from a trained model",
-    "calibrate": "measure how fast this machine computes, so that layers choose the faster form",
+    "calibrate": "measure the speed of this machine, to choose the faster algorithms",
     "models": "list the presets with their parameters and FLOPs",
+    "completion": "print a completion script for a shell",
 }
 _WIDTH = max(map(len, COMMANDS))
 _COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.items())
 _HELP = f"""\
-usage: attnconv [-h] [--version] COMMAND ...
+usage: attnconv [-h] [-V] COMMAND ...
 
-Self-attention that performs convolution, and learns it.
+Self-attention layers that can express any convolution.
 
 commands:
 {_COMMANDS}
 
-`attnconv COMMAND --help` lists its options.
+options:
+  -h, --help     print this help
+  -V, --version  print the version
+
+`attnconv COMMAND --help` or `attnconv help COMMAND` lists a command's options.
 
 examples:
   attnconv demo
   attnconv train quadratic-digits
-  attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/first
-  attnconv evaluate runs/first --data.root PATH/TO/CIFAR
+  attnconv train quadratic-small --data-root data --epochs 20 --out runs/first
+  attnconv evaluate runs/first
   attnconv report runs/first
+  attnconv explore runs/first
   attnconv reproduce --scale tiny
   attnconv prove
-  attnconv recast torchvision:resnet18 --pretrained --out resnet18-attention.safetensors
-  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
-  attnconv explore runs/first
+  attnconv recast torchvision:resnet18 --pretrained --out resnet18.safetensors
+  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and end the process with its status: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run one command and exit with its status, which is 130 after Ctrl-C and 143 after SIGTERM."""
     try:
-        status = _answer(list(sys.argv[1:] if arguments is None else arguments))
+        status = _status(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
         status = 1
     sys.exit(status)
 
 
-def _answer(words: list[str]) -> int:
-    """Return the status of a command line, after doing what it says."""
+def _status(words: list[str]) -> int:
+    """Run a command line and return its exit status."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(_HELP)
         return 0 if words else 2
-    if words[0] == "--version":
+    if words[0] in ("-V", "--version"):
         from attnconv import __version__
 
         print(f"attnconv {__version__}")
         return 0
     name, *rest = words
     if name not in COMMANDS:
-        print(f"attnconv: there is no command {name!r}. The commands are {', '.join(COMMANDS)}.", file=sys.stderr)
+        fix = did_you_mean(name, COMMANDS) or f"The commands are {', '.join(COMMANDS)}."
+        print(f"attnconv: unknown command {name!r}. {fix}", file=sys.stderr)
         return 2
     return _run(name, rest)
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does, with another status."""
+    """SIGTERM, which ends a command like Ctrl-C but with its own exit status."""
 
 
 def _terminate(*_: object) -> None:
@@ -94,8 +103,8 @@ def _terminate(*_: object) -> None:
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Return a command's status, and print its errors as sentences."""
-    in_main = threading.current_thread() is threading.main_thread()  # only there may signals be handled
+    """Run a command, print its errors without a traceback, and return the exit status."""
+    in_main = threading.current_thread() is threading.main_thread()  # signal handlers can be set only there
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:
         command = importlib.import_module(f"attnconv.cli.{name}_command")

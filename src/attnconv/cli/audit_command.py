@@ -1,4 +1,4 @@
-"""`attnconv audit MODEL`: how convolutional each attention of a model is, as a table and a page with figures."""
+"""`attnconv audit MODEL`: measure how convolutional each attention layer is, and write a page with figures."""
 
 import re
 import shlex
@@ -11,30 +11,30 @@ from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positio
 from attnconv.cli.output import mark, print_table, print_text, require_room
 from attnconv.cli.parsing import Positional
 
-ON_SCREEN = 6  # columns, layer to coverage: a terminal of 80 characters cuts more short; the page has all
+ON_SCREEN = 6  # columns, layer to coverage, that fit into 80 characters; the page has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(AttentionOptions):
     """Measure how convolutional the attention of a model is, and write a page with figures.
 
-    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and every head its
+    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and each head its
     statistics.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
-        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES
-        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/PICTURES --images 16 --skip-broken
-        attnconv audit my_package.models:network --data PATH/TO/PICTURES --size 192x256 --grid 12x16 --prefix 1
+        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
+        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data pictures
+        attnconv audit my_package.models:network --data pictures --image-size 192x256
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        data: Images to run the model on: a folder of pictures (or of folders of pictures), digits or cifar10. None
-            takes noise, for a model whose attention depends on positions only.
-        queries: Largest number of queries of each image.
-        skip_unreadable: Leave out attention that cannot be read, as that of a pooling head, instead of stopping; it is
-            named.
-        out: Folder for the page, the figures and audit.json, new or of an earlier audit; None for audits/MODEL.
+        data: Input images: a folder of image files (searched recursively), digits or cifar10. The default is noise, for
+            models whose attention depends only on positions.
+        queries: Maximum number of queries to measure in each image.
+        skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of raising
+            an error.
+        out: Output folder, which must be new or from an earlier audit. The default is audits/MODEL.
     """
 
     model: Positional[str]
@@ -45,33 +45,36 @@ class Arguments(AttentionOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Load the model, inspect its attention, print and write the results."""
+    """Load the model, measure its attention, and print and write the results."""
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
     from attnconv.inspect import audit
     from attnconv.report.audit_report import LAYER_COLUMNS, layer_row, write_audit
+    from attnconv.training.progress_bars import working
 
     subject = Subject.load(arguments.model, arguments)
     reading = {**arguments.reading(), "skip_unreadable": arguments.skip_unreadable}
     size = f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
     notes: tuple[str, ...] = ()
     if arguments.data is None:
-        images, about = subject.noise(2), f"All its attention looks at positions alone, those of images of {size}."
+        images = subject.noise(2)
+        about = f"Its attention depends only on positions; it was measured for images of {size}."
     else:
         pictures, scale = subject.images(arguments.data, arguments)
         images, notes = subject.normalised(pictures, scale), pictures.notes
-        about = f"Looked at {len(images)} images of {arguments.data}, {size}."
-    found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
+        about = f"Measured on {len(images)} images of {arguments.data}, {size}."
+    with working(f"Auditing {arguments.model}"):
+        found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
     if arguments.data is None:
         require_positions_only(found)
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
     for omission in found.omissions():
         print(omission)
-    print_text(about)  # a table would wrap it to its own width
+    print_text(about)  # as the title of a table it would be wrapped at the table's width
     print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
     scores = [layer.statistics.convolution_score for layer in found.layers]
-    meaning = "score: 0 is uniform or random attention, 1 a convolution with one tap per head"
+    meaning = "Score: 0 for uniform or random attention, 1 for a convolution with one tap per head"
     print_text(f"{meaning}; mean {sum(scores) / len(scores):.3f}.")
     mark(out)
     command = shlex.join(["attnconv", *sys.argv[1:]])

@@ -8,9 +8,10 @@ from attnconv._util.settings import Problem, SettingsError
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure how fast this machine computes, in a few seconds, and keep it in the user's cache folder.
+    """Measure the speed of this machine in a few seconds, and save the result in the user's cache folder.
 
-    Layers choose the faster form of position-only attention by these constants; without them, by typical ones.
+    Layers use the result to choose the faster algorithm for position-only attention. Without a calibration they use
+    typical values.
 
     Examples:
         attnconv calibrate
@@ -24,14 +25,14 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Measure, print and store the constants."""
+    """Measure, print and save the constants."""
     import torch
 
     from attnconv.operators.planner import calibrate, keep
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         fix = "torch finds no GPU; pass --device cpu."
-        raise SettingsError([Problem("--device", "must be a device that torch can use here", arguments.device, fix)])
+        raise SettingsError([Problem("--device", "must be an available device", arguments.device, fix)])
     torch.set_flush_denormal(True)
     found = calibrate(arguments.device)
     path = keep(found, arguments.device)

@@ -1,4 +1,4 @@
-"""`attnconv demo`: attention performs a convolution, attention learns, and figures of where its heads went."""
+"""`attnconv demo`: convert a convolution to attention, train a small model, and draw its heads."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -14,18 +14,19 @@ PRESET = "quadratic-digits"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Show in three minutes on two CPU cores, without a network, that attention performs and learns convolution.
+    """Show that attention can express a convolution, and can learn to attend like one.
 
-    Builds the attention layer that equals a random convolution, trains a small attention-only model on handwritten
-    digits, and draws where its heads went.
+    Converts a random convolution to an attention layer and compares their outputs, trains a small attention-only model
+    on handwritten digits, and draws the positions that its heads attend to. This needs three minutes on two CPU cores
+    and no internet connection.
 
     Examples:
         attnconv demo
-        attnconv demo --epochs 5 --out runs/x
+        attnconv demo --epochs 5 --out runs/short-demo
 
     Attributes:
-        out: Run folder; an earlier demo in it is replaced, unless it holds files of yours.
-        epochs: Epochs of training; None for the recipe's.
+        out: Run folder, which must be new, empty or contain only an earlier demo, which is replaced.
+        epochs: Epochs of training. The default is the recipe's.
     """
 
     out: Path = Path("runs/demo")
@@ -33,7 +34,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Perform a convolution, learn one, draw what was learned."""
+    """Compare attention with a convolution, train a model, and write its report."""
     settings = recipe(PRESET)
     if arguments.epochs is not None:
         settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
@@ -42,21 +43,24 @@ def run(arguments: Arguments) -> None:
     from attnconv.report import write_report
     from attnconv.training.fitting import fit
 
-    print(f"\n2. Attention learns ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)", flush=True)
+    print(
+        f"\n2. Training an attention-only model ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)",
+        flush=True,
+    )
     result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
-    assert result is not None  # fit has ended
+    assert result is not None  # because the training is complete
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
-    print("\n3. What its heads look at")
+    print("\n3. The positions that its heads attend to")
     print(f"   Report: {write_report(arguments.out).resolve()}")
 
 
 def _perform() -> None:
-    """Compare a random convolution with the attention layer that equals it."""
+    """Compare random convolutions with the attention layers that equal them."""
     import torch
 
     from attnconv.convert import from_conv
 
-    print("1. Attention performs convolution")
+    print("1. Attention expresses a convolution")
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float64):
         conv = torch.nn.Conv2d(16, 32, kernel_size=3, padding=1, dtype=dtype)
@@ -65,19 +69,19 @@ def _perform() -> None:
             attended, convolved = layer(image), conv(image)
         error = float((attended - convolved).abs().max() / convolved.abs().max())
         heads = f"{layer.heads} heads in {str(dtype).removeprefix('torch.')}"
-        print(f"   a random 3 x 3 convolution as {heads}: largest relative difference {error:.1e}")
+        print(f"   a random 3 x 3 convolution as {heads}: maximum relative difference {error:.1e}")
 
 
 def _make_room(folder: Path) -> None:
-    """Remove an earlier demo; anything else in the folder stays and stops the demo."""
+    """Remove an earlier demo from the folder; raise `ValueError` if the folder contains anything else."""
     run = RunFolder(folder)
     with writing(run):
         is_demo = run.exists() and run.record().get("command") == ["attnconv", "demo"]
         foreign = run.foreign_files()
         if not run.is_empty() and (foreign or not is_demo):
-            held = foreign[0].relative_to(folder) if is_demo else "other things"
-            got, fix = f"{folder}, which holds {held}", "Name another folder with --out."
-            raise ValueError(bad("--out", "must be new, empty or an earlier demo", got, fix))
+            contents = foreign[0].relative_to(folder) if is_demo else "other files"
+            got, fix = f"{folder}, which contains {contents}", "Pass another folder."
+            raise ValueError(bad("--out", "must be new, empty or contain only an earlier demo", got, fix))
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -1,11 +1,12 @@
-"""`attnconv evaluate CHECKPOINT`: accuracy and loss on a test set."""
+"""`attnconv evaluate MODEL`: measure accuracy and loss on a test set."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from attnconv._util.settings import Natural, Problem, SettingsError, plain
+from attnconv._util.settings import Fine, Natural, Problem, SettingsError, plain
+from attnconv.cli.image_inputs import own_size
 from attnconv.cli.parsing import Defaults, Positional
 from attnconv.data.settings import DataSettings
 from attnconv.training.run_folder import RunFolder
@@ -14,24 +15,27 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure a model on a test set.
+    """Measure the accuracy and the loss of a model.
 
-    The data default to those that the run was trained on.
+    By default, a run is evaluated on the data set that it was trained on.
 
     Examples:
         attnconv evaluate runs/quadratic-digits
-        attnconv evaluate best.safetensors --data.root PATH/TO/CIFAR
+        attnconv evaluate best.safetensors --data-root data
 
     Attributes:
-        checkpoint: Run folder, weights file (.safetensors), or any other model that `attnconv.load` knows.
+        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
         data: The images.
-        split: Measure the test set, or the images held out of the training set.
+        image_size: Image folders only: side in pixels of the square to which images are scaled and cropped. The default
+            is the model's image size.
+        split: Evaluate the test set, or the images held out of the training set.
         batch_size: Images per batch.
-        precision: Numbers of 32 bits, bf16 in matrix products, or 64 bits.
-        accelerator: Device to compute on; auto takes a GPU if torch finds one.
+        precision: 32-bit numbers, bf16 in matrix products, or 64-bit numbers.
+        accelerator: Device to compute on; auto uses a GPU if there is one.
     """
 
-    checkpoint: Positional[str]
+    model: Positional[str]
+    image_size: Natural | None = None
     data: DataSettings = field(default_factory=DataSettings)
     split: Literal["test", "validation"] = "test"
     batch_size: Natural = 500
@@ -40,16 +44,21 @@ class Arguments:
 
     @staticmethod
     def defaults(given: Mapping[str, Any]) -> Defaults:
-        """For a run folder, or a weights file in one, the run's own data and precision."""
-        folder = RunFolder.holding(Path(given["checkpoint"])) if "checkpoint" in given else None
+        """Return the data settings and the precision of the run that contains the model, if there is one."""
+        folder = RunFolder.holding(Path(given["model"])) if "model" in given else None
         if folder is None:
             return {}, {}
         settings = folder.settings()
         return {"data": plain(settings.data), "precision": settings.train.precision}, {}
 
+    def conflicts(self, _: Fine) -> Iterator[Problem]:
+        """Reject an image size for data sets that have their own."""
+        if self.image_size is not None and self.data.name != "folder":
+            yield Problem("image_size", "must be omitted unless --data-name is folder")
+
 
 def run(arguments: Arguments) -> None:
-    """Measure and print."""
+    """Evaluate the model and print the metrics."""
     from attnconv.data.load_splits import load_data
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
@@ -58,14 +67,15 @@ def run(arguments: Arguments) -> None:
 
     if wrong := missing_accelerator(arguments.accelerator):
         raise SettingsError(wrong)
-    loaded = load_model(arguments.checkpoint)
+    loaded = load_model(arguments.model)
     with downloading() as progress:
-        data = load_data(arguments.data, progress=progress)
-    known, held = loaded.settings, (data.test.channels, len(data.classes))
-    if known is not None and held != (known.image_channels, known.classes):
+        image_size = arguments.image_size or own_size(loaded)[0]
+        data = load_data(arguments.data, image_size=image_size, progress=progress)
+    known, shape = loaded.settings, (data.test.channels, len(data.classes))
+    if known is not None and shape != (known.image_channels, known.classes):
         requirement = f"must have the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
-        fix = "Name the images that the model was trained on: data.name, data.root."
-        raise SettingsError([Problem("--data", requirement, "{} and {}".format(*held), fix, data.source)])
+        fix = "Select the data set that the model was trained on with --data-name and --data-root."
+        raise SettingsError([Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision

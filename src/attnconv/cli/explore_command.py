@@ -1,4 +1,4 @@
-"""`attnconv explore [MODEL]`: a live page of what the heads of a model do, served or written."""
+"""`attnconv explore [MODEL]`: serve or write an interactive page about the heads of a model."""
 
 import os
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from attnconv.cli.parsing import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(AttentionOptions):
-    """Show what every head of a model does on a live page: on your own images, over the training, beside the theorem.
+    """Inspect the heads of a model on an interactive page: on your own images, and over the epochs of a run.
 
-    Serves the page on this machine only, or writes one that needs no server.
+    The page is served to this machine only, or written as files that need no server.
 
     Examples:
         attnconv explore
-        attnconv explore runs/first --data PATH/TO/PICTURES
-        attnconv explore quadratic-digits --export shown
-        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/PICTURES --layers blocks.0.attn
+        attnconv explore runs/first --data pictures
+        attnconv explore quadratic-digits --export page
+        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data pictures
 
     Attributes:
-        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function; None for
-            the run of `attnconv demo`, or where there is none, for what such a run left in the package.
-        data: Initial images: a folder of pictures, digits or cifar10. None takes the digits where a run was trained
-            on them, and noise for a model whose attention depends on positions only.
-        snapshots: Most epochs of a run to show its heads at; 0 for none.
-        budget: Megabytes for each image that content and rows of attention may take. Where not all rows fit, those of
-            an even lattice of queries are kept.
-        export: Write the page into this folder, new or of an earlier export, instead of serving it: it opens from disk
-            and can be hosted.
-        port: Port of the server, on this machine only; 0 for any port that is free.
+        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function. The
+            default is the run of `attnconv demo` or, if there is none, an example that is part of the package.
+        data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
+            for a run that was trained on them; otherwise noise, for models whose attention depends only on positions.
+        snapshots: Maximum number of epochs of a run at which to show its heads; 0 shows only the loaded weights.
+        budget: Maximum size in megabytes of the attention data stored for each image. If not all queries fit, those on
+            an evenly spaced grid are stored.
+        export: Write the page to this folder, which must be new or from an earlier export, instead of serving it. The
+            page can be opened from disk or hosted.
+        port: Port of the server; 0 selects a free port.
         browser: Open the page in a browser.
     """
 
@@ -50,12 +50,12 @@ class Arguments(AttentionOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Load the model, inspect its attention, then serve or write the page."""
+    """Load the model, read its attention, and serve or write the page."""
     require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
-    page = find_page()  # before any work: without it there is nothing to show
-    content, answer = _look(arguments)
+    page = find_page()  # raises early if the page has not been built
+    content, answer = _inspect(arguments)
     if arguments.export is not None:
         mark(arguments.export)
         print(f"Explorer: {export(content, arguments.export)}")
@@ -63,8 +63,8 @@ def run(arguments: Arguments) -> None:
         _serve(arguments, content, answer, page)
 
 
-def _look(arguments: Arguments) -> tuple[bytes, Any]:
-    """The payload, and the function that answers a visitor's picture if there is a model."""
+def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
+    """Return the payload, and the function that answers an uploaded picture, or None without a model."""
     from attnconv.explorer import Pictures, Session, example, payload, snapshots_of
     from attnconv.inspect import audit
     from attnconv.models.presets import PRESETS
@@ -73,9 +73,9 @@ def _look(arguments: Arguments) -> tuple[bytes, Any]:
     demo = DemoArguments().out
     name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
-        raise ValueError(bad("MODEL", "must be named to look at --data", "none", "See `attnconv explore --help`."))
+        raise ValueError(bad("MODEL", "must be given with --data", "no model", "See `attnconv explore --help`."))
     if name is None:
-        print("Explorer: an example that comes with the package. Name a model to look at, or run `attnconv demo`.")
+        print("Explorer: showing the example of the package. Pass a model, or run `attnconv demo` first.")
         return example(), None
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
@@ -96,7 +96,7 @@ def _look(arguments: Arguments) -> tuple[bytes, Any]:
 
 
 def title_of(name: str) -> str:
-    """MODEL as it was named; of a path the last two parts, since a page that is put on the web shows its title."""
+    """Return the page's title: MODEL, with paths cut to their last two parts, since the page may be published."""
     library, colon, rest = name.partition(":")
     if colon and library in ("timm", "hf", "torchvision"):
         return f"{library}:{title_of(rest)}"
@@ -122,12 +122,12 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None
     port = place.getsockname()[1]
     server = server_for(app(content, None if answer is None else answered, port=port, page=page))
     address = f"http://127.0.0.1:{port}/"
-    print(f"Explorer: {address} (on this machine alone; Ctrl-C ends it)", flush=True)
+    print(f"Explorer: {address} (for this machine only; stop with Ctrl-C)", flush=True)
     if arguments.browser:
         webbrowser.open(address)
     try:
         server.run(sockets=[place])
     except KeyboardInterrupt:
-        print("Explorer: ended.", flush=True)
+        print("Explorer: stopped.", flush=True)
         if at_work.locked():
-            os._exit(0)  # the interpreter would wait for the model, however long that takes
+            os._exit(0)  # otherwise the interpreter would wait for the model's forward pass

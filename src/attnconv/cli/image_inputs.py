@@ -1,4 +1,4 @@
-"""The images on which `audit`, `explore`, `prove` and `recast` look at a model, and the flags that name them."""
+"""Load a model and its input images for `audit`, `explore`, `prove` and `recast`."""
 
 import re
 from dataclasses import dataclass
@@ -16,41 +16,40 @@ if TYPE_CHECKING:
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
-_USUAL_SIZE = 224  # pixels, where a model does not say
+_USUAL_SIZE = 224  # pixels, if a model does not state its size
 Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Flags of every command that shows images to any model.
+    """Options of all commands that apply a model to images.
 
     Attributes:
-        data: Images: a folder of pictures (or of folders of pictures), digits or cifar10; None for noise.
-        root: Folder that holds CIFAR-10.
-        images: Largest number of images.
-        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224. Models of timm and
-            Hugging Face are made for it where they are made for one size.
-        skip_broken: Skip files that cannot be read or are of one colour, instead of stopping; they are named either
-            way.
-        pretrained: Fetch the trained weights of a model from a library.
+        data: Input images: a folder of image files (searched recursively), digits or cifar10. The default is noise.
+        data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing.
+        images: Maximum number of images to read.
+        image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
+            it is unknown. Models of timm and Hugging Face with a fixed image size are built for this size.
+        skip_broken: Skip and list files that cannot be read or have only one colour, instead of raising an error.
+        pretrained: Download the trained weights of a timm, torchvision or Hugging Face model.
     """
 
     data: str | None = None
-    root: Path = Path("data")
+    data_root: Path = Path("data")
     images: Natural = 4
-    size: str | None = None
+    image_size: str | None = None
     skip_broken: bool = False
     pretrained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions(ImageOptions):
-    """Flags of every command that reads the attention of any model.
+    """Options of all commands that read the attention of a model.
 
     Attributes:
-        layers: Names of the modules to read, with commas between; None for all.
-        grid: Tokens of the image, N or HxW, for models that do not state it.
-        prefix: Class tokens and registers before the image's tokens, for models that do not state it.
+        layers: Names of the attention modules to read, separated by commas. The default is all of them.
+        grid: Height and width of the grid of image tokens, N or HxW. The default is read from the model.
+        prefix: Number of class and register tokens before the image tokens. The default is read from the model.
     """
 
     layers: str | None = None
@@ -58,14 +57,14 @@ class AttentionOptions(ImageOptions):
     prefix: int | None = None
 
     def reading(self) -> dict[str, Any]:
-        """Options of `attnconv.inspect.audit` that say how attention is read."""
+        """Return the options of `attnconv.inspect.audit` that define how attention is read."""
         layers = None if self.layers is None else tuple(map(str.strip, self.layers.split(",")))
         return {"grid": _sides("--grid", self.grid), "prefix": self.prefix, "layers": layers}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to look at; the height and width, channels and number of axes of its images."""
+    """A loaded model with the height and width, channels and number of axes of its images."""
 
     loaded: "LoadedModel"
     sizes: tuple[int, int]
@@ -74,14 +73,14 @@ class Subject:
 
     @classmethod
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
-        """Load a model, `resized` to images of --size where it is made for one size.
+        """Load a model; if `resized`, a model with a fixed image size is built for --image-size.
 
-        What its settings leave open, its first convolution says; otherwise it takes RGB images.
+        If its settings do not state the image channels and axes, they are those of its first convolution, or RGB.
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution
 
-        size = _sides("--size", options.size)
+        size = _sides("--image-size", options.image_size)
         loaded = load(name, pretrained=options.pretrained, size=size if resized else None)
         first = next((module for module in loaded.model.modules() if isinstance(module, Convolution)), None)
         channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))
@@ -89,11 +88,11 @@ class Subject:
 
     @property
     def normalisation(self) -> Scale:
-        """Mean and deviation of each channel, 0.5 where the model does not say."""
+        """Mean and standard deviation of each channel, 0.5 if the model does not state them."""
         return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
 
     def noise(self, count: int) -> "Tensor":
-        """Draw images of noise; with one axis or three, every side has the length of the height."""
+        """Draw images of noise; with one or three axes, all sides equal the height."""
         import torch
 
         sizes = self.sizes if self.dims == 2 else self.sizes[:1] * self.dims
@@ -101,31 +100,35 @@ class Subject:
         return self._cast(drawn)
 
     def images(self, data: str, options: ImageOptions) -> "tuple[FolderPictures, Scale]":
-        """Read images of a folder of pictures, or of one of `DATA_SETS`; prints what a reader must know of them."""
+        """Read images from a folder or one of `DATA_SETS`, and print notes about skipped and enlarged files."""
         from attnconv.data.image_files import FolderPictures, read_pictures
         from attnconv.data.load_splits import load_data
         from attnconv.data.settings import DataSettings
+        from attnconv.training.progress_bars import downloading
 
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
             got = f"{self.dims} axes and {channels} channels"
-            raise ValueError(bad("--data", "is for models of grey or RGB images", got, "Leave it out to use noise."))
+            requirement = "must be omitted unless the model's images are grey or RGB"
+            raise ValueError(bad("--data", requirement, got, "The model is then applied to noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
-            splits = load_data(DataSettings(data, root=str(options.root)))  # type: ignore[arg-type]
+            with downloading() as progress:
+                settings = DataSettings(data, root=str(options.data_root))  # type: ignore[arg-type]
+                splits = load_data(settings, progress=progress)
             pixels = splits.test.images[:count]
             if pixels.shape[1] == channels:
                 mean, std = self.loaded.mean or splits.mean, self.loaded.std or splits.std
             return FolderPictures(_fitted(pixels, sizes, channels), (), ()), (mean, std)
         if not Path(data).is_dir():
-            raise ValueError(bad("--data", f"must be a folder of pictures, {' or '.join(DATA_SETS)}", repr(data)))
+            raise ValueError(bad("--data", f"must be a folder of images, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
         for note in found.notes:
             print(note)
         return found, (mean, std)
 
     def normalised(self, found: "FolderPictures", scale: Scale) -> "Tensor":
-        """Images as the model takes them."""
+        """Normalise images for the model, in its dtype."""
         from attnconv.data.augmentation import normalise
 
         return self._cast(normalise(found.pixels, *scale))
@@ -136,19 +139,19 @@ class Subject:
 
 
 def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
-    """The images of --data as the model takes them, or one of noise."""
+    """Return the normalised images of --data, or one image of noise."""
     return subject.noise(1) if options.data is None else subject.normalised(*subject.images(options.data, options))
 
 
 def require_positions_only(found: "Audit") -> None:
-    """Reject an audit on noise of attention that depends on the image."""
+    """Raise `ValueError` if an audit on noise contains attention that depends on the image."""
     if content := [layer.name for layer in found.layers if not layer.position_only]:
-        got, fix = f"none for {content[0]}", f"Name a folder of pictures, or {' or '.join(DATA_SETS)}."
-        raise ValueError(bad("--data", "must name images, since attention depends on them", got, fix))
+        got, fix = f"none for {content[0]}", f"Pass a folder of images, {' or '.join(DATA_SETS)}."
+        raise ValueError(bad("--data", "must be given, since the attention depends on the image", got, fix))
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
-    """The size of the images that a model is made for, of any library; 224 where it is not known."""
+    """Return the height and width of the images that a model expects, or 224 x 224 if they are unknown."""
     network = getattr(loaded.model, "network", loaded.model)
     of_timm = getattr(getattr(network, "patch_embed", None), "img_size", None)
     others = (getattr(each, "image_size", None) for each in (network, getattr(network, "config", None)))
@@ -164,17 +167,17 @@ def _sides(flag: str, words: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", words)
     sides = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
     if min(sides) < 1:
-        raise ValueError(bad(flag, "must be N or HxW with numbers of at least 1", repr(words)))
+        raise ValueError(bad(flag, "must be N or HxW with whole numbers of at least 1", repr(words)))
     return sides
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":
-    """Images of a data set at the size and with the channels of the model; colours are kept."""
+    """Resize images of a data set to the model's size, and repeat grey channels; reject colours for a grey model."""
     import torch.nn.functional as F
 
     if pixels.shape[1] > channels:
-        got = "images with colours"
-        raise ValueError(bad("--data", "must be grey for a model of grey images", got, "Take digits."))
+        got = "colour images"
+        raise ValueError(bad("--data", "must be grey for a model of grey images", got, "Pass --data digits."))
     pixels = pixels.expand(-1, channels, -1, -1)
     if tuple(pixels.shape[2:]) == sizes:
         return pixels

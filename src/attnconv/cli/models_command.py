@@ -1,4 +1,4 @@
-"""`attnconv models`: the presets, with exact parameters and both counts of operations."""
+"""`attnconv models`: list the presets with their parameters and FLOPs."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from attnconv.cli.output import print_table, print_text
 class Arguments:
     """List the presets with their parameters and FLOPs for one image.
 
-    FLOPs are counted as in the paper's tables (linear and convolution layers only), and with everything counted
-    (attention written out densely).
+    FLOPs are counted in two ways: only linear and convolution layers, like the paper's tables, and all operations, with
+    attention computed from dense matrices.
 
     Examples:
         attnconv models
@@ -22,7 +22,7 @@ def run(_: Arguments) -> None:
     from attnconv.models.preset_tables import table_of_presets
 
     table = table_of_presets()
-    # The last column is a sentence: below the table it needs no narrow cell.
+    # The last column has sentences, which are too wide for a table.
     print_table(table.title, table.columns[:-1], [row[:-1] for row in table.rows])
     for row in table.rows:
         print_text(f"{row[0]}: {row[-1]}")

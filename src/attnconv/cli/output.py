@@ -1,6 +1,7 @@
-"""Output of commands: tables and text, and checks of where they write.
+"""Print tables and text, and check the paths that commands write to.
 
-A folder is new, empty or marked by an earlier call, which leaves the file `.attnconv` in it; a file is new.
+An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`. An output
+file must be new.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ _MARK = ".attnconv"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table without lines; its first `left` columns hold words, which are wrapped, the others numbers."""
+    """Print a table without lines. The first `left` columns contain text, which is wrapped, the others numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -37,7 +38,7 @@ def print_text(text: str) -> None:
 
 
 def print_comparison(found: "Comparison", title: str) -> None:
-    """Print one row per layer of two networks, and the difference of their outputs."""
+    """Print a row for each layer of two networks, and the difference of the outputs of the networks."""
     columns = ("layer", "heads", "alpha", "output", "difference", "bound", "MFLOPs", "attention")
     rows = []
     for row in found.layers:
@@ -46,29 +47,31 @@ def print_comparison(found: "Comparison", title: str) -> None:
         name = row.name or "(the model)"
         rows.append((name, str(row.heads), alpha, f"{row.scale:.3g}", f"{row.error:.1e}", bound, *flops))
     print_table(title, columns, rows)
-    print_text("output, difference: largest absolute values; MFLOPs: of the convolution, and as attention.")
+    print_text(
+        "output, difference: maximum absolute values. MFLOPs, attention: MFLOPs as convolution and as attention."
+    )
     relative = found.error / found.scale if found.scale else 0.0
-    outputs = f"of outputs up to {found.scale:.3g} ({relative:.1e} relative)"
-    print_text(f"Network: largest difference {found.error:.1e} {outputs}.")
+    outputs = f"for outputs up to {found.scale:.3g} ({relative:.1e} relative)"
+    print_text(f"Network: maximum difference {found.error:.1e} {outputs}.")
 
 
 def require_room(flag: str, folder: Path | None) -> None:
-    """Reject a folder that holds other files, or a file; before any work."""
+    """Raise `ValueError` if an output folder is a file or contains files of other origin."""
     if folder is None or not folder.exists() or (folder / _MARK).exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):
         requirement = "must be a folder that is new, empty or from an earlier call"
-        got = f"{folder}, which holds other files" if folder.is_dir() else f"the file {folder}"
-        raise ValueError(bad(flag, requirement, got, "Name another folder."))
+        got = f"{folder}, which contains other files" if folder.is_dir() else f"the file {folder}"
+        raise ValueError(bad(flag, requirement, got, "Pass another folder."))
 
 
 def mark(folder: Path) -> None:
-    """Make a folder and mark it, before the first file is written."""
+    """Create and mark an output folder, before the first file is written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
 
 
 def require_new(flag: str, file: Path | None) -> None:
-    """Reject a file that exists; before any work."""
+    """Raise `ValueError` if an output file exists."""
     if file is not None and (file.exists() or file.is_symlink()):
-        raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or name another."))
+        raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or pass another file."))

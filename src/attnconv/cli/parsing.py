@@ -1,7 +1,8 @@
-"""A command's arguments as its dataclass: a flag for each field, its help, and all errors at once.
+"""Parse a command's arguments into its dataclass, with a flag and a help text for each field.
 
-Nested settings have flags of their own: the field `validation` of `data` is `--data.validation`. Settings of a run's
-model and of its training loop (`settings.model.heads`, `settings.train.epochs`) have no prefix: `--heads`, `--epochs`.
+Fields of nested settings have a prefix: the field `validation` of `data` is `--data-validation`. Settings of the model
+and of the training loop (`settings.model.heads`, `settings.train.epochs`) have none: `--heads`, `--epochs`. All errors
+are reported at once.
 """
 
 import argparse
@@ -25,19 +26,19 @@ from attnconv._util.settings import Problem, SettingsError, annotations, classes
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
 Nested: TypeAlias = dict[str, Any]
-# Plain values in place of a command's defaults, nested as the command is, and their origins by dotted name.
+# Plain values that replace a command's defaults, nested like the command, and their origins by dotted name.
 Defaults: TypeAlias = tuple[Nested, Mapping[str, str]]
-_NARROW = 50  # characters of a list of choices in the help; longer ones are in the text
-_BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # what a flag leaves out of a name
+_NARROW = 50  # maximum length of a list of choices beside its flag; longer lists are part of the text
+_BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # prefixes that flags omit
 # Arguments of the library's functions and the flags that set them.
-_FLAGS = {"run_dir": "--out"} | {
+_FLAGS = {"run_dir": "--out", "size": "--image-size"} | {
     name: f"--{name.replace('_', '-')}"
-    for name in ("layers", "port", "resume", "skip_broken", "skip_unreadable", "start_from")
+    for name in ("image_size", "layers", "port", "resume", "skip_broken", "skip_unreadable", "start_from")
 }
 
 
 class Argument(NamedTuple):
-    """A field of a command, or of settings in it: its name, dotted from the command, annotation and dataclass."""
+    """A field of a command or of its nested settings: dotted name, annotation and dataclass."""
 
     name: str
     hint: Any
@@ -49,16 +50,25 @@ class Argument(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flag, and of a switch the one that turns it off; of a positional argument its name."""
+        """The flag, followed by the flag that turns a switch off; for a positional argument, its name."""
         if self.positional:
             return (self.name.upper(),)
-        *groups, name = _BARE.sub("", self.name).replace("_", "-").split(".")
-        names = (name, f"no-{name}") if self.hint is bool else (name,)
-        return tuple("--" + ".".join([*groups, name]) for name in names)
+        name = re.sub("[._]", "-", _BARE.sub("", self.name))
+        return (f"--{name}", f"--no-{name}") if self.hint is bool else (f"--{name}",)
+
+    @property
+    def default(self) -> Any:
+        """The field's default, or `MISSING`."""
+        return getattr(self.group, self.name.rpartition(".")[2], MISSING)
+
+    @property
+    def metavar(self) -> str:
+        """The kind of value in the help, such as INT, PATH or {cpu,cuda}."""
+        return _metavar(types.type_info(self.hint))
 
     @property
     def explanation(self) -> str:
-        """Its explanation in the docstring of its class or of one that this derives from, in one line."""
+        """The field's description in the docstring of its class or of a base class, in one line."""
         field = self.name.rpartition(".")[2]
         for group in self.group.__mro__:
             listed = str(inspect.getdoc(group)).partition("Attributes:")[2]
@@ -68,10 +78,10 @@ class Argument(NamedTuple):
 
 
 def parse(command: type[T], words: Sequence[str]) -> T:
-    """Read a command's words into its dataclass; `--help` prints the help and ends the process.
+    """Parse a command's words into its dataclass; `--help` prints the help and exits.
 
-    A command's `defaults`, if it has them, makes defaults of the given values. Raises `SettingsError` with every wrong
-    word and value.
+    If the command has a method `defaults`, it computes the defaults from the values given. Raises `SettingsError` with
+    all invalid words and values.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
@@ -99,7 +109,7 @@ def parse(command: type[T], words: Sequence[str]) -> T:
 
 
 def arguments_of(settings_class: type, prefix: str = "") -> Iterator[Argument]:
-    """Every field of a dataclass and of the settings in it, of every class of a union."""
+    """Yield every field of a dataclass and of its nested settings, for every class of a union."""
     for field, hint in annotations(settings_class).items():
         inner = classes_in(hint).values()
         for kind in inner:
@@ -109,7 +119,7 @@ def arguments_of(settings_class: type, prefix: str = "") -> Iterator[Argument]:
 
 
 def distinct(arguments: Iterable[Argument]) -> list[Argument]:
-    """The first of arguments with the same flag: of several models, or of a command and the settings in it."""
+    """Keep the first argument of each flag, which several models, or a command and its settings, may share."""
     found: dict[str, Argument] = {}
     for argument in arguments:
         found.setdefault(argument.flags[0].lower().lstrip("-"), argument)
@@ -117,7 +127,7 @@ def distinct(arguments: Iterable[Argument]) -> list[Argument]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
-    """Nested values with others laid over them; a group of another `kind` replaces the whole."""
+    """Merge nested values, where `over` takes precedence; a group of another `kind` is replaced as a whole."""
     values = dict(base)
     for name, value in over.items():
         before = values.get(name)
@@ -130,7 +140,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Nested:
-    """Nested values by their dotted names."""
+    """Flatten nested values into a dictionary by dotted name."""
     found: Nested = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping) and value
@@ -139,11 +149,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Nested:
 
 
 def in_flags(text: str) -> str:
-    """A message of the library with flags in place of Python's names.
+    """Replace Python names in a message of the library by flags.
 
     Example:
         >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")
-        '--batch-size: must be 4, got 3. Pass --epochs 2, or raise --optim.clip.'
+        '--batch-size: must be 4, got 3. Pass --epochs 2, or raise --optim-clip.'
     """
     from attnconv.training.settings import RunSettings
 
@@ -155,7 +165,7 @@ def in_flags(text: str) -> str:
             labels = "." in name or text.startswith(": ", found.end())
             return flags[name] if labels else found[0]
         if value in ("True", "False"):
-            return flags[name] if value == "True" else re.sub(r"([^.-][^.]*)$", r"no-\1", flags[name])
+            return flags[name] if value == "True" else flags[name].replace("--", "--no-", 1)
         return f"{flags[name]} {re.sub('[][]|' + chr(39), '', value).replace(', ', ',')}"
 
     names = "|".join(re.escape(name) for name in sorted(flags, key=len, reverse=True))
@@ -164,27 +174,23 @@ def in_flags(text: str) -> str:
 
 
 def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem]]:
-    """The given values, by dotted name, and the problems with words that cannot be read."""
+    """Return the values given, by dotted name, and the problems with words that cannot be parsed."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
     )
-    parser.add_argument("-h", "--help", action="store_true")
     named = {argument.name: argument for argument in distinct(arguments) if not argument.positional}
-    for name, argument in named.items():
-        if argument.hint is bool:
-            for flag, constant in zip(argument.flags, (True, False), strict=True):
-                parser.add_argument(flag, dest=name, action="store_const", const=constant)
-        else:
-            parser.add_argument(*argument.flags, dest=name, nargs="*" if _is_list(argument.hint) else "?")
+    for argument in named.values():
+        add_option(parser, argument)
+    parser.add_argument("-h", "--help", action="store_true")
     dashed = [re.sub(r"^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in words]
     try:
         found, rest = parser.parse_known_args(dashed)
     except argparse.ArgumentError as error:
-        raise SettingsError([Problem(str(error.argument_name), "must be a switch without a value", "one")]) from error
+        raise SettingsError([Problem(str(error.argument_name), "must be given without a value", "one")]) from error
     values, wrong = {}, []
     for name, value in vars(found).items():
         if value is None:
-            wrong.append(Problem(named[name].flags[0], f"must be {describe(named[name].hint)}", "nothing"))
+            wrong.append(Problem(named[name].flags[0], f"must be {describe(named[name].hint)}", "no value"))
         else:
             values[name] = value if isinstance(value, bool) else _typed(value, named[name].hint)
     unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
@@ -196,8 +202,17 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
     values |= {argument.name: word for argument, word in zip(positional, others, strict=False)}
     if others[len(positional) :] and not unknown:
         names = " ".join(argument.flags[0] for argument in positional)
-        wrong.append(Problem("arguments", f"must be {names or 'flags only'}", repr(" ".join(others)), "See --help."))
+        wrong.append(Problem("arguments", f"must be {names or 'flags'}", repr(" ".join(others)), "See --help."))
     return values, wrong
+
+
+def add_option(parser: argparse.ArgumentParser, argument: Argument) -> argparse.Action:
+    """Add an argument's flags to a parser; values remain text."""
+    if argument.hint is bool:
+        for flag, constant in zip(argument.flags, (True, False), strict=True):
+            action = parser.add_argument(flag, dest=argument.name, action="store_const", const=constant)
+        return action
+    return parser.add_argument(*argument.flags, dest=argument.name, nargs="*" if _is_list(argument.hint) else "?")
 
 
 def _is_list(hint: Any) -> bool:
@@ -205,7 +220,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _typed(texts: str | list[str], hint: Any) -> Any:
-    """The words after a flag as its type; unchanged where they are no value of it, or as a number out of its range."""
+    """Convert the words after a flag to its type, or to a number outside its range; otherwise return them unchanged."""
     single = texts[0] if isinstance(texts, list) and len(texts) == 1 else texts
     readings: list[tuple[Any, Any]] = [(None, hint)] if single == "None" else []
     readings += [(single, hint), (texts, hint), (single, int), (single, float)]
@@ -218,7 +233,7 @@ def _typed(texts: str | list[str], hint: Any) -> Any:
 
 
 def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> str:
-    """Usage, the command's docstring, and every argument with its default, in place of which `values` stand."""
+    """Format the usage, the command's docstring, and every argument with its default, which `values` replace."""
 
     def title(argument: Argument) -> str:
         return argument.name.rpartition(".")[0].removeprefix("settings.")
@@ -231,9 +246,10 @@ def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> 
         if kinds.get(argument.name.rpartition(".")[0]) in (None, getattr(argument.group, "kind", None))
     ]
     shown = sorted(distinct(fitting), key=lambda argument: (title(argument) != "", not argument.positional))
-    positional = [argument.flags[0] for argument in shown if argument.positional]
+    positional = [argument for argument in shown if argument.positional]
+    usage = [f"[{each.flags[0]}]" if each.default is not MISSING else each.flags[0] for each in positional]
     name = command.__module__.rpartition(".")[2].removesuffix("_command")
-    lines = [" ".join(["usage: attnconv", name, "[-h] [OPTIONS]", *positional]), ""]
+    lines = [" ".join(["usage: attnconv", name, "[-h] [OPTIONS]", *usage]), ""]
     about, _, examples = str(inspect.getdoc(command)).partition("Attributes:")[0].partition("Examples:\n")
     for paragraph in about.strip().split("\n\n"):
         lines += [*_wrapped(paragraph), ""]
@@ -243,20 +259,19 @@ def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> 
         lines += ["", f"{name} options:".strip()]
         lines += _wrapped(str(inspect.getdoc(several[0].group)).partition("\n")[0], "  ") if name else []
         for argument in several:
-            field = argument.name.rpartition(".")[2]
-            lines += _entry(argument, defaults.get(argument.name, getattr(argument.group, field, MISSING)))
+            lines += _entry(argument, defaults.get(argument.name, argument.default))
     return "\n".join(lines)
 
 
 def _entry(argument: Argument, default: Any) -> list[str]:
-    """An argument's flags and type, its explanation and its default."""
+    """Format an argument's flags and type, its explanation, and its default unless that is None or empty."""
     text, value = argument.explanation, ""
     if argument.hint is not bool and not argument.positional:
-        value = f" {_metavar(types.type_info(argument.hint))}"
+        value = f" {argument.metavar}"
     if len(value) > _NARROW:
         text, value = f"{text} One of {value.strip(' {}').replace(',', ', ')}.", " NAME"
-    if default is not MISSING and not argument.positional:
-        listed = " ".join(map(str, default)) or "none" if isinstance(default, list | tuple) else default
+    if default not in (MISSING, None, (), []) and not argument.positional:
+        listed = " ".join(map(str, default)) if isinstance(default, list | tuple) else default
         text += f" (default: {listed})"
     return [f"  {', '.join(argument.flags)}{value}", *_wrapped(text, "      ")]
 

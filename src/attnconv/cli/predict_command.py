@@ -1,4 +1,4 @@
-"""`attnconv predict IMAGE`: the classes that a model sees in a picture."""
+"""`attnconv predict IMAGE [MODEL]`: classify an image."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,28 +7,33 @@ from attnconv._util.errors import bad, printable
 from attnconv._util.settings import Natural
 from attnconv.cli.parsing import Positional
 
+_MOST_TINT = 32  # difference between channels, of 255: more than grey JPEG files and scans have
+
 
 @dataclass(frozen=True)
 class Arguments:
-    """Print the classes that a model finds likeliest for an image, with their probabilities.
+    """Print the most probable classes of an image.
+
+    A model of grey images, such as digits, rejects an image with colours: it has never been trained on one, and its
+    prediction would be meaningless.
 
     Examples:
-        attnconv predict frog.png --model runs/quadratic-small
+        attnconv predict frog.png runs/quadratic-small
         attnconv predict digit.png
 
     Attributes:
-        image: Picture file, of at most 80 million pixels; it is scaled and cropped to the model's image size.
-        model: Run folder or weights file (.safetensors); None takes the newest run in runs/.
-        top: How many classes to print.
+        image: Image file of at most 80 million pixels; it is scaled and cropped to the model's image size.
+        model: Run folder or weights file (.safetensors). The default is the newest run in runs/.
+        top: Number of classes to print.
     """
 
     image: Positional[Path]
-    model: str | None = None
+    model: Positional[str | None] = None
     top: Natural = 5
 
 
 def run(arguments: Arguments) -> None:
-    """Print the likeliest classes."""
+    """Print the model and the most probable classes."""
     import torch
 
     from attnconv.data.augmentation import normalise
@@ -37,22 +42,35 @@ def run(arguments: Arguments) -> None:
 
     loaded = load(arguments.model or str(_newest_run(Path("runs"))))
     if loaded.settings is None or not loaded.mean or not loaded.classes:
-        fix = "Name a run folder or a weights file that `attnconv train` wrote."
-        raise ValueError(bad("--model", "must know its classes and its normalisation", loaded.source, fix))
+        fix = "Pass a run folder or a weights file of `attnconv train`."
+        raise ValueError(bad("MODEL", "must be stored with its classes and normalisation", loaded.source, fix))
+    if loaded.settings.image_channels == 1:
+        _require_grey(arguments.image, loaded.settings.image_size)
     image = read_image(arguments.image, loaded.settings.image_size, channels=loaded.settings.image_channels)
     dtype = next(parameter.dtype for parameter in loaded.model.parameters())
     with torch.inference_mode():
         logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
     if not bool(logits.isfinite().all()):
-        raise ValueError(bad("--model", "must give finite logits for the image", str(logits.tolist())))
+        raise ValueError(bad("MODEL", "must give finite logits for the image", str(logits.tolist())))
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
+    print(f"{printable(loaded.source)}:")
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
+
+
+def _require_grey(file: Path, size: int) -> None:
+    """Raise `ValueError` if the channels of any pixel differ by more than the tint of a scan."""
+    from attnconv.data.image_files import read_image
+
+    pixels = read_image(file, size).int()
+    if int((pixels.amax(0) - pixels.amin(0)).max()) > _MOST_TINT:
+        fix = "Convert it to grey if it resembles the model's training images."
+        raise ValueError(bad("IMAGE", "must be grey for a model of grey images", f"{file}, which has colours", fix))
 
 
 def _newest_run(folder: Path) -> Path:
     weights = sorted(folder.glob("*/checkpoints/last.safetensors"), key=lambda path: path.stat().st_mtime)
     if not weights:
-        fix = "Name one with --model, or train one: attnconv train quadratic-digits."
-        raise ValueError(bad("--model", "must be given while there is no finished run in runs/", "nothing", fix))
+        fix = "Train one with: attnconv train quadratic-digits"
+        raise ValueError(bad("MODEL", "must be given if runs/ contains no run", "no model", fix))
     return weights[-1].parent.parent

@@ -1,4 +1,4 @@
-"""`attnconv prune MODEL`: a trained model without its degenerate heads, written so that it loads and trains on."""
+"""`attnconv prune MODEL`: remove degenerate heads from a trained model."""
 
 import sys
 from collections.abc import Mapping
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Remove heads that attend to a thin stripe or to everything alike (appendix E of the paper).
+    """Remove heads whose attention is a thin stripe or uniform (appendix E of the paper).
 
-    Prints what that saves, and which layers can then no longer express a 3 x 3 kernel.
+    Prints the parameters and FLOPs saved, and the layers that can no longer express every 3 x 3 kernel.
 
     Examples:
         attnconv prune runs/quadratic-generalized
         attnconv prune runs/quadratic-generalized --criterion code --out runs/pruned
         attnconv evaluate runs/pruned
-        attnconv train quadratic-generalized --start-from runs/pruned --epochs 100 --out runs/after
+        attnconv train quadratic-generalized --start-from runs/pruned --out runs/after
 
     Attributes:
         model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
-        criterion: What counts as degenerate: condition number of the covariance above 1e5 (paper) or 1000 (the authors'
-            code), or largest eigenvalue of its inverse below 1e-5 (both).
-        out: New folder for the pruned weights and settings; None only prints what would be removed.
+        criterion: A head is degenerate if the condition number of its covariance exceeds 1e5 (paper) or 1000 (code, the
+            authors' implementation). For both criteria, it is also degenerate if the largest eigenvalue of its inverse
+            covariance is below 1e-5.
+        out: Folder for the pruned weights and settings, which must be new or empty. By default, the heads that would be
+            removed are only printed.
     """
 
     model: Positional[str]
@@ -44,7 +46,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Find, remove and count heads; write the model."""
+    """Remove degenerate heads, print what this saves, and write the model."""
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
             raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
@@ -52,7 +54,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _prune(arguments: Arguments) -> None:
-    """Do the work, with the folder locked for writing."""
+    """Prune the model while the output folder is locked for writing."""
     from attnconv.models.model_loader import load
     from attnconv.models.operation_counts import flops_all, flops_paper, parameters
     from attnconv.models.settings import AttentionSettings
@@ -61,18 +63,18 @@ def _prune(arguments: Arguments) -> None:
     loaded = load(arguments.model)
     before = loaded.settings
     if not isinstance(before, AttentionSettings):
-        raise ValueError(bad("model", "must be an attention model with settings of this library", loaded.source))
+        raise ValueError(bad("MODEL", "must be an attention model of this library", loaded.source))
     layers = attention_layers(loaded.model)
     removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
     if empty := [name for name, layer in layers.items() if len(removed[name]) == layer.heads]:
-        got = f"{arguments.criterion}, by which all heads of {', '.join(empty)} are degenerate"
-        fix = "To leave such a layer as it is, remove heads in Python with attnconv.surgery.prune_heads."
+        got = f"{arguments.criterion}, for which all heads of {', '.join(empty)} are degenerate"
+        fix = "Use attnconv.surgery.prune_heads in Python to select the heads of each layer."
         raise ValueError(bad("--criterion", "must leave at least one head in every layer", got, fix))
     pruned = prune_heads(loaded.model, removed)
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
     _print_layers(loaded.model, pruned, removed, side=before.image_size // before.downsampling)
-    counts = {"parameters": parameters, "FLOPs, paper's way": flops_paper, "FLOPs, everything": flops_all}
+    counts = {"parameters": parameters, "FLOPs, linear layers": flops_paper, "FLOPs, all operations": flops_all}
     for name, count in counts.items():
         print(f"{name}: {count(before):,} -> {count(after):,}")
     if arguments.out is not None:
@@ -82,41 +84,41 @@ def _prune(arguments: Arguments) -> None:
 def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
-    """Print each layer's heads, and its distance from every 3 x 3 convolution."""
+    """Print the heads of each layer, and how well it can express 3 x 3 kernels before and after."""
     from attnconv.inspect.auditing import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 
     kernel = f"{KERNEL} x {KERNEL}"
-    columns = ("layer", "removed heads", "left", f"{kernel} before", f"{kernel} after")
+    columns = ("layer", "removed heads", "kept", f"{kernel} before", f"{kernel} after")
     rows: list[tuple[str, ...]] = []
     lost: list[str] = []
     unknown: list[str] = []
     rest = attention_layers(pruned)
     for name, layer in attention_layers(model).items():
-        # A pruned layer answers anew; the others' answer stands.
+        # Layers without removed heads need no second measurement.
         full = kernel_span(layer, (side, side))
         left = kernel_span(rest[name], (side, side)) if removed[name] else full
         if full.expresses and left.missed is not None and not left.expresses:
             lost.append(name)
-        unknown += [f"{kernel} is not known of {name}: {span.reason}." for span in (full, left) if span.reason][:1]
+        unknown += [f"{kernel} is unknown for {name}: {span.reason}." for span in (full, left) if span.reason][:1]
         heads = ", ".join(map(str, removed[name])) or "-"
         rows.append((name, heads, f"{rest[name].heads} of {layer.heads}", _missed(full), _missed(left)))
     print_table("", columns, rows, left=2)
     print_text(
-        f"{kernel}: the relative part of such kernels that no weights of the layer reach, away from the "
-        f"border of {full.sizes[0]} x {full.sizes[1]} positions."
+        f"{kernel}: relative part of {kernel} kernels that no weights of the layer can express, away from the border "
+        f"of {full.sizes[0]} x {full.sizes[1]} positions."
     )
     for sentence in unknown:
         print_text(sentence)
-    print_text(f"Can no longer express every {kernel} kernel: {', '.join(lost) or 'none that could before'}.")
+    print_text(f"Can no longer express every {kernel} kernel: {', '.join(lost) or 'none of the layers that could'}.")
 
 
 def _missed(span: "KernelSpan") -> str:
-    return "not known" if span.missed is None else f"{span.missed:.1e}"
+    return "unknown" if span.missed is None else f"{span.missed:.1e}"
 
 
 def _write(arguments: Arguments, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:
-    """Write a run that starts from the pruned weights, with the settings of the pruned run if it is known."""
+    """Write a run that starts from the pruned weights, with the settings of the original run if there is one."""
     import torch
 
     from attnconv.models.checkpoint import save_weights
@@ -134,4 +136,4 @@ def _write(arguments: Arguments, pruned: "LoadedModel", removed: Mapping[str, tu
         settings = replace(origin.settings(), model=pruned.settings)
         preset = settings.preset
         folder.begin(settings, environment(["attnconv", *sys.argv[1:]], torch.device("cpu")))
-    print(f"Pruned: {folder.path}. Train on: attnconv train {preset} --start-from {folder.path} --out FOLDER")
+    print(f"Pruned: {folder.path}. To train it: attnconv train {preset} --start-from {folder.path} --out FOLDER")

@@ -1,4 +1,4 @@
-"""`attnconv recast MODEL`: a network whose convolutions are attention, written to a file."""
+"""`attnconv recast MODEL`: replace the convolutions of a network by attention."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +15,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(ImageOptions):
-    """Replace every convolution of a network by multi-head self-attention that computes the same.
+    """Replace the convolutions of a network by multi-head self-attention with the same outputs.
 
-    Compares the two networks layer by layer, and writes the result.
+    Compares the two networks layer by layer, and writes the new one.
 
     Examples:
-        attnconv recast resnet18 --out resnet18-attention.safetensors
-        attnconv recast torchvision:resnet50 --pretrained --data PATH/TO/PICTURES
-        attnconv recast runs/resnet-small --alpha 4 --weights nearest --only 'layer1.*' --out soft.safetensors
-        attnconv recast my_package.models:network --size 64 --onnx network.onnx
+        attnconv recast resnet18 --out resnet18.safetensors
+        attnconv recast torchvision:resnet50 --pretrained --data pictures
+        attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*'
+        attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 
     Attributes:
-        model: The network, in any form that `attnconv.load` knows.
-        size: Height and width of the images in pixels, N or HxW; None for the model's own, or 224.
-        out: New weights file (.safetensors), which `attnconv.load` and every command that takes a model read.
-        export: Also write a program of torch.export (.pt2, a new file), which PyTorch runs without this library.
-        onnx: Also write an ONNX file, a new one; needs the packages onnx and onnxscript.
-        alpha: How hard the heads are; None for hard ones, which equal the convolutions.
-        weights: Of soft heads: the kernels' slices, or those with which they come nearest to the kernels (to train on).
-        only: Patterns for the names of the layers to replace, or behind a ! to leave out; none for all.
+        model: Network: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
+            it is unknown.
+        out: New weights file (.safetensors), which `attnconv.load` and all commands with a MODEL can read.
+        export: New file (.pt2) for a program of torch.export, which PyTorch can run without this library.
+        onnx: New file for an ONNX model; requires the packages onnx and onnxscript.
+        alpha: Sharpness of the heads. The default is hard heads, which equal the convolutions.
+        weights: Weights of soft heads: slices of the kernels, or the weights that approximate the kernels best
+            (nearest), for further training.
+        only: Patterns of layer names to replace, or to keep if they begin with "!". The default is all convolutions.
     """
 
     model: Positional[str]
@@ -46,19 +48,21 @@ class Arguments(ImageOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Recast, compare, write."""
+    """Recast the network, compare it with the original, and write it."""
     from attnconv.convert import compare, recast
     from attnconv.models.checkpoint import About, save_recast
+    from attnconv.training.progress_bars import working
 
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
         require_new(flag, path)
-    subject = Subject.load(arguments.model, arguments, resized=False)  # the file names the model, not its size
+    subject = Subject.load(arguments.model, arguments, resized=False)  # a weights file does not store another size
     loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None
-    twin = recast(loaded.model, alpha=arguments.alpha, weights=arguments.weights, only=only)
-    found = compare(loaded.model, twin, images)
+    with working(f"Recasting {arguments.model}"):
+        twin = recast(loaded.model, alpha=arguments.alpha, weights=arguments.weights, only=only)
+        found = compare(loaded.model, twin, images)
     print_comparison(found, f"{loaded.source}, recast, on images {tuple(images.shape)}")
     if arguments.out is not None:
         origin = arguments.model if loaded.settings is None else loaded.settings
@@ -69,7 +73,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:
-    """Write the programs that run elsewhere, with any number of images."""
+    """Export the network with a variable batch size."""
     import torch
 
     from attnconv.layers import SelfAttention
@@ -77,11 +81,11 @@ def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:
     for path in (arguments.export, arguments.onnx):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-    for layer in model.modules():  # a program's file wants plain order in memory
+    for layer in model.modules():  # exported programs store contiguous weights
         if isinstance(layer, SelfAttention) and layer.weight is not None:
             layer.weight.data = layer.weight.data.contiguous()
     dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
-    twice = torch.cat((images[:1], images[:1]))  # an example of one image would fix their number
+    twice = torch.cat((images[:1], images[:1]))  # an example with one image would fix the batch size
     if arguments.export is not None:
         exported = torch.export.export(model, (twice,), dynamic_shapes=dynamic, strict=False)
         torch.export.save(exported, arguments.export)

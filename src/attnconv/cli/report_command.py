@@ -1,4 +1,4 @@
-"""`attnconv report RUN`: the figures of a run and the page that shows them."""
+"""`attnconv report RUN`: draw the figures of a run and write an HTML page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +9,17 @@ from attnconv.cli.parsing import Positional
 
 @dataclass(frozen=True)
 class Arguments:
-    """Draw the figures of a run, as PNG and SVG and on one HTML page.
+    """Draw the figures of a run as PNG and SVG files, and write an HTML page with all of them.
 
-    They show the accuracy, the centres of heads over training and by layer, and the attention probabilities.
+    The figures show the accuracy, the centres of the heads by epoch and by layer, and the attention probabilities.
 
     Examples:
         attnconv report runs/quadratic-digits
         attnconv report runs/first --out pages/first
 
     Attributes:
-        run: Run folder, as `attnconv train` leaves it; the run may still be going.
-        out: Folder for the page and the figures, new or of an earlier report; None for `report` inside the run folder.
+        run: Run folder of `attnconv train`; the training need not be complete.
+        out: Output folder, which must be new or from an earlier report. The default is RUN/report.
     """
 
     run: Positional[Path]
@@ -33,6 +33,6 @@ def run(arguments: Arguments) -> None:
     from attnconv.training.run_folder import RunFolder
 
     if arguments.out is not None:
-        RunFolder(arguments.run).settings()  # a wrong run leaves no folder
+        RunFolder(arguments.run).settings()  # raises before the output folder is created
         mark(arguments.out)
     print(f"Report: {write_report(arguments.run, arguments.out)}")

@@ -1,4 +1,4 @@
-"""`attnconv reproduce`: train what is missing of the paper at a chosen scale, and write its figures and tables."""
+"""`attnconv reproduce`: train the paper's models, and write its figures and tables."""
 
 import shlex
 import sys
@@ -17,31 +17,30 @@ from attnconv.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train what is missing of the paper's models, then write its Figures 1 to 14 and Tables 1 to 4.
+    """Train the paper's models, then write its Figures 1 to 14 and Tables 1 to 4, next to the paper's numbers.
 
-    The paper's numbers are listed next to ours. Finished runs are kept and interrupted ones continued: call it again.
+    The command can be repeated: complete runs are skipped, and interrupted runs are resumed.
 
     Examples:
         attnconv reproduce --scale tiny
-        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --plan
-        attnconv reproduce --scale mini --data-root PATH/TO/CIFAR --seeds 3 --out paper-mini
-        attnconv reproduce --scale small --data-root PATH/TO/CIFAR --seeds 3 --out paper-small
-        attnconv reproduce --scale paper --data-root PATH/TO/CIFAR --only quadratic resnet18
-        torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper --data-root PATH/TO/CIFAR
+        attnconv reproduce --scale small --data-root data --plan
+        attnconv reproduce --scale mini --data-root data --seeds 3 --out paper-mini
+        attnconv reproduce --scale paper --data-root data --only quadratic resnet18
+        torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper
 
     Attributes:
-        scale: tiny: digits, a few epochs, minutes, to see every step. mini: CIFAR-10, half the channels of the small
-            presets, 10 epochs. small: the small presets on CIFAR-10, for two CPU cores overnight. paper: the paper's
-            models and hyper-parameters, for one GPU.
-        only: Train only these of the paper's models; none for all. resnet18, quadratic, quadratic-generalized,
-            quadratic-generalized-pruned, learned, learned-content, quadratic-16-heads. By name only, beside them:
-            quadratic-attention-dropout, which drops attention probabilities with rate 0.1 as the paper's code does.
-        seeds: Runs of each model; Table 1 gives their mean and deviation.
-        out: Folder for the runs and the pages; None for reproduction/SCALE.
-        data_root: Folder that holds CIFAR-10; it is fetched where it is not there. tiny needs none.
-        plan: Only print what would be trained.
-        draw: Train nothing: write figures and tables of the runs that are in the folder, and report
-            settings that differ from this scale's.
+        scale: tiny: digits, a few epochs, some minutes. mini: CIFAR-10, half the channels of the small presets, 10
+            epochs. small: the small presets on CIFAR-10, overnight on two CPU cores. paper: the paper's models and
+            hyperparameters, for one GPU.
+        only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
+            learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which drops
+            attention probabilities at rate 0.1 like the paper's code, is trained only if it is named.
+        seeds: Number of runs of each model; Table 1 reports their mean and standard deviation.
+        out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
+        data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing. Not used by tiny.
+        plan: Print the planned runs and exit.
+        draw: Skip training; write the figures and tables of the existing runs, and report settings that differ from
+            those of the scale.
     """
 
     scale: ScaleName = "tiny"
@@ -53,13 +52,13 @@ class Arguments:
     draw: bool = False
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Names of runs that are not known."""
+        """Reject unknown models."""
         if unknown := [name for name in self.only if name not in training_plan.ALL_RUNS]:
-            yield Problem("only", f"must be of {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
+            yield Problem("only", f"must be among {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
 
 
 def run(arguments: Arguments) -> int:
-    """Plan, train what is missing, draw everything."""
+    """Train the incomplete runs, then write figures and tables."""
     scale, out = arguments.scale, arguments.out or Path("reproduction") / arguments.scale
     if arguments.draw:
         _write(arguments, out, _departures(out, scale))
@@ -80,7 +79,7 @@ def run(arguments: Arguments) -> int:
             _train(planned, out, notes)
         except training_plan.NothingToPruneError as reason:
             notes.append(str(reason))
-        except DivergedError as error:  # the other runs are still worth having
+        except DivergedError as error:  # continue with the other runs
             failures.append(f"Failed: {planned.folder.path.name}: {error}")
     if is_first_process():
         _write(arguments, out, notes + failures)
@@ -88,29 +87,31 @@ def run(arguments: Arguments) -> int:
 
 
 def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
-    """Write figures and tables of all runs in the folder, those of earlier calls too."""
+    """Write the figures and tables of all runs in the folder, including those of earlier calls."""
     from attnconv.paper import write_paper
+    from attnconv.training.progress_bars import working
 
     if arguments.scale != "paper":
-        notes = [f"Scale {arguments.scale}: smaller models than the paper's, trained for less time.", *notes]
+        notes = [f"Scale {arguments.scale}: smaller models than the paper's, trained for fewer epochs.", *notes]
     options = ["--seeds", str(arguments.seeds), "--data-root", arguments.data_root, "--out", str(out)]
     command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
-    page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
+    with working("Drawing figures and tables"):
+        page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
     print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
-    """Describe how the runs in the folder differ from a scale's settings: one sentence for runs that do so alike."""
+    """Describe how runs differ from the settings of a scale, with one sentence for all runs with equal differences."""
     from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}
     for name, several in training_plan.runs_in(out).items():
         planned = training_plan.settings_at(scale, name)
         for run in several:
-            made = replace(run.settings(), model=planned.model)  # pruned models differ in any case
+            made = replace(run.settings(), model=planned.model)  # pruned models always differ
             train = replace(planned.train, seed=made.train.seed, test_curve=True)
             changed = differences(replace(planned, train=train), made)
-            words = ", ".join(f"{in_flags(name)} {now} in place of {before}" for name, before, now in changed)
+            words = ", ".join(f"{in_flags(name)} {now} instead of {before}" for name, before, now in changed)
             alike.setdefault(words, []).append(run.path.name)
     return [f"{', '.join(names)}: {words}." for words, names in alike.items() if words]
 
@@ -122,14 +123,14 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         numbers = (str(train.epochs), str(train.batch_size), rate, train.precision)
         rows.append((run.folder.path.name, *numbers, run.state))
-    print_table("What is trained", ("run", "epochs", "batch", "rate", "numbers", "state"), rows)
+    print_table("Runs", ("run", "epochs", "batch", "rate", "precision", "state"), rows)
     waiting = sum(run.state != "finished" for run in runs)
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     print(f"{waiting} of {len(runs)} runs to train, on {data}.", flush=True)
 
 
 def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
-    """Train one run unless it is finished; add to the notes for the page."""
+    """Train one run unless it is complete, and append to the notes."""
     from attnconv.training.fitting import fit
     from attnconv.training.run_checks import check_folder
 
@@ -140,9 +141,9 @@ def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
         notes.append(note)
     if is_first_process():
         finished = planned.state == "finished"
-        epochs = "finished before" if finished else f"{planned.state}, epochs: {settings.train.epochs} in all"
+        epochs = "already complete" if finished else f"{planned.state}, {settings.train.epochs} epochs in total"
         print(f"{folder.path.name}: {epochs}.", flush=True)
     if planned.state == "finished":
-        check_folder(folder, settings, resume=True)  # a table of other settings would mislead
+        check_folder(folder, settings, resume=True)  # the tables must not mix settings
     else:
         fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])

@@ -1,53 +1,54 @@
-"""`attnconv train PRESET`: every setting of a run is a flag, with the preset's recipe as the defaults."""
+"""`attnconv train [PRESET]`: train a model, with a flag for each setting and defaults from the preset's recipe."""
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv._util.settings import Problem, SettingsError, plain
+from attnconv._util.settings import Fine, Problem, SettingsError, plain
 from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
-_SHOWN = "quadratic-small"  # whose flags and defaults the help shows when no preset is named
+_SHOWN = "quadratic-small"  # the preset of the help if none is given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a model and write a run folder: settings, metrics, heads, checkpoints.
+    """Train a model and write a run folder with settings, metrics, heads and checkpoints.
 
-    The defaults below are those of the preset (quadratic-small where none is named).
+    The defaults shown below are those of PRESET, or of quadratic-small if no preset is given.
 
     Examples:
         attnconv train quadratic-digits
-        attnconv train quadratic-small --data.root PATH/TO/CIFAR --epochs 20 --out runs/short
+        attnconv train quadratic-small --data-root data --epochs 20 --out runs/short
         attnconv train quadratic-small --out runs/short --resume
-        attnconv train --config runs/short/settings.json --seed 7 --out runs/other-seed
-        attnconv train quadratic-digits --start-from runs/pruned --epochs 10 --optim.learning-rate 1e-4 --out runs/after
-        attnconv train quadratic-small --recipe paper --optim.learning-rate 0.05
-        torchrun --nproc-per-node 2 -m attnconv train resnet18 --data.root PATH/TO/CIFAR --precision bf16
+        attnconv train --config runs/short/settings.json --seed 7 --out runs/seed-7
+        attnconv train quadratic-digits --start-from runs/pruned --out runs/after
+        attnconv train quadratic-small --recipe paper --optim-learning-rate 0.05
+        attnconv train quadratic-small --data-name folder --data-root pictures
+        torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Name of the model and of its recipe; `attnconv models` lists them. With --config, the file's where none
-            is given.
-        config: JSON file of settings that take the place of the recipe's, such as the settings.json of a run; flags
-            override them. Groups and settings that it leaves out keep the recipe's values.
-        recipe: Source of the defaults: the paper's hyper-parameters, or the modern recipe of the small presets. None
-            takes the one that the preset is made for.
-        out: Run folder; None for runs/PRESET.
-        resume: Continue the run in the folder after its last complete epoch, with the settings it has; begin it if
-            there is none.
-        start_from: Run folder or weights file (.safetensors) whose model to train on, as `attnconv prune` leaves;
-            PRESET then only names the recipe. None starts from fresh parameters.
+        preset: Model and recipe; `attnconv models` lists the presets. Required unless the file of --config contains a
+            preset.
+        config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
+            the file. Settings that are missing from the file have the recipe's values.
+        recipe: Source of the defaults: the paper's hyperparameters, or the modern recipe of the small presets. The
+            default is the preset's recipe.
+        out: Run folder. The default is runs/PRESET.
+        resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if there
+            is none.
+        start_from: Run folder or weights file (.safetensors) with the model to train, such as the output of `attnconv
+            prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.
     """
 
-    preset: Positional[str]
+    preset: Positional[str | None] = None
     config: Path | None = None
     recipe: RecipeName | None = None
     out: Path | None = None
@@ -57,14 +58,16 @@ class Arguments:
 
     @staticmethod
     def defaults(given: Mapping[str, Any]) -> Defaults:
-        """The recipe's settings, or those of the run to resume; over them the file's and the model of the weights."""
+        """Return the settings of the recipe or of the run to resume, overridden by the file and the initial weights."""
         config = given.get("config")
         file = {} if config is None else _read_config(config)
         preset = given.get("preset", file.get("preset"))
         if preset != file.get("preset", preset):
-            raise SettingsError([Problem("preset", f"must be {file['preset']!r}, that of {config}", repr(preset))])
+            raise SettingsError(
+                [Problem("preset", f"must be {file['preset']!r}, the preset of {config}", repr(preset))]
+            )
         values: Nested = {}
-        if "model" not in file or preset in PRESETS:  # elsewhere the preset is but a label of all that the file holds
+        if "model" not in file or preset in PRESETS:  # otherwise the file has all settings
             name = given.get("recipe")
             named = _SHOWN if preset is None else preset
             values = plain(recipe(named, name if name in ("paper", "modern") else None))
@@ -73,40 +76,61 @@ class Arguments:
             before = run.settings()
             if before.preset != preset:
                 fix = f"Resume it with: attnconv train {before.preset} --out {folder} --resume"
-                requirement = f"must be {before.preset!r}, that of the run in {folder}"
+                requirement = f"must be {before.preset!r}, the preset of the run in {folder}"
                 raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
-            values = plain(before)
+            return {"preset": preset, "settings": merged(plain(before), file)}, _origins(file, config)
         values = merged(values, file)
         if given.get("start_from") is not None:
             from attnconv.models.checkpoint import read_checkpoint
             from attnconv.models.model_loader import checkpoint_file
 
             values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
-        origins = dict.fromkeys(flat({"settings": file}), f"from {config}")
+        elif "model.classes" not in flat(file) and (count := _classes(values, given)):
+            values = merged(values, {"model": {"classes": count}})
         label = {} if preset is None else {"preset": preset}
-        return {**label, "settings": {**values, **label}}, origins
+        return {**label, "settings": {**values, **label}}, _origins(file, config)
+
+    def conflicts(self, _: Fine) -> Iterator[Problem]:
+        """Require a preset."""
+        if self.preset is None:
+            yield Problem("preset", "must be given", "no preset", "`attnconv models` lists the presets.")
 
 
 def run(arguments: Arguments) -> None:
-    """Train, and leave the run folder."""
+    """Train the model, and print the run folder."""
     from attnconv.training.fitting import fit
     from attnconv.training.processes import is_first_process
 
-    folder = arguments.out or Path("runs") / arguments.preset
+    folder = arguments.out or Path("runs") / arguments.settings.preset
     command = ["attnconv", *sys.argv[1:]]
     fit(arguments.settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
     if is_first_process():
-        print(f"Run: {folder}. Its figures: attnconv report {folder}")
+        print(f"Run: {folder}. To draw its figures: attnconv report {folder}")
+
+
+def _classes(values: Nested, given: Mapping[str, Any]) -> int:
+    """Return the number of classes of the image folder to train on, or 0 for another data set or a missing folder."""
+    settings = {**flat({"settings": values}), **given}
+    folder = Path(str(settings.get("settings.data.root"))).expanduser()
+    if settings.get("settings.data.name") != "folder" or not folder.is_dir():
+        return 0
+    from attnconv.data.image_files import class_names
+
+    return len(class_names(folder))
+
+
+def _origins(file: Mapping[str, Any], config: Path | None) -> dict[str, str]:
+    return dict.fromkeys(flat({"settings": file}), f"from {config}")
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """Plain settings: of a run's settings.json, or of a file that holds nothing else."""
+    """Read the settings of a run's settings.json, or of a file that contains only settings."""
     try:
         values = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsError([Problem("config", "must be a JSON file", f"{file} ({error})")]) from error
     settings = values.get("settings", values) if isinstance(values, dict) else None
     if not isinstance(settings, dict) or not isinstance(settings.get("preset", ""), str):
-        requirement = "must hold groups of settings and the name of a preset, as the settings.json of a run does"
+        requirement = "must contain groups of settings and the name of a preset, like the settings.json of a run"
         raise SettingsError([Problem("config", requirement, repr(settings), origin=str(file))])
     return settings

@@ -1,4 +1,4 @@
-"""Data sets, their splits, and augmentation: `load(settings)` reads a data set into memory."""
+"""Data sets, their splits, and augmentation. `load_data(settings)` loads a data set into memory."""
 
 from attnconv._util.exports import attach
 

@@ -1,9 +1,9 @@
-"""Random crops, mirroring, colour jitter, cutout, mixup and CutMix for whole batches, on the device of the images.
+"""Random crops, flips, colour jitter, cutout, mixup and CutMix for whole batches, on the device of the images.
 
-The changes to an image depend only on its row of random numbers: not on its batch, its process or the device. Mixup
-(Zhang et al., 2018) and CutMix (Yun et al., 2019) blend each image with a partner, which does depend on the batch, and
-their labels alike: mixup all pixels, lambda x + (1 - lambda) x'; CutMix pastes a rectangle of x' into x, and lambda is
-the part of x that is left. Both draw lambda from Beta(a, a).
+The augmentation of an image depends only on its row of random numbers, and not on its batch, process or device. Mixup
+(Zhang et al., 2018) and CutMix (Yun et al., 2019) combine each image x with another image x' of the batch, and their
+labels with the same weights lambda and 1 - lambda. Mixup averages the pixels, lambda x + (1 - lambda) x'. CutMix pastes
+a rectangle of x' into x, and lambda is the remaining fraction of x. Both draw lambda from Beta(a, a).
 """
 
 import torch
@@ -25,10 +25,10 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Augment and normalise a batch. Cutout's squares are zero after normalisation: the mean colour."""
+    """Augment and normalise a batch. Squares of cutout are zero after normalisation, which is the mean colour."""
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))
-    # Every change has its own columns: switching one off leaves the others as they are.
+    # Each augmentation has its own columns, so that turning one off does not affect the others.
     row, column, mirror, cut_row, cut_column, *colour = uniforms[:, :8].unbind(dim=1)
     if chosen.padding > 0 or chosen.flip:
         images = _crop(images, row, column, mirror, chosen)
@@ -46,15 +46,15 @@ def augment(
 def normalise(
     images: UInt8[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Normalise bytes to (x / 255 - mean) / std per channel.
+    """Normalise uint8 images to (x / 255 - mean) / std per channel.
 
     Args:
-        images: Pixels as bytes.
-        mean: Mean of each channel, of pixels scaled to [0, 1].
+        images: Images with values 0 to 255.
+        mean: Mean of each channel, for pixels scaled to [0, 1].
         std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: The constants do not fit the channels.
+        ValueError: The number of constants differs from the number of channels, or `std` is not positive.
 
     Example:
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
@@ -66,7 +66,7 @@ def normalise(
 def _normalise(
     pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Compute (pixels - mean) / std in place, by channels: copying a tensor of constants stalls a GPU."""
+    """Compute (pixels - mean) / std in place, by channel, since copying a tensor of constants would stall a GPU."""
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
@@ -85,9 +85,10 @@ def _crop(
     mirror: Float32[Tensor, " b"],
     chosen: Augmentation,
 ) -> UInt8[Tensor, "b c height width"]:
-    """Shift each image by up to `padding` pixels along each axis and mirror it, by one gather.
+    """Shift each image by up to `padding` pixels along each axis, and flip it, with one gather.
 
-    Pixel (i, j) of the result is pixel (i + row - p, j' + column - p) of the image, j' = width - 1 - j when mirrored.
+    Pixel (i, j) of the result is pixel (i + row - p, j' + column - p) of the image. If the image is flipped,
+    j' = width - 1 - j, otherwise j' = j.
     """
     b, c, height, width = images.shape
     shifts, p = 2 * chosen.padding + 1, chosen.padding
@@ -98,7 +99,7 @@ def _crop(
     if chosen.border == "reflect":
         rows, columns = _reflected(rows, height), _reflected(columns, width)
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    black = height * width  # the place of a black pixel that is appended to each image
+    black = height * width  # index of the black pixel that is appended to each image
     places = torch.where(inside, rows[:, :, None] * width + columns[:, None, :], black)
     places = places.view(b, 1, height * width).expand(b, c, height * width)
     return F.pad(images.flatten(2), (0, 1)).gather(2, places).view(b, c, height, width)
@@ -112,7 +113,7 @@ def _reflected(positions: Int64[Tensor, "b n"], size: int) -> Int64[Tensor, "b n
 def _jitter(
     pixels: Float32[Tensor, "b c height width"], *factors: Float32[Tensor, " b"]
 ) -> Float32[Tensor, "b c height width"]:
-    """Scale brightness, contrast and saturation, in this order, by each image's factors."""
+    """Scale brightness, contrast and saturation, in this order, by factors for each image."""
     brightness, contrast, saturation = (factor[:, None, None, None] for factor in factors)
     pixels = (pixels * brightness).clamp_(0.0, 1.0)
     middle = grey(pixels).mean(dim=(2, 3), keepdim=True)
@@ -121,7 +122,7 @@ def _jitter(
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
-    """Luma of colour images; the mean of the channels for any other number of them."""
+    """Return the luma of RGB images, or the mean of the channels for any other number of channels."""
     if pixels.shape[1] != 3:
         return pixels.mean(dim=1, keepdim=True)
     red, green, blue = pixels.split(1, dim=1)
@@ -130,7 +131,7 @@ def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height
 
 
 def below(uniforms: Float32[Tensor, "*shape"], limit: int) -> Int64[Tensor, "*shape"]:
-    """Turn uniform numbers of a `Batch` into integers in [0, limit); the bias is below limit / 2^24."""
+    """Convert uniform random numbers to integers in [0, limit), with a bias below limit / 2^24."""
     return (uniforms * limit).to(torch.int64)
 
 
@@ -140,7 +141,7 @@ def boxes(
     size: tuple[int, int],
     sides: tuple[int | Int64[Tensor, "b 1"], int | Int64[Tensor, "b 1"]],
 ) -> Bool[Tensor, "b height width"]:
-    """Masks of rectangles of the given height and width, centred on any pixel, cut off at the border."""
+    """Return masks of rectangles of the given `sides` with random centres, clipped at the border of the image."""
     masks = []
     for draw, length, side in zip((row, column), size, sides, strict=True):
         steps = torch.arange(length, device=draw.device) - below(draw, length)[:, None] + side // 2
@@ -156,7 +157,7 @@ def mix(
     settings: AugmentSettings,
     classes: int,
 ) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
-    """Apply mixup or CutMix to a batch after `augment`; with both on, each image takes one of them at random."""
+    """Apply mixup or CutMix to an augmented batch; if both are on, one is chosen at random for each image."""
     soft = F.one_hot(labels, classes).to(torch.float32)
     if settings.mixup == 0.0 and settings.cutmix == 0.0:
         return images, soft
@@ -179,12 +180,13 @@ def mix(
 
 
 def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
-    """Draw from Beta(a, a), 0 < a <= 1, by Jöhnk's rule: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+    """Draw from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
-    A pair (u, v) is accepted with probability at least 1/2; the first accepted of twelve is taken, and 1/2 where none
-    is (once in 4096 at a = 1, practically never at a = 0.2). `uniforms` holds first all u, then all v.
+    Each pair (u, v) is accepted with probability at least 1/2. The result is computed from the first of twelve pairs
+    that is accepted, or is 1/2 if none is (once in 4096 draws for a = 1, practically never for a = 0.2). The first half
+    of the columns of `uniforms` is u, the second half v.
     """
-    # In logarithms, since u^(1/a) underflows for small a; 1 - u lies in (0, 1], where the logarithm is finite.
+    # Logarithms avoid the underflow of u^(1/a) for small a. 1 - u is in (0, 1], where the logarithm is finite.
     log_x, log_y = (torch.log1p(-uniforms) / parameter).chunk(2, dim=1)
     accepted = torch.logaddexp(log_x, log_y) <= 0.0
     values = torch.sigmoid(log_x - log_y)
@@ -193,7 +195,7 @@ def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tens
 
 
 def _partners(draws: Float32[Tensor, " b"]) -> Int64[Tensor, " b"]:
-    """One random cycle through the batch: in batches of two and more, no image is its own partner."""
+    """Choose partners by a random cycle through the batch, in which only the image of a batch of one is its own."""
     order = torch.argsort(draws, stable=True)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)

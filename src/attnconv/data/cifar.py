@@ -1,18 +1,18 @@
-"""CIFAR-10 and CIFAR-100 (A. Krizhevsky, 2009), in any of the three forms in which they are distributed.
+"""CIFAR-10 and CIFAR-100 (A. Krizhevsky, 2009), in any of the three formats in which they are distributed.
 
-In a folder `root`, the first of these that is there is read:
+The folder `root` is searched for the following formats, in this order:
 
 1. the official archive, `cifar-10-python.tar.gz`;
-2. what it unpacks to, `cifar-10-batches-py/data_batch_1` and so on, or those files in `root` itself;
-3. parquet files in the layout of the Hugging Face hub, `train-*.parquet` and `test-*.parquet`, in `root` or in a
-   folder of it named `data`, `plain_text`, or like the data set.
+2. its unpacked files, `cifar-10-batches-py/data_batch_1` and so on, also directly in `root`;
+3. parquet files in the layout of the Hugging Face hub, `train-*.parquet` and `test-*.parquet`, in `root` or in its
+   subfolder `data`, `plain_text`, or with the name of the data set.
 
-If none is, the archive is downloaded from the data set's home. 1 and 2 give the same images in the same order; the
-order of 3 is that of the parquet files. Every official file is compared with its published checksum before it is
-opened. Even so the unpickler imports nothing.
+If none is found, the archive is downloaded from the website of the data set. Formats 1 and 2 give the same images in
+the same order; format 3 keeps the order of the parquet files. Official files are verified against their published
+checksums before they are opened, and the unpickler does not import anything.
 
-Bytes of a download go to `NAME.part` beside the archive until size and SHA-256 are right. A download that broke off, in
-this process or an earlier one, continues from there. Processes that download the same file wait for each other.
+A download is written to `NAME.part` next to the archive until its size and SHA-256 are correct. Interrupted downloads
+are resumed. Processes that download the same file wait for each other.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ from attnconv.data.image_set import ImageSet
 from attnconv.data.settings import DataSettings
 
 _PIECE = 1 << 18
-_TIMEOUT = 15.0  # seconds without an answer before a request is given up
-_ATTEMPTS = 3  # requests in a row that may bring no new byte
+_TIMEOUT = 15.0  # seconds without a response before a request fails
+_ATTEMPTS = 3  # maximum number of consecutive requests without new bytes
 
-Progress = Callable[[int, int], None]  # of the bytes that are there and the bytes that the file will have
+Progress = Callable[[int, int], None]  # called with (bytes received, total bytes)
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -59,7 +59,7 @@ _CIFAR100 = (
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to download: its URL, its size in bytes and its SHA-256, hexadecimal."""
+    """File to download: URL, size in bytes and hexadecimal SHA-256."""
 
     url: str
     size: int
@@ -73,18 +73,18 @@ class Remote:
 
 @dataclass(frozen=True)
 class Cifar:
-    """Facts about one of the two data sets."""
+    """Description of one of the two data sets."""
 
     title: str
     archive: Remote
     folder: str
-    train: dict[str, str]  # the MD5 of each pickle by its name, in order
+    train: dict[str, str]  # MD5 of each pickle by name, in order
     test: dict[str, str]
-    labels: str  # their column in parquet files; in the pickles: with an s
+    labels: str  # column of the labels in parquet files; the key in pickles has an additional s
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    paper_std: tuple[float, ...] | None = None  # the mean over images of each image's own deviation
+    paper_std: tuple[float, ...] | None = None  # mean over images of each image's standard deviation
     rows: dict[str, int] = field(default_factory=lambda: {"train": 50_000, "test": 10_000})
 
 
@@ -134,24 +134,24 @@ CIFARS = {
 def read_cifar(
     facts: Cifar, settings: DataSettings, *, progress: Progress | None = None
 ) -> tuple[dict[str, ImageSet], str]:
-    """Find, check and read the sets `train` and `test`, and name their source."""
+    """Find, verify and read the sets `train` and `test`; return them and a description of their source."""
     root = Path(settings.root).expanduser()
     if (found := _read(facts, root, settings)) is None:
         _download(facts, root, download=settings.download, progress=progress)
         found = _read(facts, root, settings)
-        assert found is not None, "a download leaves the archive in the folder"
+        assert found is not None, "the downloaded archive must be in the folder"
     sets, form = found
     source = f"{facts.title} from {form}"
     for split, images in sets.items():
         least, most = (int(bound) for bound in images.labels.aminmax())
         if not 0 <= least <= most < len(facts.classes):
-            requirement = f"must have labels of 0 to {len(facts.classes) - 1} in {split}"
+            requirement = f"must have labels from 0 to {len(facts.classes) - 1} in {split}"
             raise ValueError(bad(source, requirement, f"{least} to {most}"))
     return sets, source
 
 
 def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, ImageSet], str] | None:
-    """Read the first form that is there, and name it; None if there is none."""
+    """Read the first format that is found and return it with its name; return None if there is none."""
     archive, folder = root / facts.archive.name, root / facts.folder
     if not folder.is_dir() and (root.name == facts.folder or any((root / name).is_file() for name in facts.test)):
         folder = root
@@ -167,26 +167,26 @@ def _read(facts: Cifar, root: Path, settings: DataSettings) -> tuple[dict[str, I
 
 
 def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | None) -> None:
-    """Download the archive, or say what to put where."""
-    archive, reason = facts.archive, "data.download is off"
+    """Download the archive, or raise an error that lists the files to provide."""
+    archive, reason = facts.archive, "data.download is False"
     tried: OSError | None = None
     if download:
         try:
             fetch(archive, root / archive.name, progress=progress)
             return
-        except OSError as error:  # also where the folder cannot be made or written, or the disk is full
+        except OSError as error:  # also if the folder is not writable or the disk is full
             what = "failed" if isinstance(error, ConnectionError) else "could not be stored"
             tried, reason = error, f"the download {what}: {str(error).rstrip('.')}"
     fix = (
-        f"Put {archive.name} ({archive.size:,} bytes, SHA-256 {archive.sha256}, from {archive.url}) into that folder,"
-        " or what it unpacks to, or the parquet files of the hub's layout; or pass another data.root."
+        f"Download {archive.url} ({archive.size:,} bytes, SHA-256 {archive.sha256}) to this folder, unpacked or not,"
+        " add parquet files in the layout of the Hugging Face hub, or pass another data.root."
     )
     got = f"none of {archive.name}, {facts.folder}, train-*.parquet in {root.absolute()}"
-    raise ValueError(bad("data.root", f"must hold {facts.title}", got, fix, origin=reason)) from tried
+    raise ValueError(bad("data.root", f"must contain {facts.title}", got, fix, origin=reason)) from tried
 
 
 def sha256_of(file: BufferedReader | FileIO) -> str:
-    """Checksum of an open file, from its beginning."""
+    """Compute the SHA-256 of an open file from its start."""
     digest = hashlib.sha256()
     file.seek(0)
     while piece := file.read(1 << 20):
@@ -195,25 +195,25 @@ def sha256_of(file: BufferedReader | FileIO) -> str:
 
 
 def fetch(remote: Remote, target: Path, *, progress: Progress | None = None) -> None:
-    """Download a file unless it is there. What arrives before a `ConnectionError` is kept for the next time."""
+    """Download a file unless it exists. After a `ConnectionError`, the next call resumes the download."""
     part = target.with_name(target.name + ".part")
     with locked(part, wait=True) as file:
-        if not target.is_file():  # else another process downloaded it while this one waited
+        if not target.is_file():  # unless another process has downloaded it in the meantime
             _complete(remote, file, progress=progress)
     if target.is_file():
         part.unlink(missing_ok=True)
         return
     try:
         part.replace(target)
-    except FileNotFoundError:  # a process that waited was faster
+    except FileNotFoundError:  # another process was faster
         if not target.is_file():
             raise
 
 
 def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> None:
-    """Append what is missing, in as many requests as it takes while each brings something, and verify the whole.
+    """Download the missing bytes, with further requests as long as bytes arrive, and verify the file.
 
-    Starts again once if the whole is wrong, or if the server does not continue what is here.
+    The download is restarted once if the checksum is wrong or the server rejects the request to resume.
     """
     idle, again = 0, True
     while True:
@@ -224,7 +224,7 @@ def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> Non
                 return
             file.truncate(0)
             if not again:
-                fix = "The download was damaged, or the file has changed at its home; it was discarded."
+                fix = "The download was damaged, or the file on the server has changed; the download was discarded."
                 raise ValueError(bad(remote.url, f"must have the SHA-256 {remote.sha256}", got, fix))
             again = False
             continue
@@ -233,24 +233,24 @@ def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> Non
         idle = 0 if now > have else idle + 1
         refused = isinstance(reason, urllib.error.HTTPError) and 400 <= reason.code < 500
         if refused and have > 0 and again:
-            file.truncate(0)  # the server has less than what is here (416), or will not resume
+            file.truncate(0)  # the server's file is shorter (416), or the server does not resume downloads
             again = False
         elif now != remote.size and (refused or idle >= _ATTEMPTS):
             got = f"{now:,} of {remote.size:,} bytes ({reason})"
-            fix = "What has arrived is kept, and the next download continues from there." if now else ""
-            raise ConnectionError(bad(remote.url, "must be within reach", got, fix))
+            fix = "The next download will resume from here." if now else ""
+            raise ConnectionError(bad(remote.url, "must be reachable", got, fix))
         if idle:
             time.sleep(min(0.25 * 2**idle, 4.0))
 
 
 def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> Exception | str:
-    """Send one request for the rest of the file; returns what ended it."""
+    """Send one request for the rest of the file; return the reason why it ended."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             if have and answer.status != http.client.PARTIAL_CONTENT:
-                file.truncate(0)  # a server without ranges sends the file from its beginning
+                file.truncate(0)  # a server without range requests sends the whole file
                 have = 0
             while piece := answer.read(min(_PIECE, remote.size - have)):
                 file.write(piece)
@@ -259,27 +259,27 @@ def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> Excep
                     progress(have, remote.size)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
         if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it holds the connection
+            error.close()  # to release the connection
         return error
     return "the connection was closed"
 
 
 def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
-    """Check and read an archive or the folder that it unpacks to."""
+    """Verify and read an archive or the folder of its unpacked files."""
     if path.is_dir():
         pickles, fix = facts.train | facts.test, f"Unpack {facts.archive.name} again."
         if missing := [name for name in pickles if not (path / name).is_file()]:
             got = f"a folder without {', '.join(missing)}"
-            raise ValueError(bad(str(path), f"must hold {', '.join(pickles)}", got, fix))
+            raise ValueError(bad(str(path), f"must contain {', '.join(pickles)}", got, fix))
         contents = {name: (path / name).read_bytes() for name in pickles}
         for name, md5 in pickles.items():
-            # Some systems forbid MD5 for security, but here it only recognises a known file.
+            # MD5 is used only to identify a known file, also on systems that disallow it for security.
             if (got := hashlib.md5(contents[name], usedforsecurity=False).hexdigest()) != md5:
                 raise ValueError(bad(str(path / name), f"must have the MD5 {md5}", got, fix))
     else:
         with path.open("rb") as file:
             if (got := sha256_of(file)) != facts.archive.sha256:
-                fix = f"Remove it and fetch {facts.archive.url} again."
+                fix = f"Remove it and download {facts.archive.url} again."
                 raise ValueError(bad(str(path), f"must have the SHA-256 {facts.archive.sha256}", got, fix))
         with tarfile.open(path, "r|gz") as archive:
             contents = {
@@ -297,7 +297,7 @@ def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
 
 
 class _Stub:
-    """Stub for any class or function that a pickle names; keeps its state, whose last entry is an array's bytes."""
+    """Placeholder for all classes and functions in a pickle; stores the state, whose last entry is an array's bytes."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -312,5 +312,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle(content: bytes) -> Any:
-    """Read a pickle of plain values and arrays; no code that it names is imported or run."""
+    """Read a pickle of plain values and arrays, without importing or running any code."""
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()

@@ -1,7 +1,7 @@
-"""Scikit-learn's digits: 1797 handwritten digits of 8 x 8 grey pixels, inside the package, so nothing is fetched.
+"""The digits of scikit-learn: 1797 handwritten digits of 8 x 8 grey pixels, which need no download.
 
-Pixels count ink from 0 to 16 and are scaled to bytes, round(255 v / 16). The test set is fixed: 360 images, the same
-share of every digit. Writers appear on both sides, so accuracies are higher than on new writers.
+Pixel values v from 0 to 16 are scaled to uint8, round(255 v / 16). The test set is fixed: 360 images with equal shares
+of every digit. The same writers appear in training and test images, so accuracies are higher than on new writers.
 """
 
 import base64
@@ -14,7 +14,7 @@ import torch
 from attnconv.data.image_set import ImageSet
 
 CLASSES = tuple(str(digit) for digit in range(10))
-# One bit per image: whether it is in the test set.
+# One bit per image, 1 for the test set.
 _TEST = (
     "gIEaAoJkmALQAgggwQBNIIgCAIAwFAMJgJBCSSIAQIIAAACCBABcAgQAAAAQgQEAAEwFhYhHUwgAAAAAA0gCICqRKWUHgYIDiSAp"
     "IQRAgEAAJBCBoQATAYSgAAhKFAJBlAlgFoCFgADCwQAVAAiFRAAtQFQJAkCiQBpigxI5AHgAIKAAAgIAYAERGKAAACAAAoEkCcBE"
@@ -24,7 +24,7 @@ _TEST = (
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
     """Read the training set (1437 images) and the test set (360 images)."""
-    # The file that sklearn.datasets.load_digits reads. Importing scikit-learn takes as long as several epochs.
+    # The file of sklearn.datasets.load_digits. Importing scikit-learn would take as long as several epochs.
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")

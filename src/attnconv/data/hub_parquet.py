@@ -1,7 +1,7 @@
-"""Read parquet files in the layout of the Hugging Face hub: `train-00000-of-00004.parquet` and so on.
+"""Read parquet files in the layout of the Hugging Face hub, such as `train-00000-of-00004.parquet`.
 
-Columns: `img`, a struct of `bytes` (a PNG file) and `path`, and integer columns of labels. A file of some kilobytes can
-unpack to many gigabytes: the numbers of rows and bytes are checked first, and rows are unpacked a few at a time.
+The columns are `img`, a struct of `bytes` (a PNG file) and `path`, and integer columns of labels. Since a small file
+can decompress to many gigabytes, the numbers of rows and bytes are validated first, and few rows are read at a time.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from attnconv._util.errors import bad
 from attnconv.data.image_files import PictureError, open_picture
 from attnconv.data.image_set import ImageSet
 
-LARGEST_ROW = 8192  # bytes that a row of a split may unpack to, on average: the pixels of an image are 3,072
-_AT_ONCE = 1 << 28  # bytes that rows may have that are unpacked together, if each were as large as all of its group
+LARGEST_ROW = 8192  # maximum mean size of a decompressed row in bytes; an image has 3,072 bytes of pixels
+_AT_ONCE = 1 << 28  # maximum size in bytes of the rows in memory, even if one row had all bytes of its group
 
 
 def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, ImageSet] | None:
-    """Read the image sets of a folder by split, each with its number of `rows`; None if there are no parquet files."""
+    """Read the splits of a folder, with the given numbers of `rows`; return None if there are no parquet files."""
     files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in rows}
     if not any(files.values()):
         return None
@@ -37,41 +37,41 @@ def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, I
 
 
 def _check_counts(folder: Path, split: str, paths: list[Path], labels: str, rows: int) -> None:
-    """Compare the rows and bytes that the footers list with what a split must have, before anything is unpacked."""
+    """Validate the numbers of rows and bytes in the footers of a split's files before they are decompressed."""
     found = size = 0
     for path in paths:
         with _opened(path, labels) as file:
             for group in range(file.num_row_groups):
                 found += file.metadata.row_group(group).num_rows
                 size += _bytes(file, group)
-    requirement, names = f"must hold {rows:,} rows of {split}", ", ".join(path.name for path in paths) or "no file"
+    requirement, names = f"must contain {rows:,} rows of {split}", ", ".join(path.name for path in paths) or "no file"
     if found != rows:
-        fix = "The folder is half downloaded." if found < rows else ""
+        fix = "The download may be incomplete." if found < rows else ""
         raise ValueError(bad(str(folder), requirement, f"{found:,} in {names}", fix))
     if size > (most := rows * LARGEST_ROW):
         got = f"{size:,} in {names}"
-        raise ValueError(bad(str(folder), f"{requirement} that unpack to {most:,} bytes at most", got))
+        raise ValueError(bad(str(folder), f"{requirement} with at most {most:,} decompressed bytes", got))
 
 
 def _bytes(file: pq.ParquetFile, group: int) -> int:
-    """What the images of a group of rows unpack to, each stored value counted once."""
+    """Return the decompressed size of the images in a row group, where each stored value counts once."""
     columns = [file.metadata.row_group(group).column(index) for index in range(file.metadata.num_columns)]
     return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "img.bytes")
 
 
 @contextmanager
 def _opened(path: Path, labels: str) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file; errors of pyarrow inside the block become a `ValueError` with the file's name."""
+    """Open a parquet file, and convert errors of pyarrow in the block to `ValueError` with the file's name."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
     except (pa.ArrowException, OSError, KeyError) as error:
-        requirement = f"must be a whole parquet file with images in the column 'img' and integers in {labels!r}"
-        raise ValueError(bad(str(path), requirement, str(error), "If it is damaged, fetch it again.")) from error
+        requirement = f"must be a valid parquet file with images in the column 'img' and integers in {labels!r}"
+        raise ValueError(bad(str(path), requirement, str(error), "If it is damaged, download it again.")) from error
 
 
 def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
-    """Images and labels of a file, some rows at a time."""
+    """Yield the images and labels of a file, a few rows at a time."""
     row = 0
     with _opened(path, labels) as file:
         for group in range(file.num_row_groups):
@@ -81,7 +81,7 @@ def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.
                 numbers = batch.column(labels).cast(pa.int64())
                 if numbers.null_count:
                     requirement = f"must have a label in every row of {labels!r}"
-                    raise ValueError(bad(str(path), requirement, f"{numbers.null_count} without"))
+                    raise ValueError(bad(str(path), requirement, f"{numbers.null_count} rows without a label"))
                 contents = batch.column("img").field("bytes").cast(pa.binary()).to_pylist()
                 pixels = [_decode(png, f"row {row + place} of {path}") for place, png in enumerate(contents)]
                 yield np.stack(pixels), numbers.to_numpy(zero_copy_only=False)

@@ -1,17 +1,19 @@
-"""Image files and folders of them. All image files, which are untrusted, are opened here.
+"""Read image files and folders of images. This is the only module that opens image files, which are untrusted.
 
-Format, size, depth and a PNG's chunks are checked before a pixel is decoded. Pillow keeps 4 bytes a pixel, and up to 10
-while it drops transparency: 800 MB for the largest image. Of large images, one is decoded at a time.
+The format, size and bit depth, and the chunks of PNG files, are validated before pixels are decoded. Pillow needs 4
+bytes per pixel, and up to 10 while it removes transparency, which is 800 MB for the largest image allowed. Large images
+are decoded one at a time.
 
-`read_folders` reads a data set: one folder per class, optionally inside folders for the splits.
+`read_folders` reads a data set with one folder per class, optionally in a folder per split:
 
     root/train/CLASS/*.png          root/CLASS/*.png
     root/test/CLASS/*.png
 
-A run is tested on `test`; without it on `val` (or `valid`, `validation`), and with both `val` is the validation set.
-With neither, every fifth image is held out for testing, by the split's seed.
+The test images are those of `test`. If there is also a folder `val` (or `valid`, `validation`), it is the validation
+set; without `test`, it is the test set. If there is neither, a fifth of the images, selected by the split seed, is the
+test set.
 
-`read_pictures` reads some images for inspecting a model, of a folder and of folders in it to any depth.
+`read_pictures` reads images from a folder and its subfolders, to inspect a model.
 """
 
 import io
@@ -40,34 +42,34 @@ from attnconv._util.value_checks import whole
 from attnconv.data.image_set import ImageSet, held_out
 from attnconv.data.settings import DataSettings
 
-# Pillow tries no other format, so its rarer decoders, and the programs they start, are out of reach.
+# Other formats are disabled, which excludes Pillow's rarer decoders and the external programs that some of them start.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 LARGEST_PICTURE = 80_000_000  # pixels
-LARGEST_WEBP = 12_000_000  # pixels: its decoder keeps several copies of all of them, 16 bytes a pixel or 210 MB
-LARGE_PICTURE = 16_000_000  # pixels: two of more are not decoded at once
-LONGEST_SIDE = 65_535  # pixels: the most that JPEG has; Pillow takes up to 50 bytes a pixel for one pixel's width
-# What turns an image upright, by its EXIF orientation; of sideways ones height and width are exchanged.
+LARGEST_WEBP = 12_000_000  # pixels; the decoder keeps several copies, with 16 bytes per pixel or 210 MB
+LARGE_PICTURE = 16_000_000  # pixels; larger images are decoded one at a time
+LONGEST_SIDE = 65_535  # pixels, the limit of JPEG; Pillow needs up to 50 bytes per pixel of very narrow images
+# Transposition of each EXIF orientation; the sideways ones exchange height and width.
 _SIDEWAYS = {5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90}
 _TURNS = {2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-_DEEP = re.compile(r";16[BLN]")  # in the layout that a file's pixels have; `BGR;16` has 5 or 6 bits a channel
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of colour
+_DEEP = re.compile(r";16[BLN]")  # in Pillow's pixel layout; `BGR;16` has only 5 or 6 bits per channel
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PNG_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PIECE = 1 << 16  # bytes
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LARGEST_SET = 16 << 30  # bytes in memory
-MOST_ENLARGED = 2.0  # without a note
-NAMED = 10  # broken files, or enlarged ones
+MOST_ENLARGED = 2.0  # factor above which a note is added
+NAMED = 10  # maximum number of files in a message
 
 _one_large = threading.Lock()
 
 
 class PictureError(ValueError):
-    """The image is broken, or not of 8 bits a channel."""
+    """The image is invalid, or does not have 8 bits per channel."""
 
 
 class UnsupportedTypeError(PictureError):
-    """The bytes are not an image of a supported format."""
+    """The data are not an image in a supported format."""
 
 
 class TooLargeError(PictureError):
@@ -78,13 +80,13 @@ class TooLargeError(PictureError):
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open an image file, or its content, of at most `largest` pixels, and check it.
+    """Open an image file, or its content, and validate it; the image may have at most `largest` pixels.
 
-    Errors inside the `with` block become a `PictureError`, which calls the image by `name`, or by its path.
+    Errors in the `with` block are converted to `PictureError`, with the `name` or the path of the image.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
-    if not isinstance(source, bytes) and not Path(source).is_file():  # a pipe might never end
-        raise PictureError(bad(name, "must be an image file", "no file of that name"))
+    if not isinstance(source, bytes) and not Path(source).is_file():  # reading a pipe might never end
+        raise PictureError(bad(name, "must be an image file", "no such file"))
     try:
         with (
             io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file,
@@ -94,36 +96,38 @@ def open_picture(
             if image.format == "PNG":
                 place = file.tell()
                 _check_png(file)
-                file.seek(place)  # of the pixels
+                file.seek(place)  # the start of the pixels
             with _one_large if image.width * image.height > LARGE_PICTURE else nullcontext():
                 yield image
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        raise UnsupportedTypeError(bad(name, "must be a whole image", f"none of {', '.join(formats)}")) from error
+        raise UnsupportedTypeError(bad(name, f"must be a {', '.join(formats)} image", "another format")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
-        got = str(error) or "one that does not fit into memory"
+        got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
-    except Exception as error:  # of a broken file Pillow's decoders raise almost any kind
+    except Exception as error:  # Pillow's decoders raise almost any exception for broken files
         first = str(error).partition("\n")[0][:200].rstrip(".") or type(error).__name__
-        raise PictureError(bad(name, "must be a whole image", first)) from error
+        raise PictureError(bad(name, "must be a valid image", first)) from error
 
 
 def read_image(
     path: Path | str, size: int | tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Read one image file, scaled to cover a square or rectangle and cropped to it about the centre.
+    """Read one image file, resize it to cover a rectangle, and crop it to the centre.
 
     Args:
-        path: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP, of at most 80,000,000 pixels (WebP 12,000,000) and 65,535 a side.
-        size: Height and width of the result in pixels, one number or two, at least 1.
+        path: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP file with at most 80,000,000 pixels (WebP 12,000,000) and sides of
+            at most 65,535 pixels.
+        size: Height and width of the result in pixels, or one number for both, at least 1.
         channels: 3 for RGB, 1 for grey.
 
     Returns:
-        The pixels as bytes.
+        The image as uint8.
 
     Raises:
-        ValueError: The file is missing, broken, too large or not of 8 bits a channel, or an argument is wrong.
+        ValueError: The file is missing, broken, too large or does not have 8 bits per channel, or an argument is
+            invalid.
     """
     if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
         raise ValueError(bad("size", "must be at least 1", size))
@@ -136,35 +140,35 @@ def read_image(
 def fit_picture(
     image: Image.Image, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode an open image: turned upright (EXIF), scaled to cover a rectangle, cropped to it about the centre.
+    """Decode an open image, apply its EXIF orientation, resize it to cover a rectangle, and crop it to the centre.
 
-    Of an image with several frames this is the first, and of transparent pixels the colour below.
+    Only the first frame is decoded, and transparency is ignored.
     """
     mode = "RGB" if channels == 3 else "L"
-    image.load()  # a PNG's EXIF may follow its pixels, whose errors must come first
+    image.load()  # before EXIF, which may follow the pixels of a PNG
     if image.mode == "P" and image.palette is None:
         raise SyntaxError("no palette")
     turn = _orientation(image)
     width, height = sizes if turn in _SIDEWAYS else sizes[::-1]
     if image.mode == "P" and image.has_transparency_data:
-        image = image.convert("RGBA")  # or Pillow warns
-    # Palettes and transparency cannot be scaled as they are; the other modes can, before they are converted.
+        image = image.convert("RGBA")  # avoids a warning of Pillow
+    # Images with palettes or transparency must be converted before resizing; for the others it is faster afterwards.
     plain = image if image.mode in ("RGB", "L", "CMYK", "YCbCr") else image.convert(mode)
     fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR).convert(mode)
-    if turn in _TURNS:  # now that it is small
+    if turn in _TURNS:  # faster after resizing
         fitted = fitted.transpose(_TURNS[turn])
     pixels = np.asarray(fitted, np.uint8).reshape(*sizes, channels).transpose(2, 0, 1).copy()
     return torch.from_numpy(pixels)
 
 
 def _orientation(image: Image.Image) -> int:
-    with suppress(Exception):  # EXIF that cannot be read turns nothing: the pixels are whole all the same
+    with suppress(Exception):  # the pixels are valid even if EXIF is not
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     return 1
 
 
 def _check_header(image: ImageFile.ImageFile, name: str, largest: int) -> None:
-    """Refuse images with too many pixels or more than 8 bits a channel."""
+    """Raise `PictureError` for images with too many pixels or more than 8 bits per channel."""
     got = f"{image.width} x {image.height}"
     most = min(largest, LARGEST_WEBP) if image.format == "WEBP" else largest
     if image.width * image.height > most:
@@ -173,13 +177,13 @@ def _check_header(image: ImageFile.ImageFile, name: str, largest: int) -> None:
     if max(image.size) > LONGEST_SIDE:
         raise TooLargeError(bad(name, f"must have sides of at most {LONGEST_SIDE:,} pixels", got))
     codec, arguments = (image.tile[0][0], image.tile[0][3]) if image.tile else ("", "")
-    deep = codec == "ppm" and isinstance(arguments, tuple) and arguments[-1] > 255  # the largest value
+    deep = codec == "ppm" and isinstance(arguments, tuple) and arguments[-1] > 255  # the maximum value
     if image.mode[0] in "IF" or deep or _DEEP.search(str(arguments)):
-        raise PictureError(bad(name, "must have 8 bits a channel", f"an image of mode {image.mode}, {arguments}"))
+        raise PictureError(bad(name, "must have 8 bits per channel", f"an image of mode {image.mode}, {arguments}"))
 
 
 def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
-    """Verify the checksums of a PNG's chunks, and that its pixels unpack to as many bytes as its header says."""
+    """Verify the checksums of the chunks of a PNG file, and that its pixel data have the size stated by the header."""
     size = file.seek(0, io.SEEK_END)
     file.seek(8)
     inflate, missing, kind = zlib.decompressobj(), 0, b""
@@ -187,10 +191,10 @@ def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
         length, kind = struct.unpack(">I4s", file.read(8))
         name = kind.decode("ascii", "replace")
         if length > size - file.tell():
-            raise SyntaxError(f"a chunk {name} that is cut off")
+            raise SyntaxError(f"a truncated chunk {name}")
         data = file.read(length)
         if struct.unpack(">I", file.read(4))[0] != zlib.crc32(data, zlib.crc32(kind)):
-            raise SyntaxError(f"a chunk {name} whose checksum does not fit")
+            raise SyntaxError(f"a wrong checksum of chunk {name}")
         if kind == b"IHDR":
             missing = _png_bytes(data)
         while kind == b"IDAT" and missing > 0:
@@ -199,11 +203,11 @@ def _check_png(file: io.BytesIO | io.BufferedReader) -> None:
             if not piece and not data:
                 break
     if missing > 0:
-        raise SyntaxError(f"pixels of which {missing:,} bytes are missing")
+        raise SyntaxError(f"pixel data with {missing:,} missing bytes")
 
 
 def _png_bytes(header: bytes) -> int:
-    """Bytes that the pixels of a PNG unpack to: rows of whole bytes, each behind one that names its filter."""
+    """Return the decompressed size in bytes of a PNG's pixel data: whole bytes of pixels and a filter byte per row."""
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     bits = depth * _PNG_CHANNELS[colour]
     total = 0
@@ -213,17 +217,22 @@ def _png_bytes(header: bytes) -> int:
     return total
 
 
-def read_folders(settings: DataSettings) -> tuple[dict[str, ImageSet], tuple[str, ...]]:
-    """Read the sets `train`, `test` and, where it has a folder, `validation`; and the classes in alphabetical order."""
-    root = Path(settings.root).expanduser()
+def class_names(root: Path) -> tuple[str, ...]:
+    """List the classes of a data set of image folders in alphabetical order."""
+    return _classes(root / "train" if (root / "train").is_dir() else root)
+
+
+def read_folders(settings: DataSettings, image_size: int) -> tuple[dict[str, ImageSet], tuple[str, ...]]:
+    """Read the sets `train`, `test` and, if it has a folder, `validation`, and the classes in alphabetical order."""
+    root, image_size = Path(settings.root).expanduser(), whole("image_size", image_size, 1)
     folders = {"train": root / "train" if (root / "train").is_dir() else root}
     if folders["train"] != root:
         apart = [root / name for name in ("val", "valid", "validation") if (root / name).is_dir()][:1]
         if (root / "test").is_dir():
             apart.insert(0, root / "test")
         folders |= zip(("test", "validation"), apart, strict=False)
-    classes = _classes(folders["train"])
-    sets = {name: _read_set(folder, classes, settings.image_size) for name, folder in folders.items()}
+    classes = class_names(root)
+    sets = {name: _read_set(folder, classes, image_size) for name, folder in folders.items()}
     if "test" not in sets:
         train = sets["train"]
         count = max(1, len(train) // 5)
@@ -236,33 +245,32 @@ def _classes(folder: Path) -> tuple[str, ...]:
     names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
     if len(names) < 2:
         got = f"{', '.join(names) or 'no folder'} in {folder.absolute()}"
-        raise ValueError(bad("data.root", "must hold at least two folders, one per class", got))
+        raise ValueError(bad("data.root", "must contain at least two folders, one per class", got))
     return names
 
 
 def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
     if unknown := sorted(set(_classes(folder)) - set(classes)):
         got = f"{', '.join(unknown)} in {folder.absolute()}"
-        raise ValueError(bad("data.root", "must hold the classes of the training images only", got))
+        raise ValueError(bad("data.root", "must contain only classes of the training images", got))
     paths, labels = [], []
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
         found = sorted(path for path in (folder / name).iterdir() if _is_image(path))
         if not found:
-            requirement = f"must hold images ({', '.join(SUFFIXES)})"
-            raise ValueError(bad(str(folder / name), requirement, "none", "Add some, or remove the folder."))
+            requirement = f"must contain images ({', '.join(SUFFIXES)})"
+            raise ValueError(bad(str(folder / name), requirement, "none", "Add images, or remove the folder."))
         paths += found
         labels += [label] * len(found)
     if (needed := len(paths) * 3 * size * size) > LARGEST_SET:
-        got = f"{size}, which takes {needed / (1 << 30):.1f} GiB for {len(paths):,} images"
-        requirement = f"must be such that images fit in {LARGEST_SET >> 30} GiB"
-        raise ValueError(bad("data.image_size", requirement, got))
+        got = f"{size}, which requires {needed / (1 << 30):.1f} GiB for {len(paths):,} images"
+        raise ValueError(bad("image_size", f"must be small enough for {LARGEST_SET >> 30} GiB of images", got))
     return ImageSet(_decode(paths, size), torch.tensor(labels))
 
 
 def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
-    """Decode all files, a few at a time: Pillow releases the GIL for large images."""
+    """Decode all files, several in parallel, since Pillow releases the GIL for large images."""
 
     def attempt(path: Path) -> Tensor | str:
         try:
@@ -274,7 +282,7 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
         results = list(pool.map(attempt, paths))
     if broken := [result for result in results if isinstance(result, str)]:
         fix = "Replace or remove them:\n" + _listed(broken)
-        raise ValueError(bad("data.root", "must hold whole images only", f"{len(broken)} broken ones", fix))
+        raise ValueError(bad("data.root", "must contain only valid images", f"{len(broken)} broken files", fix))
     return torch.stack([result for result in results if not isinstance(result, str)])
 
 
@@ -284,9 +292,9 @@ class FolderPictures:
     """Images of a folder.
 
     Attributes:
-        pixels: Bytes.
-        names: Of the files, below the folder, escaped for printing.
-        notes: Why each file was skipped, and which files had to be enlarged more than twice.
+        pixels: Images as uint8.
+        names: Paths of the files relative to the folder, escaped for printing.
+        notes: Reasons for skipped files, and files that were enlarged by more than a factor of two.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
@@ -303,26 +311,26 @@ def read_pictures(
     skip_broken: bool = False,
     varied: bool = False,
 ) -> FolderPictures:
-    """Read some images of a folder, each scaled to cover a rectangle and cropped to it about the centre.
+    """Read images from a folder, resize them to cover a rectangle, and crop them to the centre.
 
     Args:
-        folder: Holds images, or folders of them.
-        sizes: Height and width in pixels.
-        count: How many images to read at most, at least 1: in turn from each folder, by name.
+        folder: Folder of images, which may be in subfolders.
+        sizes: Height and width of the result in pixels.
+        count: Maximum number of images, at least 1. The subfolders contribute one image each in turn, by name.
         channels: 3 for RGB, 1 for grey.
-        skip_broken: Skip files that cannot be read, instead of raising.
-        varied: Whether an image of one colour counts as broken.
+        skip_broken: Skip files that cannot be read, instead of raising an error.
+        varied: Treat images with only one colour as broken.
 
     Raises:
         TypeError: `count` is not a whole number.
-        ValueError: A size is below 1, the folder is missing or holds no whole image, or files are broken (the message
-            names them) and are not to be skipped.
+        ValueError: A size is below 1, the folder is missing or contains no valid image, or files are broken and
+            `skip_broken` is False (the message lists them).
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()
     if min(sizes) < 1:
         raise ValueError(bad("sizes", "must be at least 1", sizes))
     if not folder.is_dir():
-        raise ValueError(bad("folder", "must be a folder that exists", str(folder.absolute())))
+        raise ValueError(bad("folder", "must be an existing folder", folder.absolute()))
     found: list[tuple[str, Tensor, float]] = []
     broken: list[str] = []
     for path in _in_turn(folder):
@@ -334,10 +342,10 @@ def read_pictures(
             broken.append(str(error))
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken=True:\n" + _listed(broken)
-        raise ValueError(bad(str(folder), "must hold whole images", f"{len(broken)} broken ones", fix))
+        raise ValueError(bad(str(folder), "must contain valid images", f"{len(broken)} broken files", fix))
     if not found:
-        got = f"only broken ones:\n{_listed(broken)}" if broken else "none"
-        raise ValueError(bad(str(folder), f"must hold images ({', '.join(SUFFIXES)})", got))
+        got = f"only broken files:\n{_listed(broken)}" if broken else "none"
+        raise ValueError(bad(str(folder), f"must contain images ({', '.join(SUFFIXES)})", got))
     notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
     if enlarged := [f"{name} {factor:.1f} times" for name, _, factor in found if factor > MOST_ENLARGED]:
         more = f" and {len(enlarged) - NAMED} more" if len(enlarged) > NAMED else ""
@@ -347,18 +355,18 @@ def read_pictures(
 
 
 def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tuple[Tensor, float]:
-    """Decode one image; returns it and by how much it is enlarged."""
+    """Decode one image; return it and the factor by which it is enlarged."""
     with open_picture(path) as image:
         pixels = fit_picture(image, sizes, channels=channels)
         width, height = image.size[::-1] if _orientation(image) in _SIDEWAYS else image.size
     factor = max(sizes[0] / height, sizes[1] / width)
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
-        raise ValueError(bad(str(path), "must show more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
+        raise ValueError(bad(str(path), "must have more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
     return pixels, factor
 
 
 def _in_turn(folder: Path) -> Iterator[Path]:
-    """All image files below a folder: the first of each folder that holds any, then the second of each, and so on."""
+    """Yield the image files of a folder and its subfolders: the first of each folder, then the second, and so on."""
     by_folder: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -372,6 +380,6 @@ def _is_image(path: Path) -> bool:
 
 
 def _listed(sentences: Sequence[str]) -> str:
-    """The first sentences, one a line, and how many more there are."""
+    """Return the first sentences, one per line, and the number of others."""
     more = [f"... and {len(sentences) - NAMED} more"] if len(sentences) > NAMED else []
     return "\n".join([*sentences[:NAMED], *more])

@@ -1,12 +1,12 @@
-"""Image sets in memory, the division of a training set, and batches with their random numbers.
+"""In-memory image sets, validation splits, and batches with their random numbers.
 
-All data sets of this library fit in memory as bytes (CIFAR-10: 184 MB): a batch is one gather, without workers. The
-order of batches depends only on the seed and the epoch. The *global* batch is cut from it and then divided among the
-processes, so together they see exactly the batches that a single process sees.
+All data sets of this library fit in memory as uint8 (CIFAR-10: 184 MB), so that a batch is one gather without worker
+processes. The order of the images depends only on the seed and the epoch. *Global* batches are taken from it and then
+divided among the processes, which therefore train on the same batches as a single process.
 
-Random numbers are a function of (seed, epoch, sample), from numpy's Philox generator, for the whole set at once: they
-do not depend on the batch size, the number of processes or where a training was resumed. They are raw words of the bit
-generator, which NumPy keeps the same in all releases, unlike the methods of `np.random.Generator`.
+Random numbers are a function of (seed, epoch, sample), computed by NumPy's Philox generator for the whole set at once.
+They do not depend on the batch size, the number of processes or the epoch at which a run was resumed. They are raw
+output of the bit generator, which is the same in all releases of NumPy, unlike the methods of `np.random.Generator`.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 
-COLUMNS = 36  # random numbers per sample and epoch: `augment` uses the first 8, `mix` the others
-SHUFFLE, SPLIT, AUGMENT = range(3)  # streams: what random numbers are for; no two uses share theirs
+COLUMNS = 36  # random numbers per sample and epoch: 8 for `augment` and 28 for `mix`
+SHUFFLE, SPLIT, AUGMENT = range(3)  # independent streams of random numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +30,11 @@ class ImageSet:
     """Labelled images in memory.
 
     Args:
-        images: Pixels as bytes, 0 to 255.
-        labels: One class per image, 0 to classes - 1.
+        images: Images with values 0 to 255.
+        labels: Class index of each image, from 0.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit, or a side or the number of channels is zero.
+        ValueError: The shapes or dtypes are invalid, or the images have no pixels or channels.
 
     Example:
         >>> pair = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
@@ -52,7 +52,7 @@ class ImageSet:
             raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
-            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one per image", got))
+            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one for each image", got))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,22 +72,22 @@ class ImageSet:
         return ImageSet(self.images[samples], self.labels[samples])
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """Move the set to a device."""
+        """Copy the set to a device."""
         return ImageSet(self.images.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A data set as a run sees it.
+    """Training, validation and test images of a data set.
 
     Args:
         train: Training images.
-        validation: Images held out of the training set, by which models are selected. May be empty.
+        validation: Images held out of the training set to select models. May be empty.
         test: Test images.
         classes: Names of the classes, in the order of the labels.
-        mean: Mean of each channel, of pixels scaled to [0, 1].
-        std: Standard deviation of each channel, likewise.
-        source: Where the images came from, for reports.
+        mean: Mean of each channel, for pixels scaled to [0, 1].
+        std: Standard deviation of each channel, for pixels scaled to [0, 1].
+        source: Description of the source of the images.
     """
 
     train: ImageSet
@@ -102,28 +102,28 @@ class Splits:
 def held_out(
     labels: Int64[Tensor, " n"], count: int, *, seed: int, stratify: bool = True
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
-    """Divide a training set: indices of the images that stay, at least one, and of those held out, each ascending.
+    """Split a training set; return the indices of the remaining images and of the held-out images, both ascending.
 
-    Held out is the beginning of a random order or, stratified, the beginning of each class in it. Shares of classes
-    differ from exact proportion by less than one image.
+    The held-out images are the first images of a random order or, if stratified, the first images of each class in this
+    order. The number for each class differs from exact proportion by less than one.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
-        fix = "At least one image must be left to train on."
-        raise ValueError(bad("data.validation", f"must be 0 to {n - 1} for {n} training images", count, fix))
+        fix = "Training needs at least one image."
+        raise ValueError(bad("data.validation", f"must be from 0 to {n - 1} for {n} training images", count, fix))
     order = permutation(seed, 0, n, stream=SPLIT)
     strata = (labels if stratify else torch.zeros_like(labels))[order]
     sizes, out = torch.bincount(strata), torch.zeros(n, dtype=torch.bool)
     shares = sizes * count // max(n, 1)
     largest_remainders = torch.argsort(sizes * count % max(n, 1), descending=True, stable=True)
-    shares[largest_remainders[: count - int(shares.sum())]] += 1  # ties go to the lower class
+    shares[largest_remainders[: count - int(shares.sum())]] += 1  # ties are resolved in favour of the lower class
     for stratum, share in enumerate(shares.tolist()):
         out[order[strata == stratum][:share]] = True
     return (~out).nonzero()[:, 0], out.nonzero()[:, 0]
 
 
 def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation (1 where it is 0) of each channel, scaled to [0, 1], over all pixels, from exact counts."""
+    """Compute mean and standard deviation (1 instead of 0) of each channel for pixels in [0, 1], from exact counts."""
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     for channel in images.unbind(1):
@@ -134,13 +134,13 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
-    """Draw numbers in [0, 1) for augmentation, multiples of 2^-24, for seeds below 2^63 and epochs below 2^32."""
+    """Draw multiples of 2^-24 in [0, 1) for augmentation. The seed is below 2^63, the epoch below 2^32."""
     words = _words(seed, epoch, AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 
 
 def permutation(seed: int, epoch: int, n: int, *, stream: int = SHUFFLE) -> Int64[Tensor, " n"]:
-    """Draw a random order of n samples: each draws 64 bits, and the samples are sorted by them."""
+    """Draw a random order of n samples, by sorting random 64-bit numbers."""
     return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
 
 
@@ -149,23 +149,23 @@ def _words(seed: int, epoch: int, stream: int, shape: tuple[int, ...]) -> npt.ND
 
 
 class Batch(NamedTuple):
-    """Images as bytes, their labels, and the random numbers of their augmentation in this epoch."""
+    """Images as uint8, their labels, and the random numbers for their augmentation in this epoch."""
 
     images: UInt8[Tensor, "b channels height width"]
     labels: Int64[Tensor, " b"]
     uniforms: Float32[Tensor, "b 36"]
 
     def to(self, device: torch.device) -> "Batch":
-        """Move the batch to a device, without waiting for a GPU."""
+        """Copy the batch to a device, asynchronously for a GPU."""
         return Batch(*(part.to(device, non_blocking=device.type == "cuda") for part in self))
 
 
 @dataclass(kw_only=True, eq=False)
 class Batches:
-    """Iterable over one process's share of each batch of an epoch; batches are on the device of the dataset.
+    """Iterable over one process's share of each batch of an epoch, on the device of the data set.
 
-    `batch_size` counts the images of a global batch and is a multiple of `world`. Training on several processes needs
-    `drop_last`: otherwise the last batch can be uneven, or empty on some processes.
+    `batch_size` is the size of a global batch and a multiple of `world`. Training with several processes requires
+    `drop_last`, since otherwise the shares of the last batch may differ in size or be empty.
     """
 
     dataset: ImageSet = field(kw_only=False)
@@ -179,11 +179,11 @@ class Batches:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world:
-            requirement = f"must be a positive multiple of the {self.world} processes"
+            requirement = f"must be a positive multiple of {self.world}, the number of processes"
             raise ValueError(bad("batch_size", requirement, self.batch_size))
 
     def __len__(self) -> int:
-        """Batches of an epoch that hold an image for this process."""
+        """Number of batches in an epoch with at least one image for this process."""
         whole, rest = divmod(len(self.dataset), self.batch_size)
         begin, end = self._share(rest)
         return whole + (not self.drop_last and end > begin)
@@ -199,5 +199,5 @@ class Batches:
             yield Batch(self.dataset.images[samples], self.dataset.labels[samples], uniforms[samples])
 
     def _share(self, size: int) -> tuple[int, int]:
-        """Begin and end of this process's part of a batch; parts differ by at most one image."""
+        """Return the start and end of this process's share of a batch; shares differ by at most one image."""
         return size * self.rank // self.world, size * (self.rank + 1) // self.world

@@ -1,4 +1,4 @@
-"""Load a data set and divide it into training, validation and test images."""
+"""Load a data set and split it into training, validation and test images."""
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import SettingsError, problems
@@ -11,16 +11,17 @@ from attnconv.data.settings import DataSettings, root_problems
 _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 
 
-def load_data(settings: DataSettings, *, progress: Progress | None = None) -> Splits:
-    """Load a data set into memory and divide it.
+def load_data(settings: DataSettings, *, image_size: int = 32, progress: Progress | None = None) -> Splits:
+    """Load a data set into memory and split it.
 
     Args:
-        settings: Which data set, from where, and how it is divided.
-        progress: Called with (bytes there, bytes in all) while an archive is downloaded.
+        settings: Data set, its folder, and how it is split.
+        image_size: Image folders only: side in pixels of the square to which images are scaled and cropped.
+        progress: Called with (bytes received, total bytes) while an archive is downloaded.
 
     Raises:
-        ValueError: The settings are wrong (all problems in one message), or the data are missing, incomplete or
-            damaged (the message names the file, what was expected, and what to do).
+        ValueError: The settings are invalid (one message lists all problems), or the data are missing, incomplete or
+            damaged (the message names the file, the requirement and the fix).
 
     Example:
         >>> splits = load_data(DataSettings("digits"))
@@ -29,7 +30,7 @@ def load_data(settings: DataSettings, *, progress: Progress | None = None) -> Sp
     """
     if found := problems(settings, "data") or root_problems(settings):
         raise SettingsError(found)
-    sets, classes, source = _read(settings, progress)
+    sets, classes, source = _read(settings, image_size, progress)
     whole = train = sets["train"]
     if "validation" not in sets:
         default = _HELD_OUT.get(settings.name, len(whole) // 10)
@@ -37,11 +38,11 @@ def load_data(settings: DataSettings, *, progress: Progress | None = None) -> Sp
         kept, out = held_out(whole.labels, count, seed=settings.split_seed, stratify=settings.stratify)
         train, sets["validation"] = whole.take(kept), whole.take(out)
     elif settings.validation is not None:
-        fix = "Leave it out, or rename that folder."
-        requirement = "must be left out when the data have a validation folder"
+        fix = "Omit it, or rename the folder."
+        requirement = "must be omitted if the data have a validation folder"
         raise ValueError(bad("data.validation", requirement, settings.validation, fix))
     if settings.limit is not None and settings.limit > len(train):
-        requirement = f"must be at most the {len(train)} images that are left to train on"
+        requirement = f"must be at most {len(train)}, the number of training images"
         raise ValueError(bad("data.limit", requirement, settings.limit))
     if settings.limit is not None and settings.limit < len(train):
         _, chosen = held_out(train.labels, settings.limit, seed=settings.split_seed, stratify=settings.stratify)
@@ -54,13 +55,15 @@ def load_data(settings: DataSettings, *, progress: Progress | None = None) -> Sp
     return Splits(train, sets["validation"], sets["test"], classes, mean, std, source)
 
 
-def _read(settings: DataSettings, progress: Progress | None) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
-    """Sets by name, of which `validation` may be missing; classes; and where they came from."""
+def _read(
+    settings: DataSettings, image_size: int, progress: Progress | None
+) -> tuple[dict[str, ImageSet], tuple[str, ...], str]:
+    """Return the sets by name, where `validation` is optional, the classes, and the source."""
     if settings.name == "digits":
         train, test = read_digits()
         return {"train": train, "test": test}, CLASSES, "the digits of scikit-learn"
     if settings.name == "folder":
-        return *read_folders(settings), "image folders"
+        return *read_folders(settings, image_size), "image folders"
     facts = CIFARS[settings.name]
     sets, source = read_cifar(facts, settings, progress=progress)
     return sets, facts.classes, source

@@ -118,7 +118,8 @@ def load(
         raise FileNotFoundError(bad("model", "must be a run folder or a checkpoint", f"nothing at {spec}"))
     if colon:
         return _load_function(library, name)
-    fix = did_you_mean(spec, PRESETS) or "`attnconv models` lists the presets."
+    timm = f"A timm model is named timm:{spec}." if "_" in spec else ""
+    fix = did_you_mean(spec, PRESETS) or timm or "`attnconv models` lists the presets."
     raise ValueError(bad("model", f"must be {_FORMS}", repr(spec), fix))
 
 

@@ -1,10 +1,10 @@
-"""Training: settings, recipes, the fit itself and the folder that a run leaves.
+"""Training: settings, recipes, training runs and run folders.
 
     from attnconv.training import fit, recipe
 
     run = fit(recipe("quadratic-digits"), "runs/digits")
 
-Importing this package, its ``settings`` or its ``recipes`` does not import torch.
+Importing this package, `settings` or `recipes` does not import torch.
 """
 
 from attnconv._util.exports import attach

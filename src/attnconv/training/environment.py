@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, device, command."""
+"""Environment of a run: versions, commit, device and command."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ import attnconv
 
 
 def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """The part of `settings.json` about what the run ran on."""
+    """Describe the environment for `settings.json`."""
     on_gpu = device.type == "cuda"
     return {
         "versions": {
@@ -23,7 +23,7 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
-        # The variable names the commit where sources were copied without their history.
+        # ATTNCONV_COMMIT names the commit of sources that were copied without the git history.
         "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get("ATTNCONV_COMMIT"),
         "device": f"{device}: {torch.cuda.get_device_name(device)}" if on_gpu else f"{device.type}: {_processor()}",
         "threads": torch.get_num_threads(),
@@ -34,8 +34,8 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
 
 
 def source_commit(folder: Path) -> str | None:
-    """Commit of the checkout that holds a folder of sources, with "+" where it has changes; None outside a checkout."""
-    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # not so in another project's checkout
+    """Return the commit of a folder of sources, with "+" if it has uncommitted changes; None outside a checkout."""
+    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # fails in the checkout of another project
     commit = None if tracked is None else _git(folder, "rev-parse", "HEAD")
     return commit and commit + ("+" if _git(folder, "status", "--porcelain", "--", ".") else "")
 
@@ -43,13 +43,13 @@ def source_commit(folder: Path) -> str | None:
 def _git(folder: Path, *words: str) -> str | None:
     try:
         result = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # no git here
+    except FileNotFoundError:  # git is not installed
         return None
     return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _processor() -> str:
-    table = Path("/proc/cpuinfo")  # of Linux
+    table = Path("/proc/cpuinfo")  # on Linux
     text = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.*\S)", text, re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()

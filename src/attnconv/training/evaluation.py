@@ -22,7 +22,7 @@ class Metrics:
 
     Attributes:
         loss: Mean cross-entropy, without label smoothing.
-        accuracy: Fraction of the images whose class has the largest logit.
+        accuracy: Fraction of correctly classified images.
         images: Number of images.
     """
 
@@ -32,7 +32,7 @@ class Metrics:
 
 
 def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Float[Tensor, " 3"]:
-    """Sum of the losses, number of right answers and number of images of a batch; tallies of batches add up."""
+    """Return the summed loss, the number of correct predictions and the number of images of a batch."""
     exact = zero_tally(logits.device).dtype
     losses = F.cross_entropy(logits.to(exact), labels, reduction="sum")
     right = (logits.argmax(1) == labels).sum().to(exact)
@@ -40,15 +40,15 @@ def tally(logits: Float[Tensor, "b classes"], labels: Int64[Tensor, " b"]) -> Fl
 
 
 def zero_tally(device: torch.device) -> Float[Tensor, " 3"]:
-    """The tally of no images."""
+    """Return the tally of an empty batch."""
     return torch.zeros(3, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
 def metrics_of(sums: Float[Tensor, " 3"]) -> Metrics:
-    """Metrics of a set from its tally, which must be of at least one image."""
+    """Compute the metrics of a set from its tally."""
     loss, right, count = (float(value) for value in sums)
     if count == 0:
-        raise ValueError(bad("images", "must hold at least one image to measure", "none"))
+        raise ValueError(bad("images", "must contain at least one image", "none"))
     return Metrics(loss / count, right / count, int(count))
 
 
@@ -62,19 +62,19 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Measure a model on a set of images. The model is moved to the device and left in evaluation mode.
+    """Evaluate a model on a set of images. The model is moved to the device and remains in evaluation mode.
 
     Args:
-        model: From normalised images (b, c, height, width) to logits (b, classes).
-        images: At least one.
+        model: Module from normalised images (b, c, height, width) to logits (b, classes).
+        images: At least one image.
         mean: Mean of each channel in the training set, for images in [0, 1].
         std: Standard deviation of each channel.
         batch_size: Images per batch, at least 1.
-        precision: As in training.
+        precision: "32", "bf16" or "64", as in `TrainSettings`.
         device: Device to compute on.
 
     Raises:
-        ValueError: There is no image, or the images or their classes do not fit the model.
+        ValueError: The set is empty, or the model cannot process the images or lacks one of their classes.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -102,9 +102,9 @@ def tally_batches(
     device: torch.device,
     largest: int = 0,
 ) -> Float[Tensor, " 3"]:
-    """The tally of all batches, by a model on the device; nothing waits for the device.
+    """Sum the tallies of all batches for a model that is on the device, without synchronisation.
 
-    `largest` is the largest label, for which the model must have a class.
+    `largest` is the largest label, which must be a class of the model.
     """
     model.eval()
     sums = zero_tally(device)
@@ -113,8 +113,8 @@ def tally_batches(
             batch = batch.to(device)
             logits = _logits(model, normalise(batch.images, mean, std).to(dtype_of(precision)))
             if largest >= logits.shape[1]:
-                requirement = f"must be of the model's {logits.shape[1]} classes"
-                raise ValueError(bad("images", requirement, f"an image of class {largest}"))
+                requirement = f"must have labels below {logits.shape[1]}, the model's number of classes"
+                raise ValueError(bad("images", requirement, largest))
             sums += tally(logits, batch.labels)
     return sums
 
@@ -122,18 +122,19 @@ def tally_batches(
 def _logits(model: nn.Module, pixels: Tensor) -> Tensor:
     try:
         logits: object = model(pixels)
-    except RuntimeError as error:  # torch's layers reject shapes so
+    except RuntimeError as error:  # raised by torch for wrong shapes
         reason = str(error).partition("\n")[0].rstrip(".")
-        message = bad("images", "must fit the model", f"{tuple(pixels.shape[1:])}", f"It says: {reason}.")
+        got, fix = f"shape {tuple(pixels.shape[1:])}", f"The model raised: {reason}."
+        message = bad("images", "must have a shape that the model accepts", got, fix)
         raise ValueError(message) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(bad("model", "must give logits (b, classes)", got))
+        raise ValueError(bad("model", "must return logits (b, classes)", got))
     return logits
 
 
 def device_of(accelerator: AcceleratorName) -> torch.device:
-    """The device of this process for an accelerator's name; `auto` is a GPU if there is one."""
+    """Return the device of this process for an accelerator; `auto` selects a GPU if there is one."""
     if accelerator == "auto":
         other: AcceleratorName = "mps" if torch.backends.mps.is_available() else "cpu"
         accelerator = "cuda" if torch.cuda.is_available() else other
@@ -141,10 +142,10 @@ def device_of(accelerator: AcceleratorName) -> torch.device:
 
 
 def dtype_of(precision: PrecisionName) -> torch.dtype:
-    """Dtype of a model's parameters and of its images."""
+    """Return the dtype of the parameters and images."""
     return torch.float64 if precision == "64" else torch.float32
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a model of this precision runs."""
+    """Return the context manager for the forward pass in a precision."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -1,7 +1,8 @@
-"""A run from its settings to its folder: check, load, build, train, measure.
+"""Train a model from its settings and write a run folder.
 
-The training is in `loop`, its record in `run_recorder`. A run that was killed at any time continues with
-`resume=True` and ends, on a CPU with as many threads, with the same weights bit for bit.
+`loop` contains the training loop, and `run_recorder` writes its results. A run that was interrupted at any time can be
+resumed with `resume=True`. On a CPU with the same number of threads, its final weights are then bit for bit those of an
+uninterrupted run.
 """
 
 import atexit
@@ -41,29 +42,30 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model and write everything about it to a folder.
+    """Train a model and write its settings, metrics, heads and checkpoints to a run folder.
 
-    Where torchrun has started several processes, each calls `fit`, the first one writes, and all return once the folder
-    is complete.
+    With several processes started by torchrun, all processes call `fit`, the first process writes, and all return when
+    the folder is complete.
 
     Args:
         settings: Settings of the run.
-        run_dir: Folder of the run: new or empty, or with `resume` one that holds a run of the same settings.
-        resume: Continue after the last complete epoch of the run in the folder; begin where there is none.
-        start_from: Checkpoint or run folder with the initial weights; None for fresh parameters. The run keeps a copy.
-        progress: Show a bar (on a terminal) or a line per epoch on standard error.
-        command: The command line that started the run, for its record.
+        run_dir: Run folder, which must be new or empty. With `resume`, it may contain a run with the same settings.
+        resume: Resume the run in the folder after its last complete epoch; start a new run if there is none.
+        start_from: Checkpoint or run folder with the initial weights, which are copied to the new run folder. The
+            default is random weights.
+        progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
+        command: Command line that started the run, to be stored in its settings.json.
 
     Returns:
-        The run's folder.
+        The run folder.
 
     Raises:
-        SettingsError: Settings are wrong; the message lists all of them, and nothing was done.
-        ValueError: Another process writes to the folder, it holds something else, its state is damaged or of another
-            run, or the initial weights are not those of such a model.
-        OSError: The data are not there, or the folder cannot be written; what was saved before stays valid.
-        DivergedError: The loss is no longer finite; the last good checkpoint stays.
-        KeyboardInterrupt: At Ctrl-C; the last complete epoch is kept.
+        SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
+        ValueError: Another process writes to the folder, the folder contains other files, its training state is damaged
+            or belongs to another run, or the initial weights do not fit the model.
+        OSError: The data set is missing, or the folder is not writable. Existing files remain valid.
+        DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
+        KeyboardInterrupt: The run was interrupted by Ctrl-C. The last complete epoch is kept.
     """
     if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
@@ -78,9 +80,9 @@ def fit(
 def _fit(
     settings: RunSettings, folder: RunFolder, start_from: str | Path | None, *, shown: bool, command: Sequence[str]
 ) -> None:
-    """From the data to the result, in a folder that is locked and can hold the run."""
+    """Load the data, train and evaluate in a folder that has been checked and locked."""
     with downloading(shown=shown) as report:
-        data = load_data(settings.data, progress=report)
+        data = load_data(settings.data, image_size=settings.model.image_size, progress=report)
     if wrong := data_problems(settings, data):
         raise SettingsError(wrong)
     device = device_of(settings.train.accelerator)
@@ -92,10 +94,10 @@ def _fit(
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     try:
         with numerics(device), closing(progress):
-            if is_first_process():  # make the folder, or bring it back to the end of the last complete epoch
+            if is_first_process():  # create the folder, or reset it to the last complete epoch
                 if not folder.exists():
                     folder.checkpoints.mkdir(parents=True, exist_ok=True)
-                    if start_from is not None:  # before the folder counts as a run, which a kill could leave without
+                    if start_from is not None:  # before settings.json, so that no run lacks its initial weights
                         write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
                     folder.begin(settings, environment(command, device))
                 folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
@@ -107,15 +109,18 @@ def _fit(
             if world_size() > 1:
                 torch.distributed.barrier()
     except KeyboardInterrupt as stop:
-        kept = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues."
+        kept = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues the run."
         raise type(stop)(kept) from None
 
 
 def _train(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, progress: TrainingProgress
 ) -> Recorder:
-    """Train to the last epoch, from the folder's training state if it has one."""
+    """Train until the last epoch, starting from the training state in the folder if there is one."""
     loop = TrainingLoop(settings, first_model(folder, settings), data, device)
+    parameters = sum(parameter.numel() for parameter in loop.model.parameters())
+    sets = f"{len(data.train):,} training, {len(data.validation):,} validation and {len(data.test):,} test images"
+    progress.say(f"Device {device}, {parameters:,} parameters, {sets}.")
     state = read_state(folder.state_file) if folder.state_file.is_file() else {}
     if state:
         loop.load_state(state)
@@ -132,7 +137,7 @@ def _train(
 def _measure(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
 ) -> dict[str, Any]:
-    """Metrics of the last epoch, the one chosen on held-out images and given initial weights, read from their files."""
+    """Evaluate the checkpoints of the last epoch, of the epoch selected by validation, and of given initial weights."""
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)
@@ -151,41 +156,43 @@ def _measure(
 
 
 def _summary(result: Mapping[str, Any]) -> str:
-    """The result in one line: on the test set or, where there is none, on the held-out images."""
+    """Summarise the result in one line, for the test set or, if it is empty, for the validation set."""
     split = "test" if "test" in result["last"] else "validation"
-    words = {"last": "after the last epoch", "best": "at the epoch chosen on held-out images"}
+    words = {"last": "after the last epoch", "best": "after the epoch selected by validation"}
     parts = [
         f"{result[name][split]['accuracy']:.2%} {text} ({result[name]['epoch']})"
         for name, text in words.items()
         if split in result.get(name, {})
     ]
-    return f"{split} accuracy: " + (", ".join(parts) or "no images to measure")
+    return f"{split} accuracy: " + (", ".join(parts) or "no images to evaluate")
 
 
 def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
-    """The model before the first step; the global generator is left as the training needs it.
+    """Build the model with its initial weights, and seed torch's global generator for the training.
 
-    Fresh parameters are a function of the seed and the settings, so that a run keeps no copy of them; of given initial
-    weights it does.
+    Random initial weights are a function of the seed and the settings and need not be stored. Given initial weights are
+    loaded from the run folder.
     """
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
-    if folder.start_weights.is_file():  # with several processes the first one's parameters are sent to all
+    if (
+        folder.start_weights.is_file()
+    ):  # only the first process needs them: DistributedDataParallel copies its parameters
         load_weights(model, read_checkpoint(folder.start_weights))
     return model
 
 
 def starting_model(run: RunFolder) -> nn.Module:
-    """The initial model of a finished or running training; random numbers stay as they are.
+    """Build the initial model of a run, without changing the state of torch's generator.
 
-    Raises `ValueError` where this version draws other weights from the seed than `heads.jsonl` records.
+    Raises `ValueError` if this version initialises other weights from the seed than those recorded in `heads.jsonl`.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())
     recorded = [layer["centres"] for line in run.heads() if line["epoch"] == 0 for layer in line["layers"]]
     made = [layer["centres"] for layer in head_record(model, 0)["layers"]]
-    for now, then in zip(made, recorded, strict=False):  # nothing may be recorded
+    for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
-            fix = "Read it with the version of attnconv that wrote it."
-            raise ValueError(bad("run", "must begin as its heads.jsonl says", f"other centres in {run.path}", fix))
+            fix = "Use the version of attnconv that wrote the run."
+            raise ValueError(bad("run", "must have the initial centres of heads.jsonl", f"others for {run.path}", fix))
     return model.eval()

@@ -1,7 +1,8 @@
-"""The training loop, in plain torch. Under torchrun each process computes its share of every batch.
+"""Training loop in plain PyTorch. With torchrun, each process computes its share of every batch.
 
-All randomness is a function of the seed and of where the run is: the order of images of (seed, epoch), augmentation of
-(seed, epoch, sample), dropout of (seed, epoch, batch, process). So a state holds no generator.
+All random numbers are functions of the seed and the progress of the run: the order of the images depends on (seed,
+epoch), augmentation on (seed, epoch, sample), and dropout on (seed, epoch, batch, process). A training state therefore
+needs no generator state.
 """
 
 import functools
@@ -30,10 +31,10 @@ from attnconv.training.settings import RunSettings
 
 @final
 class TrainingLoop:
-    """Trains a model on a set of images and evaluates it.
+    """Training and evaluation of a model on image sets.
 
-    `epoch` counts complete epochs, `step` optimiser steps. Images that do not fill a batch are left out, other ones in
-    every epoch.
+    `epoch` is the number of completed epochs, `step` the number of optimiser steps. Incomplete batches are dropped,
+    which omits different images in every epoch.
     """
 
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
@@ -45,7 +46,7 @@ class TrainingLoop:
         self.steps_per_epoch = len(data.train) // train.batch_size
         self.model = model.to(device=device, dtype=dtype_of(train.precision))
         if isinstance(settings.model, ResNetSettings):
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # it does take it alone
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in the stub
         if train.compile:
             self.model.compile()
         self._parallel = DistributedDataParallel(self.model) if world_size() > 1 else None
@@ -68,7 +69,7 @@ class TrainingLoop:
         self._epoch_sums = zero_tally(device)
 
     def train_epoch(self, on_step: Callable[[], None]) -> None:
-        """Take the steps of one epoch, and call `on_step` after each of them."""
+        """Train for one epoch, and call `on_step` after every optimiser step."""
         self.model.train()
         self._epoch_sums.zero_()
         self._batches.epoch = self.epoch
@@ -79,7 +80,7 @@ class TrainingLoop:
         self.epoch += 1
 
     def train_step(self, batches: Iterator[Batch]) -> None:
-        """Take one optimiser step along the mean gradient of the batches."""
+        """Take one optimiser step with the mean gradient of the batches."""
         accumulate, clip = self.settings.train.accumulate, self.settings.optim.clip
         self._optimiser.zero_grad()
         for part, batch in enumerate(batches):
@@ -99,7 +100,7 @@ class TrainingLoop:
         self.step += 1
 
     def _loss(self, batch: Batch, index: int) -> Float[Tensor, ""]:
-        """The loss of a batch, the `index`-th of its epoch."""
+        """Compute the loss of the batch with the given index in the epoch."""
         train, changes = self.settings.train, self.settings.augment
         seed_generators(step_seed(train.seed, self.epoch, index, rank()), self.device)
         with autocast(train.precision, self.device):
@@ -109,13 +110,13 @@ class TrainingLoop:
                 classes = self.settings.model.classes
                 images, mixed = mix(images, batch.labels, batch.uniforms, settings=changes, classes=classes)
                 targets = mixed.to(images.dtype)
-            logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is not in half precision
+            logits = (self._parallel or self.model)(images).to(images.dtype)  # the loss is computed in full precision
             with torch.no_grad():
                 self._epoch_sums += tally(logits, batch.labels)
             return F.cross_entropy(logits, targets, label_smoothing=self.settings.optim.label_smoothing)
 
     def evaluate(self) -> dict[str, Metrics]:
-        """Evaluate after an epoch: metrics of its training images during the epoch, and of the other sets."""
+        """Return the training metrics of the last epoch, and evaluate the other sets."""
         world = world_size()
         size = max(1, self.settings.train.eval_batch_size // world) * world
         metrics = {"train": self.train_metrics()}
@@ -125,22 +126,22 @@ class TrainingLoop:
         return metrics
 
     def train_metrics(self) -> Metrics:
-        """Metrics of the epoch's training images so far, each when it was trained on."""
+        """Return the metrics of the current epoch's training images, accumulated during training."""
         return _metrics_of_all(self._epoch_sums)
 
     def state(self) -> dict[str, Any]:
-        """What is needed to continue the training after a complete epoch, as plain values and tensors."""
+        """Return the training state after a complete epoch as plain values and tensors."""
         return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self._optimiser.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
+        """Load a training state."""
         self.epoch, self.step = state["epoch"], state["epoch"] * self.steps_per_epoch
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimizer"])
 
 
 def _metrics_of_all(sums: Float[Tensor, " 3"]) -> Metrics:
-    """Metrics of the images of all processes, each of which has to call this."""
+    """Compute metrics over the images of all processes, each of which must call this function."""
     sums = sums.clone()
     if world_size() > 1:
         torch.distributed.all_reduce(sums)
@@ -149,22 +150,22 @@ def _metrics_of_all(sums: Float[Tensor, " 3"]) -> Metrics:
 
 @contextmanager
 def numerics(device: torch.device) -> Iterator[None]:
-    """The same bits every time on the CPU, the fastest convolutions on a GPU; denormals stay flushed afterwards.
+    """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; enable flushing of denormals.
 
-    Peaked attention produces denormal numbers, on which CPUs are up to fourteen times slower. They are flushed in this
-    thread and in those that it starts.
+    Peaked attention produces denormal numbers, with which CPUs are up to fourteen times slower. They are flushed to
+    zero in this thread and in threads that it starts, also after the block.
     """
     torch.set_flush_denormal(True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # a module with properties, which its stub does not know
+    memory: Any = torch.utils.deterministic  # its properties are missing in the stub
     filled, tried = memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     on_cpu = device.type == "cpu"
     with freed_memory_kept() if on_cpu else nullcontext(), torch.random.fork_rng(devices=[]):
         if on_cpu:
             torch.use_deterministic_algorithms(True, warn_only=True)
-            memory.fill_uninitialized_memory = False  # nothing reads memory before it writes it
+            memory.fill_uninitialized_memory = False  # no uninitialised memory is read
         else:
-            torch.backends.cudnn.benchmark = True  # the batches of a run are of few sizes
+            torch.backends.cudnn.benchmark = True  # the batches of a run have few different shapes
         try:
             yield
         finally:
@@ -173,7 +174,7 @@ def numerics(device: torch.device) -> Iterator[None]:
 
 
 def nearby(images: ImageSet, device: torch.device) -> ImageSet:
-    """A set on the GPU, where a batch is one gather, unless that takes more than a quarter of the free memory."""
+    """Copy a set to the GPU if it needs at most a quarter of the free memory; otherwise return it unchanged."""
     if device.type != "cuda":
         return images
     free, _ = torch.cuda.mem_get_info(device)
@@ -181,7 +182,7 @@ def nearby(images: ImageSet, device: torch.device) -> ImageSet:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """`torch.manual_seed` with 63 bits for the CPU and one device; for all kinds of them it takes a millisecond."""
+    """Seed the CPU and one device, which is faster than `torch.manual_seed` for all devices."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -190,5 +191,5 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def step_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
-    """Seed of torch's generator for one forward pass: another one for each batch and process."""
+    """Return the seed of torch's generator for one forward pass, which differs between batches and processes."""
     return int(np.random.SeedSequence((seed, epoch, batch, rank)).generate_state(1, np.uint64)[0]) >> 1  # 63 bits

@@ -1,7 +1,7 @@
-"""The optimiser of a run, which parameters get weight decay, and the learning rate at every step.
+"""Optimisers, parameter groups for weight decay, and learning rate schedules.
 
-Weight decay is a prior for a weight, but it would pull the centre of a head to its own pixel, and its spread to uniform
-attention. An encoding names such parameters in `undecayed`.
+Weight decay would move the centre of a head towards shift 0, and its spread towards uniform attention. Encodings list
+these parameters in `undecayed`, and they are excluded from weight decay.
 """
 
 import math
@@ -15,7 +15,7 @@ from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """Groups of parameters for an optimiser: decayed, vectors that are not, centres and spreads."""
+    """Return the parameter groups: with weight decay, vectors without weight decay, and centres and spreads."""
     positions: set[int] = set()
     for module in model.modules():
         if isinstance(module, Encoding):
@@ -26,13 +26,13 @@ def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, A
         {"params": [], "weight_decay": 0.0, "lr": optim.learning_rate * optim.position_rate},
     ]
     for parameter in model.parameters():
-        spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of norms
+        spared = not optim.decay_vectors and parameter.ndim <= 1  # biases and scales of normalisation layers
         groups[2 if id(parameter) in positions else int(spared)]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
 
 def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimizer:
-    """The optimiser that the settings describe, over all parameters of the model."""
+    """Create the optimiser for all parameters of the model."""
     groups = parameter_groups(model, optim)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.momentum, optim.second_beta))
@@ -40,9 +40,9 @@ def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimi
 
 
 def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
-    """The learning rate's factor, from 0 to 1, at an optimiser step from 0; after the last step it stays as it is.
+    """Compute the factor of the learning rate, from 0 to 1, at an optimiser step counted from 0.
 
-    Step t of T in all, with W = round(warmup * T) steps of warm-up:
+    For step t of T steps, with W = round(warmup * T) steps of warm-up:
 
         t < W        (t + 1) / W
         cosine       1/2 (1 + cos(pi (t - W) / (T - W)))
@@ -50,7 +50,8 @@ def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, 
         steps        decay ^ (number of milestones m with m * steps_per_epoch <= t)
         constant     1
 
-    The factor changes at every step. The paper's code stepped once per epoch, so that its first epoch ran at rate 0.
+    The factor is constant after step T. The paper's code instead updates the rate once per epoch, so that the rate of
+    its first epoch is 0.
     """
     total = steps_per_epoch * epochs
     warmup = round(schedule.warmup * total)

@@ -1,8 +1,8 @@
-"""Default training of each preset, free of torch.
+"""Training recipes of the presets. This module does not import torch.
 
-`paper`: the paper's hyper-parameters, which are the defaults of the settings, with warm-up at every iteration, not once
-per epoch as in the paper's code.
-`modern`: for the small presets, whose budget is an hour, or a minute, on two CPU cores.
+`paper`: the paper's hyperparameters, which are the defaults of the settings. Warm-up is updated at every step, instead
+of once per epoch as in the paper's code.
+`modern`: for the small presets, which train in an hour or less on two CPU cores.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ RecipeName = Literal["paper", "modern"]
 
 
 def default_recipe(preset: str) -> RecipeName:
-    """The recipe of a preset.
+    """Return the name of a preset's default recipe.
 
     Example:
         >>> default_recipe("quadratic"), default_recipe("quadratic-small")
@@ -27,14 +27,14 @@ def default_recipe(preset: str) -> RecipeName:
 
 
 def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
-    """All settings of a run of a preset.
+    """Return the settings of a training run for a preset.
 
     Args:
-        preset: Its name.
-        name: The recipe; None for the preset's default.
+        preset: Name of the preset.
+        name: Name of the recipe. The default is the preset's recipe.
 
     Raises:
-        ValueError: There is no such preset.
+        ValueError: The preset is unknown.
 
     Example:
         >>> settings = recipe("quadratic")
@@ -54,5 +54,5 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
     train = TrainSettings(epochs=30, precision="bf16")
     if digits:
         train = TrainSettings(epochs=50, batch_size=50)
-    # Augmentation stays the paper's: so short a run underfits, and stronger changes would cost accuracy.
+    # The augmentation is the paper's: short runs underfit, and stronger augmentation would reduce accuracy.
     return replace(settings, optim=optim, schedule=ScheduleSettings(warmup=0.1), train=train)

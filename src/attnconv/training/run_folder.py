@@ -1,17 +1,17 @@
-"""The files of a run, and how they are read. No torch is needed for any of it.
+"""Files of a run folder. This module does not import torch.
 
-    settings.json     all settings, the run's name, and what it ran on: versions, commit, device, command
+    settings.json     all settings, the run's identifier, and its environment: versions, commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
-    heads.jsonl       centres and covariances of all heads, at the start (epoch 0) and after every epoch
-    checkpoints/      last.safetensors, best.safetensors (weights of the epoch with the highest accuracy on held-out
-                      images, the latest of equals), state.ckpt (what a resume needs), and start.safetensors where the
-                      run did not begin with fresh parameters
-    result.json       accuracy on the test set of the last epoch, of the epoch chosen on held-out images, and of the
-                      weights that a pruned model began with (`start`)
+    heads.jsonl       centres and covariances of all heads, initially (epoch 0) and after every epoch
+    checkpoints/      last.safetensors, best.safetensors (weights of the epoch with the highest validation accuracy, the
+                      latest in case of a tie), state.ckpt (the training state, for resuming), and start.safetensors
+                      (the initial weights, if they were given)
+    result.json       metrics of the last epoch, of the epoch selected by validation (`best`), and of given initial
+                      weights (`start`)
     report/           figures and tables, written by `attnconv report`
-    .writer           while a process writes here: which one. A kill leaves the file, unlocked
+    .writer           lock and identifier of the process that writes to the folder; a killed process leaves the file
 
-Epochs are counted by how many are complete: 1 is the end of the first one.
+Epochs are numbers of completed epochs: epoch 1 is the end of the first epoch.
 """
 
 import json
@@ -34,7 +34,7 @@ from attnconv.training.settings import RunSettings
 
 FORMAT = 1
 
-_DRAWN = (  # patterns of what a run and its report leave beside the files that a folder names
+_DRAWN = (  # patterns of the files of a report
     "report/index.html",
     "report/figures/figure-*.png",
     "report/figures/figure-*.svg",
@@ -42,7 +42,7 @@ _DRAWN = (  # patterns of what a run and its report leave beside the files that 
 
 
 class MetricsLine(TypedDict):
-    """One line of `metrics.jsonl`: `lr` is that of the epoch's last step, `seconds` the training time so far."""
+    """One line of `metrics.jsonl`. `lr` is the rate of the epoch's last step, `seconds` the training time so far."""
 
     step: int
     epoch: int
@@ -54,7 +54,7 @@ class MetricsLine(TypedDict):
 
 
 class LayerHeads(TypedDict):
-    """Heads of one layer: its name, centres (heads, axes) and covariances (heads, axes, axes), in positions."""
+    """Heads of one layer: name, centres (heads, axes) and covariances (heads, axes, axes), in positions."""
 
     name: str
     centres: list[list[float]]
@@ -62,7 +62,7 @@ class LayerHeads(TypedDict):
 
 
 class HeadsLine(TypedDict):
-    """One line of `heads.jsonl`; a model without heads that have a centre has an empty list of layers."""
+    """One line of `heads.jsonl`. The list of layers is empty if no heads have centres."""
 
     epoch: int
     layers: list[LayerHeads]
@@ -70,7 +70,7 @@ class HeadsLine(TypedDict):
 
 @final
 class RunFolder:
-    """A run on disk, with the paths of its files below the folder `path`."""
+    """A run folder, with the paths of its files."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
@@ -90,23 +90,23 @@ class RunFolder:
         return f"RunFolder({str(self.path)!r})"
 
     def exists(self) -> bool:
-        """Whether a run has been started here."""
+        """Return whether the folder contains a run."""
         return self.settings_file.is_file()
 
     def record(self) -> dict[str, Any]:
-        """All of `settings.json`; raises `ValueError` if the folder holds no run, or the file is not valid."""
+        """Read `settings.json`; raise `ValueError` if the folder contains no run or the file is invalid."""
         if not self.exists():
-            fix = "Name the folder that `attnconv train` wrote, such as runs/quadratic-digits."
-            raise ValueError(bad("run", "must be a folder that holds settings.json", str(self.path), fix))
+            fix = "Pass a folder of `attnconv train`, such as runs/quadratic-digits."
+            raise ValueError(bad("run", "must be a folder that contains settings.json", str(self.path), fix))
         record = _read_map(self.settings_file)
         if record.get("format") != FORMAT:
-            fix = "Read it with the version of attnconv that wrote it."
+            fix = "Use the version of attnconv that wrote the file."
             got = repr(record.get("format"))
             raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", got, fix))
         return record
 
     def settings(self) -> RunSettings:
-        """The run's settings; raises `ValueError` if the folder holds no run, or they are not valid."""
+        """Read the run's settings; raise `ValueError` if the folder contains no run or the settings are invalid."""
         values = self.record().get("settings")
         if not isinstance(values, Mapping):
             raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
@@ -114,26 +114,26 @@ class RunFolder:
         return settings
 
     def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
-        """Make the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
+        """Create the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        # The name ties the state to its run: another run of equal settings may have begun with other weights.
+        # The identifier links the state to its run: runs with equal settings may have different initial weights.
         values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": plain(settings)}
         write_json(self.settings_file, {**values, **environment})
 
     def metrics(self) -> list[MetricsLine]:
-        """All lines of `metrics.jsonl`, in the order written; empty before the first epoch is complete."""
+        """Read `metrics.jsonl`, which is empty until the first epoch is complete."""
         return list(_lines(self.metrics_file, MetricsLine))
 
     def heads(self) -> list[HeadsLine]:
-        """All lines of `heads.jsonl`: epoch 0, 1, ..., as far as the run has come."""
+        """Read `heads.jsonl`: epochs 0, 1, ..., up to the last complete epoch."""
         return list(_lines(self.heads_file, HeadsLine))
 
     def result(self) -> dict[str, Any] | None:
-        """The content of `result.json`; None until the run is complete."""
+        """Read `result.json`; return None until the run is complete."""
         return _read_map(self.result_file) if self.result_file.is_file() else None
 
     def rewind(self, epoch: int) -> None:
-        """Drop what was recorded after an epoch (-1 for everything): lines, a torn last line, a result."""
+        """Remove the records after an epoch (all if it is -1), an incomplete last line, and the result."""
         for file, kind in ((self.metrics_file, MetricsLine), (self.heads_file, HeadsLine)):
             if file.is_file():
                 kept = (line for line in _lines(file, kind) if line["epoch"] <= epoch)
@@ -144,16 +144,16 @@ class RunFolder:
 
     @staticmethod
     def holding(path: Path) -> "RunFolder | None":
-        """The run that a path names: its folder, or a file in it or in its checkpoints; None if there is none."""
+        """Return the run of a path to its folder, to a file in it or to a checkpoint; None if there is no run."""
         folders = (RunFolder(folder) for folder in (path, path.parent, path.parent.parent))
         return next((folder for folder in folders if path.exists() and folder.exists()), None)
 
     def is_empty(self) -> bool:
-        """Whether the folder is missing, or holds nothing but the lock of its writer."""
+        """Return whether the folder is missing, or contains only the lock file."""
         return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
 
     def foreign_files(self) -> list[Path]:
-        """Files in the folder that no run leaves there; without settings, none that was killed before it had them."""
+        """List files that no run creates or, without settings.json, that no run killed before writing it creates."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
             own |= set(vars(self).values()) - {self.checkpoints, self.report}
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
-    """At most `count` increasing epochs in geometric steps, as heads move most at the start; 1 chooses the last."""
+    """Select at most `count` epochs in geometric steps, since heads move most at the start; 1 selects the last."""
     if len(epochs) <= count:
         return list(epochs)
     places = [len(epochs) - 1] if count == 1 else [0]
@@ -174,10 +174,10 @@ def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
 
 @contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Lock a run folder for writing; it is made where it is missing, and removed where it is empty at the end.
+    """Lock a run folder for writing; create it if it is missing, and remove it on exit if it is empty.
 
-    Raises `ValueError` if another process writes to the folder. With torchrun, only the first process locks. Readers
-    need no lock, because files are replaced in one step.
+    Raises `ValueError` if another process writes to the folder. With torchrun, only the first process locks the folder.
+    Readers need no lock, since files are replaced atomically.
     """
     if not is_first_process():
         yield
@@ -186,26 +186,26 @@ def writing(folder: RunFolder) -> Iterator[None]:
         try:
             file = stack.enter_context(locked(folder.lock_file))
         except BlockingIOError:
-            fix = "Wait for it to end, or name another folder."
+            fix = "Wait until it ends, or pass another folder."
             got = f"{folder.path}, to which {_holder(folder.lock_file)} writes"
             raise ValueError(bad("run_dir", "must be a folder that no other process writes to", got, fix)) from None
         except FileExistsError:
             raise ValueError(bad("run_dir", "must be a folder", f"the file {folder.path}")) from None
-        with suppress(OSError):  # a full disk: the lock holds without the name
+        with suppress(OSError):  # if the disk is full, the lock is valid without the identifier
             file.truncate(0)
             file.write(f"{os.getpid()} {platform.node()}\n".encode())
         try:
             yield
         finally:
-            if not file.closed:  # as it is in a fork
-                with suppress(OSError):  # Windows removes no open file
+            if not file.closed:  # it is closed in a forked process
+                with suppress(OSError):  # Windows cannot remove an open file
                     folder.lock_file.unlink()
                 with suppress(OSError):
                     folder.path.rmdir()
 
 
 def _holder(file: Path) -> str:
-    """The process that holds the lock, where the file names it."""
+    """Describe the process that owns the lock, as far as the file identifies it."""
     try:
         process, _, machine = file.read_text(encoding="utf-8").strip().partition(" ")
     except (OSError, ValueError):
@@ -216,7 +216,7 @@ def _holder(file: Path) -> str:
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Add one JSON line to a file; an `OSError` names the file, whose earlier lines are as they were."""
+    """Append one JSON line to a file. If this raises `OSError`, the earlier lines are unchanged."""
     text = _text(line)
     try:
         with file.open("a", encoding="utf-8") as stream:
@@ -226,12 +226,12 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Replace a file by indented JSON in one step."""
+    """Replace a file by indented JSON atomically."""
     write_text(file, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
-    """Replace a text file in one step."""
+    """Replace a text file atomically."""
     write_atomically(file, text.encode())
 
 
@@ -240,23 +240,23 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def _read_map(file: Path) -> dict[str, Any]:
-    """A JSON file from outside that must be a map."""
+    """Read an untrusted JSON file that must contain an object."""
     try:
         values = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(bad(str(file), "must be JSON", str(error))) from error
     if not isinstance(values, dict):
-        raise ValueError(bad(str(file), "must be a map", type(values).__name__))
+        raise ValueError(bad(str(file), "must be a JSON object", type(values).__name__))
     return values
 
 
 def _lines(file: Path, kind: type) -> Iterator[Any]:
-    """The complete lines of a file; a kill can leave a torn one at the end, and only there."""
+    """Yield the complete lines of a file; only the last line can be incomplete, if a process was killed."""
     content = file.read_bytes() if file.is_file() else b""
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             yield msgspec.json.decode(line, type=kind)
         except (ValueError, RecursionError) as error:
             where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
-            requirement = f"must be a JSON map of {', '.join(kind.__annotations__)}"
+            requirement = f"must be a JSON object with {', '.join(kind.__annotations__)}"
             raise ValueError(bad(where, requirement, got, "Remove the line, or restore the file.")) from error

@@ -1,11 +1,11 @@
-"""The record of a run while it trains: lines, weights and the state in its folder.
+"""Write metrics, heads, weights and the training state during training.
 
-The training state is written last and makes the epochs count. What a kill leaves of later ones is dropped when the run
-is resumed, and they are computed again, with the same bits. The state's file is replaced in one step, checked as a
-whole, and read without executing anything:
+The training state is written last, and an epoch counts as complete only then. When a run is resumed, records of later
+epochs are removed, and the epochs are repeated with bit-identical results. The state file is replaced atomically,
+verified by a checksum, and read without executing code:
 
-attnconv state 1 sha256 HEX   a line with the checksum of all that follows
-what torch.save wrote         a dictionary; under `run` it names its run and holds that run's settings
+attnconv state 1 sha256 HEX   line with the checksum of the rest of the file
+output of torch.save          dictionary, in which `run` has the identifier and the settings of the run
 """
 
 import hashlib
@@ -31,23 +31,24 @@ from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, RunFolder, append_line
 
-# A head without spatial preference has an infinite covariance, which JSON cannot say. 1e12 is wider than any image.
+# Uniform heads have an infinite covariance, which JSON cannot represent. 1e12 is wider than any image.
 WIDEST = 1e12
 _HEAD = b"attnconv state 1 sha256 "
-# What torch's unpickler raises at something else.
+# Exceptions of torch's unpickler for other content.
 _FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError, AttributeError, TypeError, ValueError)
 
 
 class DivergedError(ArithmeticError):
-    """The loss is no longer a finite number; the run has stopped and its last good checkpoint is kept."""
+    """The loss is not finite. The run has stopped, and its last valid checkpoint is kept."""
 
 
 @final
 class Recorder:
-    """Writes metrics, heads, weights and state; stops a run that diverges.
+    """Recorder of metrics, heads, weights and the training state, which stops diverging runs.
 
-    `state` is the one to resume from, empty for a new run. `best` is the epoch with the highest accuracy on held-out
-    images so far, the latest of equals (its learning rate was lower), and that accuracy; epoch 0 is none yet.
+    `state` is the training state to resume from, or empty for a new run. `best` is the epoch with the highest
+    validation accuracy so far and this accuracy. In case of a tie it is the latest epoch, which has the lowest learning
+    rate. It is epoch 0 before the first validation.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class Recorder:
             append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
-        """Show an optimiser step, and after every few of them check the loss of the epoch so far."""
+        """Show the progress, and check the loss of the epoch every `train.log_every` steps."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
-            self._refuse_divergence(loop.train_metrics().loss, loop.epoch)
+            self._check_divergence(loop.train_metrics().loss, loop.epoch)
 
     def after_epoch(self, metrics: Mapping[str, Metrics]) -> None:
-        """Note an epoch's results, and write everything noted when that is due."""
+        """Record the results of an epoch, and write all recorded results if a checkpoint is due."""
         loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
-        self._refuse_divergence(metrics["train"].loss, epoch - 1)
+        self._check_divergence(metrics["train"].loss, epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         improved = "validation" in metrics and metrics["validation"].accuracy >= self.best[1]
@@ -92,7 +93,7 @@ class Recorder:
                 self._write(weights)
 
     def _note(self, metrics: Mapping[str, Metrics]) -> None:
-        """Keep an epoch's lines until they are written; they are shown at once."""
+        """Show the lines of an epoch, and store them until the next checkpoint."""
         lines: list[MetricsLine] = [
             {
                 "step": self._loop.step,
@@ -109,7 +110,7 @@ class Recorder:
         self._progress.epoch(lines)
 
     def _write(self, weights: bytes) -> None:
-        """Write the lines since the last time, the weights, the best ones where they are new, and the state."""
+        """Write the stored lines, the last weights, the best weights if they have changed, and the state."""
         for lines, heads in self._waiting:
             for line in lines:
                 append_line(self._folder.metrics_file, line)
@@ -122,19 +123,19 @@ class Recorder:
         best = {"best_epoch": self.best[0], "best_accuracy": self.best[1]}
         save_state(self._folder.state_file, {**self._loop.state(), **best, "seconds": self.seconds, "run": run})
 
-    def _refuse_divergence(self, loss: float, complete: int) -> None:
+    def _check_divergence(self, loss: float, complete: int) -> None:
         if abs(loss) < float("inf"):  # false for NaN
             return
         every, rate = self._loop.settings.train.checkpoint_every, self._loop.learning_rate
         last = complete // every * every
-        kept = f"The weights of epoch {last} are kept in {self._folder.last_weights}." if last else "None were kept."
+        kept = f"The weights of epoch {last} are in {self._folder.last_weights}." if last else "No weights were saved."
         got = f"{loss} at step {self._loop.step} (epoch {complete + 1}, learning rate {rate:g})"
         fix = f"Lower optim.learning_rate, raise schedule.warmup, or set optim.clip. {kept}"
-        raise DivergedError(bad("loss", "must stay a finite number", got, fix))
+        raise DivergedError(bad("loss", "must remain finite", got, fix))
 
 
 def head_record(model: nn.Module, epoch: int) -> HeadsLine:
-    """One line of `heads.jsonl`: all layers of Gaussian heads after an epoch, the data of the paper's Figure 3."""
+    """Create a line of `heads.jsonl` with all layers of Gaussian heads after an epoch, for the paper's Figure 3."""
     layers: list[LayerHeads] = []
     for path, module in model.named_modules():
         if isinstance(module, Encoding) and (heads := module.gaussians()) is not None:
@@ -147,31 +148,31 @@ def head_record(model: nn.Module, epoch: int) -> HeadsLine:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace a training state by a new one in one step."""
+    """Write a training state atomically."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     write_atomically(path, sealed(buffer.getvalue()))
 
 
 def sealed(content: bytes) -> bytes:
-    """Content behind a line with its checksum."""
+    """Prepend a line with the checksum to the content."""
     return _HEAD + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state of tensors and plain values only; raises `ValueError` if a bit of it is not as it was written."""
+    """Read a training state of tensors and plain values; raise `ValueError` if the checksum is wrong."""
     if not path.is_file():
-        raise FileNotFoundError(bad("state", "must be a file that a run wrote", f"nothing at {path}"))
-    fix = "Restore the file, or start the run anew in another folder; its weights files can still be read."
+        raise FileNotFoundError(bad("state", "must be a training state", f"no file {path}"))
+    fix = "Restore the file, or start a new run in another folder. The weights files are still valid."
     file = path.read_bytes()
     content = file.partition(b"\n")[2]
     if sealed(content) != file:
         got = "a damaged or truncated file" if file.startswith(_HEAD) else "a file without a checksum"
         raise ValueError(bad("state", "must match its checksum", got, fix, origin=str(path)))
     try:
-        with warnings.catch_warnings():  # torch asks for bug reports about pickles that are not its own
+        with warnings.catch_warnings():  # torch warns about pickles of other origin
             warnings.simplefilter("ignore", UserWarning)
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     except _FOREIGN as error:
-        requirement, got = "must hold tensors and plain values by name", "something else; none of it was executed"
+        requirement, got = "must be a dictionary of tensors and plain values", "other content, which was not executed"
         raise ValueError(bad("state", requirement, got, fix, origin=str(path))) from error

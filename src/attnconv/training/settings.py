@@ -1,6 +1,6 @@
-"""Settings of a training run: frozen dataclasses of plain values, free of torch.
+"""Settings of a training run. This module does not import torch.
 
-The command line has a flag for each field, and the run folder keeps them as `settings.json`.
+The command line has a flag for each field, and run folders store the settings in `settings.json`.
 """
 
 from collections.abc import Iterator
@@ -33,20 +33,20 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """The optimiser. Centres and spreads of heads never get weight decay: it would pull every head to its own pixel.
+    """Optimiser. Centres and spreads of heads are excluded from weight decay, which would move them towards shift 0.
 
     Attributes:
         name: Stochastic gradient descent with momentum, or Adam with decoupled weight decay.
-        learning_rate: The highest learning rate; the schedule multiplies it by a factor between 0 and 1.
-        momentum: Momentum of SGD, and the first beta of AdamW; from 0 up to but not including 1.
-        nesterov: Look ahead along the momentum (SGD only).
-        second_beta: Decay of AdamW's second moment, from 0 up to but not including 1.
-        weight_decay: Strength of weight decay, at least 0.
-        decay_vectors: Also decay biases and the scales of normalisation layers, as the paper's code does.
-        position_rate: Learning rate of centres and spreads, as a multiple of the others'. Pixels are a larger unit than
-            weights: with AdamW, 1 hardly moves the heads in a short run.
-        clip: Scale the gradient down to this norm when it is longer; None never does.
-        label_smoothing: Share of each label that is spread over all classes, from 0 up to but not including 1.
+        learning_rate: Maximum learning rate, which the schedule multiplies by a factor between 0 and 1.
+        momentum: Momentum of SGD and first beta of AdamW, in [0, 1).
+        nesterov: Use Nesterov momentum (SGD only).
+        second_beta: Second beta of AdamW, in [0, 1).
+        weight_decay: Weight decay, at least 0.
+        decay_vectors: Apply weight decay also to biases and scales of normalisation layers, like the paper's code.
+        position_rate: Learning rate of centres and spreads relative to that of the other parameters. With AdamW, a
+            value of 1 moves the heads very little in a short run.
+        clip: Maximum norm of the gradient; None turns clipping off.
+        label_smoothing: Label smoothing, in [0, 1).
     """
 
     name: OptimiserName = "sgd"
@@ -61,7 +61,7 @@ class OptimSettings:
     label_smoothing: Fraction = 0.0
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
+        """Check rules between the fields."""
         if self.nesterov and self.name == "adamw":
             yield Problem("nesterov", "must be off with optim.name='adamw'", fix="Pass optim.nesterov=False.")
         elif self.nesterov and fine("momentum") and not self.momentum:
@@ -70,13 +70,14 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """The learning rate's factor over the run, computed anew at every optimiser step.
+    """Learning rate schedule, which is updated at every optimiser step.
 
     Attributes:
-        name: After the warm-up: constant, half a cosine to 0, a straight line to 0, or steps at the milestones.
-        warmup: Part of the run during which the factor rises in a straight line, from 0 up to but not including 1.
-        milestones: Epochs after which the factor is multiplied by the decay, in rising order (schedule "steps" only).
-        decay: What each milestone multiplies the factor by, above 0 and at most 1 (schedule "steps" only).
+        name: Schedule after the warm-up: constant, half a cosine to 0, linear to 0, or steps at the milestones.
+        warmup: Fraction of the run during which the learning rate increases linearly, in [0, 1).
+        milestones: Epochs after which the learning rate is multiplied by the decay, in increasing order (schedule
+            "steps" only).
+        decay: Factor of the learning rate at each milestone, above 0 and at most 1 (schedule "steps" only).
     """
 
     name: ScheduleName = "cosine"
@@ -85,33 +86,33 @@ class ScheduleSettings:
     decay: Annotated[float, Meta(ge=SMALLEST, le=1)] = 0.1
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
+        """Check rules between the fields."""
         rising = all(before < after for before, after in pairwise(self.milestones))
         if self.name == "steps" and fine("milestones") and not rising:
-            yield Problem("milestones", "must be growing whole numbers of at least 1")
+            yield Problem("milestones", "must be increasing")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How long, how exactly and on what to train.
+    """Training loop: duration, precision, device and seed.
 
     Attributes:
-        epochs: Passes over the training images, at least 1.
-        batch_size: Images of one optimiser step, over all processes and accumulated parts together.
-        accumulate: Parts into which each process cuts its share of a batch, to need less memory; the step stays the
-            same.
-        eval_batch_size: Images per batch of evaluation.
-        precision: Numbers of 32 bits, bf16 in matrix products (mixed precision), or 64 bits.
-        accelerator: Device to train on; "auto" takes a GPU when there is one.
-        seed: All randomness is a function of this, the epoch and the sample, at least 0.
-        compile: Compile the model with torch.compile before training: slower to start, then faster.
-        test_curve: Also measure the test set after every epoch. The choice of an epoch never depends on it.
-        log_every: Optimiser steps between two checks that the loss of the epoch is still finite.
-        checkpoint_every: Epochs between two checkpoints: metrics, weights and the training state. A run that is killed
-            loses at most so many; a larger number saves time where epochs take seconds.
+        epochs: Number of epochs, at least 1.
+        batch_size: Images per optimiser step, in all processes together.
+        accumulate: Number of parts of a batch whose gradients are accumulated, to reduce memory. The optimiser step is
+            the same.
+        eval_batch_size: Images per batch in evaluation.
+        precision: 32-bit numbers, bf16 in matrix products (mixed precision), or 64-bit numbers.
+        accelerator: Device to train on; auto uses a GPU if there is one.
+        seed: Seed of all random numbers, at least 0.
+        compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
+        test_curve: Evaluate the test set after every epoch. The selection of the best epoch does not use it.
+        log_every: Number of optimiser steps between checks that the loss is finite.
+        checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
+            run is killed. Larger numbers save time if epochs take only seconds.
     """
 
-    ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes", "tensorboard")  # of earlier versions
+    ignored: ClassVar[tuple[str, ...]] = ("devices", "nodes", "tensorboard")  # settings of earlier versions
 
     epochs: Natural = 300
     batch_size: Natural = 100
@@ -128,16 +129,16 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Everything that decides what a run computes; `fit` refuses wrong values all at once, as `problems` lists them.
+    """All settings of a run. `problems` lists invalid values, and `fit` raises an error with all of them.
 
     Attributes:
-        preset: Name under which the model's settings are known; a label once the settings are changed.
-        model: The architecture.
-        data: The images and how they are split.
-        augment: Changes to training images.
-        optim: The optimiser.
-        schedule: The learning rate over the run.
-        train: Length, precision, device, seed.
+        preset: Name of the preset; only a label if settings have been changed.
+        model: Architecture.
+        data: Data set and its splits.
+        augment: Augmentation of training images.
+        optim: Optimiser.
+        schedule: Learning rate schedule.
+        train: Duration, precision, device and seed.
     """
 
     preset: str
@@ -149,9 +150,9 @@ class RunSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the groups."""
+        """Check rules between the groups."""
         milestones, epochs = self.schedule.milestones, self.train.epochs
         begun = fine("schedule", "train.epochs") and self.schedule.name == "steps" and milestones
         if begun and milestones[0] >= epochs:
-            requirement = f"must begin before the last of the {epochs} epochs"
-            yield Problem("schedule.milestones", requirement, fix="Or raise train.epochs.")
+            requirement = f"must begin before epoch {epochs}, the last one"
+            yield Problem("schedule.milestones", requirement, fix="Increase train.epochs if necessary.")
