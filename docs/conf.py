@@ -1,6 +1,8 @@
-"""Settings of the documentation: Sphinx with MyST pages, the furo theme, and an API reference from docstrings."""
+"""Sphinx configuration: MyST pages, the furo theme, an API reference from docstrings, and executed notebooks."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,20 @@ author = "attnconv contributors"
 copyright = "attnconv contributors"
 release = version = attnconv.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",  # formulas without a network
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"attnconv {release}"
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-# README.md and CONTRIBUTING.md are included in pages here, and link to files as seen from the root.
+# Pages that include CONTRIBUTING.md and CHANGELOG.md have links relative to the root.
 suppress_warnings = ["myst.xref_missing"]
 
 # The signature keeps the shapes: jaxtyping prints as Float[Tensor, 'b c height width'].
@@ -45,9 +53,9 @@ SHAPE = re.compile(r"(?<![\w*`\\])\*(?=[\w.])(?![^*\n]*\w\*)")
 
 
 def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
-    """Read docstrings as plain text: a formula set off by its indent is literal, `*sizes` is no emphasis.
+    """Convert a docstring to reStructuredText: indented formulas become literal blocks, and `*sizes` is escaped.
 
-    Names that share a description (`stride, padding: ...`) get an entry each: napoleon takes the first for a type.
+    Names that share a description (`stride, padding: ...`) get one entry each, because napoleon reads one name only.
     """
     text = SHARED.sub(
         lambda entry: "\n".join(f"    {name}{entry[2]}" for name in entry[1].split(", ")), "\n".join(lines)
@@ -66,6 +74,16 @@ def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, l
     lines[:] = result
 
 
+def render_notebooks(_app: Any) -> None:
+    """Run each notebook in a process of its own and write it as a page with its outputs."""
+    folder = ROOT / "docs" / "notebooks"
+    folder.mkdir(exist_ok=True)
+    script, environment = ROOT / "docs" / "render_notebook.py", {**os.environ, "MPLBACKEND": "Agg"}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        subprocess.run([sys.executable, script, path, folder], check=True, env=environment)
+
+
 def setup(app: Any) -> None:
-    """Run before napoleon, which turns Google's sections into fields."""
+    """Register the notebooks and the docstring filter, which must run before napoleon."""
+    app.connect("builder-inited", render_notebooks)
     app.connect("autodoc-process-docstring", plain_text, priority=400)
