@@ -74,7 +74,7 @@ def test_ranks_are_those_of_the_dtype() -> None:
 
 def test_what_cannot_be_factored_is_refused() -> None:
     layer = SelfAttention2d(4, 4, 2)
-    with pytest.raises(ValueError, match=r"layer: .*got factored ones"):
+    with pytest.raises(ValueError, match=r"layer: .*got factored weights"):
         low_rank(low_rank(layer, 2), 2)
     with pytest.raises(ValueError, match=r"layer: .*got 2"):
         low_rank(SelfAttention2d(4, 4, 2, groups=2), 2)

@@ -75,8 +75,8 @@ def test_what_is_no_convolution_is_refused() -> None:
     ("module", "error", "message"),
     [
         (nn.Linear(1, 1), TypeError, r"conv: .*got torch.nn.modules.linear.Linear"),
-        (nn.LazyConv2d(3, 3), TypeError, r"conv: must have its weights, got LazyConv2d, not materialised"),
-        (nn.Conv1d(1, 1, 1, dtype=torch.complex64), TypeError, r"conv: must have real .* got torch.complex64"),
+        (nn.LazyConv2d(3, 3), TypeError, r"conv: .*got LazyConv2d, not materialised"),
+        (nn.Conv1d(1, 1, 1, dtype=torch.complex64), TypeError, r"conv: .*got torch.complex64"),
         (
             nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
             ValueError,

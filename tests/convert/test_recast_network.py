@@ -260,7 +260,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
             return super()._conv_forward(input, weight - weight.mean(), bias)
 
-    message = r"0: .*got Odd with its own _conv_forward\..* Nor can 2 be converted\."
+    message = r"0: .*got Odd with its own _conv_forward\..* cannot be converted either: 2\."
     with pytest.raises(TypeError, match=message):
         recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
     patched = nn.Conv2d(1, 1, 1)
@@ -275,7 +275,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
 def test_weights_that_are_shared_across_geometries_have_no_one_nearest() -> None:
     first, second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=2, dilation=2)
     second.weight = first.weight
-    with pytest.raises(ValueError, match=r"1: weights: 'nearest' .*share a weight"):
+    with pytest.raises(ValueError, match=r"1: weights: .*got 'nearest'"):
         recast(nn.Sequential(first, second), alpha=1.0, weights="nearest")
     recast(nn.Sequential(first, second), alpha=1.0)
 
