@@ -115,7 +115,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     before = path.read_bytes()
     with torch.no_grad():
         model.get_parameter("blocks.0.mlp_in.weight")[2, 1] = value
-    message = r"must hold only finite numbers, got NaN or infinity in blocks\.0\.mlp_in\.weight"
+    message = r"must have only finite values, got NaN or infinity in blocks\.0\.mlp_in\.weight"
     with pytest.raises(ValueError, match="model: " + message):
         save_weights(path, model, TINY)
     assert path.read_bytes() == before

@@ -260,7 +260,7 @@ def test_wrong_settings_are_named_together() -> None:
         (torch.zeros(2, 3, 8, 8, 1), ValueError, r"images: must have shape .*, got shape \(2, 3, 8, 8, 1\)"),
         (torch.zeros(2, 1, 8, 8), ValueError, r"images: must have shape .*, got shape \(2, 1, 8, 8\)"),
         (torch.zeros(2, 3, 0, 8), ValueError, r"images: must have shape .*, got shape \(2, 3, 0, 8\)"),
-        (torch.zeros(2, 3, 8, 7), ValueError, r"images: .* that 2 divides, got shape \(2, 3, 8, 7\)"),
+        (torch.zeros(2, 3, 8, 7), ValueError, r"images: .*divisible by 2, got shape \(2, 3, 8, 7\)"),
     ],
 )
 def test_wrong_images_are_refused(images: Tensor, error: type[Exception], message: str) -> None:

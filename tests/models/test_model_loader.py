@@ -105,7 +105,7 @@ def test_a_misspelt_preset_is_answered_with_the_nearest_names() -> None:
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
     torch.save(build(TINY).state_dict(), tmp_path / "w.pt")
-    with pytest.raises(ValueError, match="a pickle can execute anything, got a pickle"):
+    with pytest.raises(ValueError, match=r"checkpoint: .*got a pickle"):
         load(tmp_path / "w.pt")
 
 
