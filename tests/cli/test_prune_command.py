@@ -141,7 +141,7 @@ def test_training_goes_on_from_it(pruned: Path, tmp_path: Path, capsys: pytest.C
         torch.testing.assert_close(last[name], start[name], rtol=1e-6, atol=1e-6)
     status, _, err = call(capsys, *words, "--heads=4", "--out", str(tmp_path / "other"))
     assert status == 1
-    assert "--start-from: must hold the" in err
+    assert "--start-from: must have the" in err
     assert not (tmp_path / "other").exists()
 
 

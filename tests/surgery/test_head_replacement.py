@@ -219,7 +219,7 @@ class TestLayers:
         result = replace_heads(model, images(), count=3)
         assert {entry.layer for entry in result.candidates} == {"blocks.0.attn", "blocks.1.attn"}
         assert list(result.passed_over) == ["attn_pool"]
-        assert "64 keys" in result.passed_over["attn_pool"]
+        assert "1 queries look at 64 keys" in result.passed_over["attn_pool"]
         assert isinstance(result.model.attn_pool, AttentionPool)
 
     def test_a_module_of_another_formula_too(self) -> None:
@@ -239,7 +239,7 @@ class TestLayers:
         [
             (
                 "attn_pool",
-                r"model.attn_pool: .*got AttentionPool.*64 keys",
+                r"model.attn_pool: .*got AttentionPool.*: 1 queries look",
             ),
             ("blocks.2.attn", r"layers: .*blocks.0.attn, .*got 'blocks.2.attn'"),
         ],

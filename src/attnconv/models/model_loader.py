@@ -119,7 +119,7 @@ def load(
         raise FileNotFoundError(bad("model", "must be an existing run folder or checkpoint", f"nothing at {spec}"))
     if colon:
         return _load_function(library, name)
-    fix = did_you_mean(spec, PRESETS) or "List the presets with `attnconv models`."
+    fix = did_you_mean(spec, PRESETS) or "`attnconv models` lists the presets."
     raise ValueError(bad("model", f"must be {_FORMS}", repr(spec), fix))
 
 
