@@ -1,4 +1,4 @@
-"""The loader: each form of its words, and a clear answer to words of no form."""
+"""The loader: each form of `spec`, and errors for invalid ones."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ TINY = AttentionSettings(layers=1, heads=2, width=8, mlp_width=8, image_size=8, 
 
 @pytest.fixture
 def module_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder for modules of a user's own; what they import is forgotten afterwards."""
+    """Working directory for a user's modules, whose imports are undone afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     before = set(sys.modules)
@@ -183,7 +183,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
 
 
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the library's interface; the real one is tried where it is installed, below."""
+    """Test with a fake timm; the real one is tested below if it is installed."""
 
     def create_model(name: str, *, pretrained: bool) -> nn.Module:
         model = nn.Linear(2, 3)
@@ -265,7 +265,7 @@ def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Network(nn.Module):
-    """What a model of transformers looks like from outside."""
+    """Network with the interface of a transformers model."""
 
     config = types.SimpleNamespace(id2label={1: "dog", 0: "cat"})
 
@@ -322,7 +322,7 @@ def test_a_name_that_the_hub_does_not_give_is_named(pretrained: bool, monkeypatc
 
 @pytest.fixture
 def torchvision_operators() -> Iterator[None]:
-    """Torchvision's compiled part does not load beside every torch; its Python part needs these two names of it."""
+    """Define two operators that torchvision needs if its compiled library does not match the version of torch."""
     if hasattr(torch.ops.torchvision, "nms"):
         yield
         return
@@ -344,7 +344,7 @@ def torchvision_operators() -> Iterator[None]:
         ("transformers", "hf:mobilenet_v1"),
     ],
 )
-@pytest.mark.filterwarnings("default")  # theirs, not ours
+@pytest.mark.filterwarnings("default")  # warnings of the library
 @pytest.mark.usefixtures("torchvision_operators")
 def test_the_real_libraries_at_another_size(package: str, spec: str) -> None:
     pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
@@ -359,7 +359,7 @@ def test_the_real_libraries_at_another_size(package: str, spec: str) -> None:
         ("transformers", "hf:mobilenet_v1"),
     ],
 )
-@pytest.mark.filterwarnings("default")  # theirs, not ours
+@pytest.mark.filterwarnings("default")  # warnings of the library
 @pytest.mark.usefixtures("torchvision_operators")
 def test_the_real_libraries_where_they_are_installed(package: str, spec: str) -> None:
     pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)

@@ -1,4 +1,4 @@
-"""Weights files: pickles stay unread, and truncated or damaged files are rejected."""
+"""Weights files: errors for pickles (without unpickling) and for truncated or damaged files."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def with_header(path: Path, header: object, data: bytes = b"") -> Path:
 
 
 class Bomb:
-    """Unpickled, it would make a file."""
+    """Object that would create a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Wrong arguments of `can_express` and `factorise`."""
+"""Invalid arguments of `can_express` and `factorise`."""
 
 import math
 from typing import Any

@@ -84,7 +84,7 @@ def from_conv(
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
     spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
-    with torch.no_grad(), torch.device("cpu"):  # values are needed, whatever the default device
+    with torch.no_grad(), torch.device("cpu"):  # real values, even if the default device is meta
         centres = torch.tensor(taps(conv))
         held = centres.to(conv.weight.dtype)
         if not torch.equal(held.long(), centres):
@@ -183,7 +183,8 @@ def to_conv(
     Args:
         layer: Any attention layer.
         kernel_size: None for the exact convolution of hard heads. Otherwise the kernel size of the nearest convolution,
-            one number or one per axis, with the same centre as the layer's window, or centred on the query without one.
+            one number or one per axis. The kernel has the centre of the layer's window; without a window, it is centred
+            on the query.
         x: Images; required with a kernel size. Their content is only used if attention depends on it.
 
     Returns:

@@ -26,7 +26,7 @@ class AttentionSettings:
     Attributes:
         encoding: Name of the positional encoding.
         layers: Number of blocks, at least 1.
-        heads: Number of heads, one for all layers or one per layer (after pruning), at least 1.
+        heads: Number of heads of every layer, or one number per layer (after pruning), at least 1.
         width: Number of channels of the hidden state.
         mlp_width: Number of hidden channels of each block's MLP.
         downsampling: Side, in pixels, of the square that becomes one position. It must divide the image size.

@@ -81,7 +81,7 @@ def extents(conv: Convolution) -> tuple[int, ...]:
 
 
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
-    """Return the shift (key minus query) of every kernel position, row-major; heads have their centres there."""
+    """Return the shift (key minus query) of every kernel position, row-major; these are the centres of the heads."""
     return tap_shifts(conv.kernel_size, conv.dilation, paddings(conv), transposed=not isinstance(conv, Forward))
 
 

@@ -1,8 +1,8 @@
 """Error bounds for soft heads that approximate a convolution, and the alpha that achieves a given error.
 
 Let t_h(q) be the key nearest to the centre of head h for query q, and eps_h an upper bound on the attention that falls
-on other keys (`mass_off_nearest`). Relative to the layer with hard heads, which equals the convolution it was converted
-from,
+on other keys (`mass_off_nearest`). The errors of a head and of the output, relative to the layer with hard heads (which
+equals the convolution it was converted from), are
 
     (A_h x)_q - x_{t_h(q)} = sum_{k != t_h} A_h[q, k] (x_k - x_{t_h}),          |.| <= eps_h (max x - min x)
 
@@ -40,7 +40,7 @@ def mass_off(alpha: float, dims: int = 2) -> float:
         dims: Number of axes.
 
     Raises:
-        ValueError: alpha is not positive and finite.
+        ValueError: `alpha` is not positive and finite.
 
     Example:
         >>> f"{mass_off(46.0):.1e}"
@@ -61,7 +61,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
         dims: Number of axes.
 
     Raises:
-        ValueError: mass is not between 0 and 1.
+        ValueError: `mass` is not between 0 and 1.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
     if mass_off(low, dims) <= mass:  # wider than any useful head
         return low
-    while low < (middle := math.sqrt(low * high)) < high:  # until adjacent floats, about 60 steps
+    while low < (middle := math.sqrt(low * high)) < high:  # until the two are adjacent floats, about 60 steps
         low, high = (middle, high) if mass_off(middle, dims) > mass else (low, middle)
     return high
 
@@ -101,7 +101,7 @@ def error_bound(
         raise ValueError(bad("layer", requirement, type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
-        # An explicit dtype: by default torch would round Python floats, and so the bound, to float32.
+        # Pass the dtype explicitly; by default torch would round Python floats, and so the bound, to float32.
         least, most = (torch.as_tensor(v, dtype=weight.dtype, device=weight.device) for v in (low, high))
         least, most = least.expand(layer.in_channels), most.expand(layer.in_channels)
         if bool((least > most).any()):

@@ -1,4 +1,4 @@
-"""Decide Lemma 3: which convolutions an attention layer can express with suitable value weights.
+"""Test of Lemma 3: which convolutions an attention layer can express with suitable value weights.
 
 Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel
 positions x keys). A layer with matrices W_h equals the convolution with matrices W_j on every image if, at every q,
@@ -59,7 +59,7 @@ class Expressiveness:
 
     @property
     def expresses_inside(self) -> bool | None:
-        """Whether the layer can express every convolution of this size at the queries inside; None without any."""
+        """`expresses` for the queries inside only; None if there are none."""
         return None if self.uniform_inside is None else self.uniform_inside.worst <= self.tolerance
 
     @property
@@ -118,7 +118,7 @@ def can_express(
 
     The result is valid for images of the given size and for unrestricted weights W_h: merged weights, or factored ones
     with D_h of at least the number of output channels. The cost is one QR decomposition of an
-    m x (heads + kernel positions) matrix per query, in float64, so use an image only a few times the kernel size.
+    m x (heads + kernel positions) matrix per query, in float64, so use an image not much larger than the kernel.
 
     Args:
         attention: A layer, or attention probabilities from any library: (h, n, m), or (b, h, n, m) if they depend on
@@ -134,9 +134,9 @@ def can_express(
             layer, `same` is the padding of the layer. Attention rows must have ceil(size / stride) queries per axis
             for `same`, otherwise as many as the convolution has outputs.
         padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
-        tolerance: Largest relative residual that counts as expressed. None depends on the dtype of the rows: 1e-10 for
-            float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows causes a residual of
-            a few eps, multiplied by the norm of Phi if heads are similar.
+        tolerance: Largest relative residual that counts as expressed. None chooses it by the dtype of the rows: 1e-10
+            for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows causes a
+            residual of a few eps, multiplied by the norm of Phi if heads are similar.
 
     Raises:
         TypeError: `attention` is neither a layer nor a floating-point tensor.

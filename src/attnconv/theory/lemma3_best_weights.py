@@ -259,7 +259,7 @@ class Spans:
         return (left.mT @ seen).mT @ (inverse[..., None] * right), kept.sum(-1)
 
     def fit(self) -> tuple[Fit, Fit | None, Residuals]:
-        """Fit one Phi to all queries and one to those inside (or None); also return the residuals with a Phi_q each.
+        """Fit one Phi to all queries and one to those inside (or None), and compute the residuals of separate Phi_q.
 
         If attention differs between images, the queries of all images are fitted together.
         """
