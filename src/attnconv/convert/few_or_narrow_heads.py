@@ -50,15 +50,12 @@ def head_ranks(layer: SelfAttention) -> list[int]:
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer with factored weights of a given head width that best approximate the merged weights.
-
-    Measure the error with `low_rank_error`.
+    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
         head_channels: D_h, the number of channels of each head's values, at least 1.
-        exact: Replace each head by ceil(rank W_h / D_h) heads, so that the weights are exact. The encoding must support
-            repeated heads.
+        exact: Use ceil(rank W_h / D_h) heads per shift for exact weights. The encoding must support repeated heads.
 
     Raises:
         TypeError: `layer` is not an attention layer.
@@ -124,8 +121,7 @@ def place_heads(
 ) -> SelfAttention:
     """Return a layer with few Gaussian heads that best approximates a convolution away from the border.
 
-    The layer has the convolution's geometry. Its error is never larger than that of hard heads at the taps with the
-    largest weights. Measure the error with `imitation_error`.
+    It is never less accurate than hard heads at the taps with the largest weights; see `imitation_error`.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.

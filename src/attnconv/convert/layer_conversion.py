@@ -57,9 +57,7 @@ _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "r
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """Return an attention layer that equals a convolution, with one head per kernel position (Theorem 1).
-
-    Heads are in row-major order of the kernel positions.
+    """Return an attention layer that equals a convolution (Theorem 1), with heads in the order of kernel positions.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
@@ -67,8 +65,8 @@ def from_conv(
         alpha: Sharpness of the heads, in 1 / pixel^2. None uses `HARD_ALPHA`: the heads are hard in every dtype, the
             layer equals the convolution, and centres and spreads are frozen. A smaller alpha gives soft heads, which
             have a known error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
-        weights: Matrices of the heads: `slices` of the kernel, which `error_bound` applies to, or, for soft heads, the
-            ones `nearest` to the convolution inside the image.
+        weights: Matrices of the heads: `slices` of the kernel, for which `error_bound` is valid, or, for soft heads,
+            the ones `nearest` to the convolution inside the image.
 
     Raises:
         TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
@@ -182,21 +180,18 @@ def to_conv(
 
     Args:
         layer: Any attention layer.
-        kernel_size: None for the exact convolution of hard heads. Otherwise the kernel size of the nearest convolution,
-            one number or one per axis. The kernel has the centre of the layer's window; without a window, it is centred
-            on the query.
+        kernel_size: Kernel size of the nearest convolution, one number or one per axis, centred like the layer's window
+            or, without a window, on the query. None returns the exact convolution of hard heads.
         x: Images; required with a kernel size. Their content is only used if attention depends on it.
 
     Returns:
-        nn.Conv1d, nn.Conv2d, nn.Conv3d or a transposed counterpart, with the layer's stride, groups, bias, dtype and
-        training mode. Its padding mode corresponds to the border rule; `renormalise` becomes `replicate`. Measure the
-        error with `conversion_error`.
+        The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
+        the border rule; `renormalise` becomes `replicate`. Measure the error with `conversion_error`.
 
     Raises:
         TypeError: `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
-        ValueError: The layer is on the meta device; its heads are soft, are not at taps of its window, or attend beyond
-            its padding; or with a kernel size, `x` is missing or has another number of axes, or the kernel cannot be
-            centred or has taps that no query uses.
+        ValueError: The layer is on the meta device; its heads are soft, not at taps of its window, or attend beyond its
+            padding; `x` is missing or has another number of axes; or the kernel cannot be centred, or is too large.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
@@ -220,8 +215,8 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
 
         sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    Biases are ignored. The error is for images of the size of `x`; if attention depends on content, it covers all
-    images in `x`. (`imitation_error` is relative to the output of the convolution.)
+    Biases are ignored. If attention depends on content, the error covers all images in `x`; otherwise only their size
+    is used. (`imitation_error` is relative to the output of the convolution.)
 
     Raises:
         ValueError: The channels, groups, strides or output sizes of the two do not match.
@@ -258,8 +253,7 @@ def _nearest(
     sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
     most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
-        requirement = f"must be at most {most} for these images and padding"
-        raise ValueError(bad("kernel_size", requirement, sizes))
+        raise ValueError(bad("kernel_size", f"must be at most {most} for these images and padding", sizes))
     conv = _convolution(layer, sizes, layer.dilation if layer.window else (1,) * layer.dims, layer.border)
     spans = Spans(layer.operator(x), taps(conv), conv.padding_mode)
     pairs = torch.zeros((len(spans.shifts), len(spans.shifts)), dtype=torch.float64, device=x.device)
@@ -298,15 +292,14 @@ def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int
     old = layer.kernel_size or (1,) * layer.dims
     more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
     if any(extent % 2 for extent in more):
-        requirement = f"must change the kernel extent of size {old} by an even number per axis, to keep its centre"
-        raise ValueError(bad("kernel_size", requirement, sizes))
+        fix = "Change it by an even number per axis."
+        raise ValueError(bad("kernel_size", f"must keep the centre of kernel size {old}", sizes, fix))
     known = layer.padding if layer.window else ((0, 0),) * layer.dims
     pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
     same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
     plain = all(first == last and first >= 0 for first, last in pads)
     if not plain and not same:
-        requirement = "must have padding that a convolution in PyTorch supports"
-        raise ValueError(bad("layer", requirement, f"(before, after) = {pads}"))
+        raise ValueError(bad("layer", "must have padding that PyTorch supports", f"(before, after) = {pads}"))
     like = next(layer.parameters())
     options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
     options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}

@@ -1,7 +1,7 @@
 """Replacement of a network's convolutions with equal attention layers, and back.
 
-Layers are converted first. Then `copy.deepcopy` copies the model, with a memo that maps each old layer to the new one,
-so that every reference to it is replaced: as a child module, in a list, or bound in a hook.
+Layers are converted first. Then `copy.deepcopy` copies the model with a memo that maps old to new layers, so that all
+references to them are replaced: as child modules, in lists, or bound in hooks.
 """
 
 import copy
@@ -38,22 +38,20 @@ def recast(
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
         alpha: Sharpness of the heads. None uses hard heads, so that the outputs are equal. See `from_conv`.
-        weights: Matrices of soft heads: `slices` of the kernels, or the ones `nearest` to the convolutions. See
-            `from_conv`.
+        weights: Matrices of soft heads, `slices` of the kernels or `nearest` to the convolutions. See `from_conv`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
             and module; None for all convolutions. At least one must be selected.
         fast: Run hard heads as shifts, at the cost of a convolution (`SelfAttention.plan`). False computes every
             probability from centres and alpha. Loading a state dict discards the plan; restore it with `plan_shifts`.
 
     Returns:
-        The copy. Parameters of its attention layers are named `weight` (heads, in / groups, out), `bias` and
-        `encoding.*`. Code that reads `conv.weight` instead of calling the convolution (batch norm fusion,
+        The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
+        `bias` and `encoding.*`. Code that reads `conv.weight` instead of calling the convolution (batch norm fusion,
         reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
-        The copy of a model on the meta device is also on the meta device.
 
     Raises:
         TypeError, ValueError: A convolution cannot be converted (the message has its name and the reason); the model
-            has no convolution, or keeps a reference to a method of one, such as `conv.forward`; or `only` selects none.
+            has none, or keeps a method of one, such as `conv.forward`; or `only` selects none.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -102,8 +100,7 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         only: Layers to replace, as in `recast`.
 
     Raises:
-        ValueError: A selected layer does not equal a convolution because its heads are soft or were moved (the message
-            has its name), or the model has no attention layers.
+        ValueError: A selected layer does not equal a convolution, or the model has no attention layers.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -147,9 +144,7 @@ def _matching(names: list[list[str]], only: Any) -> list[str]:
         met = {aliases[0] for aliases in names if any(fnmatchcase(name, plain) for name in aliases)}
         if not met:
             few = ", ".join(aliases[0] for aliases in names[:5])
-            raise ValueError(
-                bad("only", "must match names of layers", f"{pattern!r}, which matches none of {few}, ...")
-            )
+            raise ValueError(bad("only", "must match layer names", f"{pattern!r}, which matches none of {few}, ..."))
         (left_out if plain != pattern else chosen).update(met)
     all_but = bool(left_out) and not chosen
     return [first for first, *_ in names if (all_but or first in chosen) and first not in left_out]
@@ -221,16 +216,14 @@ def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[A
             continue
         if getattr(type(held.__self__), held.__name__, None) is not held.__func__:
             got = f"{type(model).__name__}, which keeps {held.__qualname__}"
-            fix = "Call the module instead."
-            raise ValueError(bad("model", "must not keep a reference to a method of a replaced module", got, fix))
+            raise ValueError(bad("model", "must not keep methods of replaced modules", got, "Call the module."))
     gone = {part for old in made for part in old.modules()} - made.keys()  # parts of replaced modules
     for name, module in model.named_modules(remove_duplicate=False):
         if module in gone:
             continue
         copied = twin.get_submodule(name)
         if module in made and copied is not made[module]:
-            requirement = "must be copied completely by copy.deepcopy"
-            raise ValueError(bad("model", requirement, type(model).__name__))
+            raise ValueError(bad("model", "must be copied completely by copy.deepcopy", type(model).__name__))
         if copied.training != module.training:  # some classes change their training mode when copied
             copied.train(module.training)
     return twin
@@ -260,8 +253,7 @@ def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Par
     first = shared.setdefault(weight, made)
     if not made.is_meta and not torch.equal(first, made):
         fix = "Use weights='slices', or untie the weights."
-        requirement = "must be 'slices' if layers share a weight and 'nearest' differs between them"
-        raise ValueError(bad("weights", requirement, "'nearest'", fix))
+        raise ValueError(bad("weights", "must give equal values for layers that share a weight", "'nearest'", fix))
     new.register_parameter("weight", first)
 
 

@@ -39,8 +39,7 @@ class Proof:
         way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
         alpha: Sharpness of the heads, in 1 / pixel^2.
         hard: Whether the heads are hard in this dtype.
-        relative: Largest absolute error, with respect to the convolution in float64, relative to its largest absolute
-            output.
+        relative: Largest absolute difference from the convolution in float64, over its largest absolute output.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
@@ -94,8 +93,7 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
     Args:
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
-        soft: Use soft heads with a random alpha between 0.3 and 20, computed by `kronecker` only. False uses hard heads
-            and all three ways.
+        soft: Use soft heads with a random alpha from 0.3 to 20, by `kronecker` only, instead of hard heads in all ways.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
@@ -161,8 +159,7 @@ class LayerComparison:
         alpha: Smallest alpha of the heads, in 1 / pixel^2; None if they are not axis-aligned Gaussians.
         scale: Largest absolute output of the convolution.
         error: Largest absolute difference between the two outputs.
-        bound: `error_bound` for inputs of this range; None if `alpha` is None or the weights are not slices of the
-            kernel.
+        bound: `error_bound` for inputs of this range; None if `alpha` is None or weights are not slices of the kernel.
         flops: FLOPs of the convolution, 2 per multiply-add.
         attention_flops: FLOPs of the attention layer as it runs.
     """

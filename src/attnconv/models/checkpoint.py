@@ -41,10 +41,7 @@ CHECKPOINT = "attnconv"
 RECAST = "attnconv-recast"
 FORMAT_VERSION = "1"
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".th", ".tar")
-_PICKLE_STARTS = (
-    b"PK\x03\x04",
-    *(bytes([0x80, version]) for version in range(6)),
-)  # a zip archive, or the pickle protocol
+_PICKLE_STARTS = (b"PK\x03\x04", *(bytes([0x80, version]) for version in range(6)))  # zip archive, pickle protocols
 
 
 class About(NamedTuple):
@@ -159,8 +156,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file is a pickle, not a complete safetensors file, or not a checkpoint of this format version;
-            its tensors are not finite or do not match its settings; or its class names or normalisation do not match
-            its settings.
+            or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
     """
     return checkpoint_of(read_weights(Path(path)))
 
@@ -183,13 +179,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers; names or shapes of its tensors differ from the checkpoint's (the message
-            lists them); or the checkpoint has NaN or infinity in an attention layer.
+        ValueError: The model has lazy layers, other tensor names or shapes, or would get NaN or infinity in attention.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
-        fix = "Read it with attnconv.models.read_checkpoint."
-        raise TypeError(bad("checkpoint", "must be a Checkpoint", type(checkpoint).__name__, fix))
+        raise TypeError(bad("checkpoint", "must be returned by read_checkpoint", type(checkpoint).__name__))
     if any(nn.parameter.is_lazy(tensor) for tensor in model.state_dict().values()):
         fix = "Run the model once on an image to initialise its lazy layers."
         raise ValueError(bad("model", "must have initialised parameters", type(model).__name__, fix))

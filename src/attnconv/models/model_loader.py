@@ -48,8 +48,7 @@ class LoadedModel:
     """A loaded model with its settings, class names and normalisation.
 
     Attributes:
-        model: Model in evaluation mode, on the CPU. It maps normalised images (b, c, height, width) to logits
-            (b, classes).
+        model: Model in evaluation mode, on the CPU; maps normalised images (b, c, height, width) to logits.
         settings: Settings of a preset or checkpoint; None for other models.
         classes: Class names in the order of the logits; empty if unknown.
         mean: Mean of each image channel, for images in [0, 1]; empty if unknown.
@@ -81,8 +80,8 @@ def load(
     Random parameters are drawn from torch's global generator. Reading a checkpoint does not change its state.
 
     Args:
-        spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. The name of
-            a preset has priority over a folder of the same name; write `./quadratic` for the folder.
+        spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets have
+            priority over folders of the same name; write `./quadratic` for the folder.
         pretrained: Download pretrained weights for timm, torchvision and transformers models.
         size: Image size (height, width) in pixels for timm and transformers models with a fixed image size; both
             interpolate trained positions. None uses the model's own size.
@@ -274,9 +273,7 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
             classes = [str(labels[index]) for index in sorted(labels)]
             about = _about(classes, preprocessing.get("image_mean"), preprocessing.get("image_std"))
         elif name in transformers.CONFIG_MAPPING:
-            network = factory.from_config(
-                configs.for_model(name)
-            )  # default configuration of the model type; no download
+            network = factory.from_config(configs.for_model(name))  # default sizes of the type, without download
         else:
             network = factory.from_config(configs.from_pretrained(name, trust_remote_code=False))
     except (OSError, ValueError) as error:

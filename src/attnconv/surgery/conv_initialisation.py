@@ -7,8 +7,7 @@ vector phi for each row and column of the image,
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 
-If heads have enough channels for one feature per position, phi of an axis is an orthonormal basis. Otherwise it has low
-frequencies only,
+If heads have one channel per position of an axis, its phi is an orthonormal basis. Otherwise it has low frequencies,
 
     phi(i) = (cos(f_1 i), ..., sin(f_1 i), ...) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
 
@@ -51,9 +50,8 @@ class LayerStart:
             and the filters stored in the layer. This is the error caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
             for the heads; 0 if no filters were given.
-        given_error: `error` with respect to the convolution with the given filters. It includes the errors caused by
-            attention, by the rank, and by projecting outputs off the subspace of positions. Equal to `error` if no
-            filters were given.
+        given_error: `error` with respect to the given filters, caused by attention, by the rank, and by the projection
+            of outputs off the subspace of positions. Equal to `error` if no filters were given.
     """
 
     shifts: Int[Tensor, "h 2"]
@@ -85,8 +83,7 @@ def start_as_convolution(
             channels; or the weight of an `nn.Conv2d`, which needs one head per tap. The channels x channels matrix of a
             tap is approximated with the rank of its heads, at least head dimension x (heads // K^2).
         layers: Indices of the blocks to initialise, at least one; None for all.
-        images: Images for the measurements and for the scale of positions. None uses 2 images of standard normal noise,
-            whose statistics differ from real images.
+        images: Images for measurements and for the scale of positions. None uses 2 images of standard normal noise.
         mass: Mean attention of each layer's heads to their shifts, above 0 and below 1.
         kernel_size: Kernel size K, odd; ignored if filters are given.
         position_length: Norm of positions in the residual stream relative to content, above 0. A smaller value keeps
@@ -151,11 +148,9 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
         raise ValueError(bad("filters", "must be 'random', 'impulse' or a tensor", repr(filters)))
     elif filters == "impulse" and any(block.parts.out.in_features != channels for block in parts.blocks):
         inner = parts.blocks[0].parts.out.in_features
-        requirement = f"must not be 'impulse' if heads do not have {channels} channels in total"
-        raise ValueError(bad("filters", requirement, f"{inner} channels"))
+        raise ValueError(bad("filters", f"must not be 'impulse' unless heads have {channels} channels in total", inner))
     if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
-        requirement = f"must be odd and at most {2 * min(parts.grid) - 1} for {parts.grid} tokens"
-        raise ValueError(bad("kernel_size", requirement, kernel_size))
+        raise ValueError(bad("kernel_size", f"must be odd and at most {2 * min(parts.grid) - 1}", kernel_size))
     line = range(-(kernel_size // 2), kernel_size // 2 + 1)
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 

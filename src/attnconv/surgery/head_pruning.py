@@ -38,8 +38,7 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
         criterion: `paper`, or `code` for the lower threshold in the authors' code.
 
     Raises:
-        ValueError: The encoding has no Gaussians or is on the meta device, the criterion is unknown, or a parameter is
-            not finite.
+        ValueError: The criterion is unknown, or the encoding has no Gaussians, or no finite values for them.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic

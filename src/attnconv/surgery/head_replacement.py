@@ -1,7 +1,6 @@
 """Replacement of heads by fitted depthwise kernels, ranked by the first-order change of the model's output.
 
-With the error e_h of the head's fit (fitted minus actual output) and the Jacobian J of the model's output with respect
-to the head's output,
+With the error e_h of a head (fitted minus actual output) and the Jacobian J of the model's output with respect to it,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
@@ -93,9 +92,8 @@ def replace_heads(
         model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
             BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules name their
             parts in the same way. Other attention, such as a pooling head, is kept and listed in `passed_over`.
-        images: At least 2 images, (b, c, height, width), normalised as in training, at the size at which the model will
-            run. The last quarter is held out. For models that take tokens, such as `nn.TransformerEncoder`, pass tokens
-            and `grid`.
+        images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
+            The last quarter is held out. For models of tokens, such as `nn.TransformerEncoder`, pass tokens and `grid`.
         heads: Heads to replace, by name of the attention module. Pass exactly one of `heads` and `count`.
         count: Number of heads to replace, in ascending order of cost.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
@@ -266,9 +264,7 @@ def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> 
         raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
     if not bool(((size > 0) & size.isfinite()).all()):
-        fix = (
-            "Errors are relative to the output. If the last layer is initialised to zero, load or train weights first."
-        )
+        fix = "Errors are relative to the output. If the last layer is zero, load or train weights first."
         got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
         raise ValueError(bad("model", "must have a finite output that is not all zero for each image", got, fix))
     return output

@@ -1,7 +1,6 @@
 """Discovery of the attention modules whose heads can be replaced, with their inputs and outputs on given images.
 
-A module qualifies if it runs once over the tokens of an image, or of each window, and computes the formula that
-`attention_parts` defines.
+A module qualifies if it attends once over the tokens of an image, or of each window, as `attention_parts` defines.
 """
 
 from collections import defaultdict

@@ -5,9 +5,8 @@ positions x keys). A layer with matrices W_h equals the convolution with matrice
 
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     which has a solution for every kernel if and only if     E_q = Phi A_q
 
-for all q with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper requires only that
-row(E_q) is contained in row(A_q) for each q, so Phi_q may differ between queries. That is necessary but not sufficient
-(see `can_express`).
+for all q with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper only requires that
+row(A_q) contains row(E_q) for each q, so Phi_q may differ: necessary, but not sufficient (see `can_express`).
 """
 
 from collections.abc import Sequence
@@ -33,9 +32,7 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Result of `can_express`, for both readings of Lemma 3.
-
-    A query is *inside* if all of its taps are in the image.
+    """Result of `can_express`, for both readings of Lemma 3. Queries with all taps in the image are *inside*.
 
     Attributes:
         kernel_size: Kernel size per axis.
@@ -242,7 +239,6 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
     if x is not None:
         raise ValueError(bad("x", "must be None with attention rows", f"shape {tuple(x.shape)}", "Pass only sizes."))
     if sizes is None:
-        fix = "Pass the image size per axis."
-        raise ValueError(bad("sizes", "must be given with attention rows", None, fix))
+        raise ValueError(bad("sizes", "must be the image size per axis for attention rows", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)

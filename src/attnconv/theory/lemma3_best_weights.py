@@ -46,8 +46,7 @@ _FARTHEST = 32  # maximum number of positions beyond the taps, however wide the 
 class Residuals:
     """Relative residual over three sets of queries: 0 for an exact match, 1 if nothing matches.
 
-    If all taps of a set read zeros from padding, its residual is 0 if attention contributes nothing either, otherwise
-    infinite.
+    If all taps of a set read zeros from padding, its residual is 0 if attention is 0 as well, otherwise infinite.
 
     Attributes:
         inside: Residual over the queries with all of their taps in the image; None if there are none.
@@ -120,8 +119,7 @@ def imitate(
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
-            fix = "Create the layer with bias=True."
-            raise ValueError(bad("layer", "must have a bias if the convolution has one", None, fix))
+            raise ValueError(bad("layer", "must have a bias like the convolution", None, "Create it with bias=True."))
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
@@ -151,8 +149,7 @@ def imitation_error(
 
     Raises:
         TypeError: `conv` is not a convolution.
-        ValueError: Channels, groups, stride or output size do not match, or attention depends on content and `x` is
-            missing.
+        ValueError: Channels, groups, stride or output size do not match, or `x` is missing although it is required.
 
     Example:
         >>> from attnconv import from_conv
@@ -166,8 +163,8 @@ def imitation_error(
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
     """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
 
-    The layer must have the convolution's geometry. Away from the border all queries have the same Phi, the solution of
-    a small least-squares problem over the shifts that heads and taps reach.
+    Away from the border all queries have the same Phi, which is a small least-squares problem over shifts. The layer
+    must have the convolution's geometry.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
