@@ -8,9 +8,9 @@ removed. The pruned model is trained for a third of the epochs at a tenth of the
     python -m experiments.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
     python -m experiments.prune_and_recover --no-trained      # only the control
 
-The script also tests which layers can no longer express a 3 x 3 kernel. If no layer can express one before pruning,
-this says nothing, so there is a control: the same model with nine additional hard heads per layer, at the taps of the
-kernel. In its last layer, the head of one tap is a stripe by the paper's threshold, although it attends to one
+The script also tests which layers can no longer express a 3 x 3 kernel. If no layer can express one before pruning, the
+test is not informative, so there is a control: the same model with nine additional hard heads per layer, at the taps of
+the kernel. In its last layer, the head of one tap is a stripe by the paper's threshold, although it attends to one
 position.
 
 Trained runs are kept. A second call continues unfinished runs and repeats the measurements.

@@ -216,7 +216,7 @@ def test_a_model_of_timm_is_built_for_a_size(monkeypatch: pytest.MonkeyPatch) ->
     assert load("timm:vit", size=(32, 48)).model.asked == {"img_size": (32, 48)}
     assert load("timm:vit").model.asked == {}
     assert load("timm:resnet", size=(32, 48)).model.asked == {}
-    with pytest.raises(ValueError, match=r"size: .*got 1 x 1. timm says: no patch fits\.$"):
+    with pytest.raises(ValueError, match=r"size: .*got 1 x 1. Error from timm: no patch fits\.$"):
         load("timm:vit", size=(1, 1))
 
 
@@ -315,7 +315,7 @@ def test_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_a_name_that_the_hub_does_not_give_is_named(pretrained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", _transformers())
-    message = r"got hf:nobody/nothing\. transformers says: Cannot reach the hub\.$"
+    message = r"got hf:nobody/nothing\. Error from transformers: Cannot reach the hub\.$"
     with pytest.raises(ValueError, match=message):
         load("hf:nobody/nothing", pretrained=pretrained)
 

@@ -243,7 +243,7 @@ def _of_timm(name: str, pretrained: bool, size: Sizes) -> Found:
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         requirement = f"must be supported by timm for {name}"
-        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"timm says: {reason}.")) from error
+        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"Error from timm: {reason}.")) from error
     values = model.pretrained_cfg
     return model, _about((), values.get("mean"), values.get("std"))
 
@@ -279,7 +279,7 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         requirement = "must be the type of an image classifier, an available name on the hub, or a folder"
-        raise ValueError(bad("model", requirement, f"hf:{name}", f"transformers says: {reason}.")) from error
+        raise ValueError(bad("model", requirement, f"hf:{name}", f"Error from transformers: {reason}.")) from error
     own = getattr(network.config, "image_size", None)
     own = (own, own) if isinstance(own, int) else own and tuple(own)
     interpolate = size not in (None, own) and _INTERPOLATE in inspect.signature(network.forward).parameters
