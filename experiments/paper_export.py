@@ -124,6 +124,6 @@ def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
     content = b"".join((folder / part).read_bytes() for part in about["parts"])
     if hashlib.sha256(content).hexdigest() != about["sha256"]:
         raise ValueError(
-            bad("folder", f"must contain unchanged parts of {name}", "other bytes", "Download them again.")
+            bad("folder", f"must contain {name} as exported", "other bytes", "Download them again.")
         )
     return content

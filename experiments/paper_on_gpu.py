@@ -224,7 +224,7 @@ def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> Plann
 def other_jobs(arguments: argparse.Namespace) -> list[Job]:
     """Return the jobs of other scripts; at scale tiny only those that use run folders."""
     if importlib.util.find_spec("tyro") is None:
-        print("Skipping fast-recast, sequence, recipes and recast-resnet: tyro is not installed.", file=sys.stderr)
+        print("tyro: not installed; skipping fast-recast, sequence, recipes and recast-resnet.", file=sys.stderr)
         return []
     out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
     jobs = []
